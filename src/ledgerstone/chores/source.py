@@ -1,0 +1,286 @@
+"""Chores as a source of work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, assert_never
+
+from sqlalchemy import BigInteger, Integer, bindparam, case, column, null, select, update
+
+from ledgerstone.chores.chores import CHANNEL, record
+from ledgerstone.chores.states import Status
+from ledgerstone.chores.tables import REASON_CHARS_MAX, chore, chore_event
+from ledgerstone.engine.backoff import Backoff
+from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Verdict
+from ledgerstone.store.batch import ClaimEach, InsertEach, UpdateEach
+from ledgerstone.store.body import encode
+from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.statement import Row, Statement
+
+if TYPE_CHECKING:
+    from ledgerstone.store.transaction import Transaction
+
+CRASHES_MAX = 3
+
+_held = (chore.c.id, chore.c.attempt, chore.c.token)
+
+_claim = ClaimEach(
+    "chores.claim",
+    chore,
+    key=chore.c.id,
+    due=(chore.c.status == Status.QUEUED.value) & (chore.c.available_at_ms <= now_ms()),
+    order_by=(chore.c.available_at_ms, chore.c.id),
+    set_={
+        "status": Status.RUNNING.value,
+        "attempt": chore.c.attempt + 1,
+        "token": chore.c.token + 1,
+        "lease_until_ms": now_ms() + bindparam("lease_ms", type_=BigInteger()),
+        "worker": bindparam("worker", type_=chore.c.worker.type),
+    },
+    returning=(chore.c.id, chore.c.attempt, chore.c.token, chore.c.body),
+)
+_done = UpdateEach(
+    "chores.done",
+    key=chore.c.id,
+    incoming=_held,
+    build=lambda row: (
+        update(chore)
+        .where(
+            chore.c.id == row.id,
+            chore.c.attempt == row.attempt,
+            chore.c.token == row.token,
+            chore.c.status == Status.RUNNING.value,
+        )
+        .values(status=Status.DONE.value, lease_until_ms=null(), error=null())
+    ),
+)
+
+_settle = UpdateEach(
+    "chores.settle",
+    key=chore.c.id,
+    incoming=(
+        *_held,
+        chore.c.status,
+        column("refund", Integer()),
+        column("crashed", Integer()),
+        column("delay_ms", BigInteger()),
+        chore.c.result,
+        chore.c.error,
+    ),
+    build=lambda row: (
+        update(chore)
+        .where(
+            chore.c.id == row.id,
+            chore.c.attempt == row.attempt,
+            chore.c.token == row.token,
+            chore.c.status == Status.RUNNING.value,
+        )
+        .values(
+            status=row.status,
+            attempt=chore.c.attempt - row.refund,
+            crashes=chore.c.crashes + row.crashed,
+            available_at_ms=case(
+                (row.delay_ms.is_(None), chore.c.available_at_ms),
+                else_=now_ms() + row.delay_ms,
+            ),
+            lease_until_ms=null(),
+            result=row.result,
+            error=row.error,
+        )
+    ),
+)
+_extend = UpdateEach(
+    "chores.extend",
+    key=chore.c.id,
+    incoming=_held,
+    build=lambda row: (
+        update(chore)
+        .where(
+            chore.c.id == row.id,
+            chore.c.attempt == row.attempt,
+            chore.c.token == row.token,
+            chore.c.status == Status.RUNNING.value,
+        )
+        .values(lease_until_ms=now_ms() + bindparam("lease_ms", type_=BigInteger()))
+    ),
+)
+_expired = Statement(
+    "chores.expired",
+    select(chore.c.id, chore.c.attempt, chore.c.token, chore.c.crashes, chore.c.worker)
+    .where(chore.c.status == Status.RUNNING.value, chore.c.lease_until_ms <= now_ms())
+    .order_by(chore.c.lease_until_ms)
+    .limit(bindparam("limit", type_=BigInteger()))
+    .with_for_update(skip_locked=True),
+)
+_rescue = UpdateEach(
+    "chores.rescue",
+    key=chore.c.id,
+    incoming=(*_held, chore.c.status, chore.c.error),
+    build=lambda row: (
+        update(chore)
+        .where(
+            chore.c.id == row.id,
+            chore.c.token == row.token,
+            chore.c.status == Status.RUNNING.value,
+        )
+        .values(
+            status=row.status,
+            crashes=chore.c.crashes + 1,
+            # Whoever held it must not settle it any more, also before the next claim.
+            token=chore.c.token + 1,
+            available_at_ms=now_ms(),
+            lease_until_ms=null(),
+            error=row.error,
+        )
+    ),
+)
+_standing = Statement(
+    "chores.standing",
+    select(chore.c.token, chore.c.status).where(
+        chore.c.id == bindparam("id", type_=chore.c.id.type)
+    ),
+)
+_max_attempts = Statement(
+    "chores.max_attempts",
+    select(chore.c.max_attempts).where(chore.c.id == bindparam("id", type_=chore.c.id.type)),
+)
+_refuse = InsertEach(
+    "chores.refuse",
+    chore_event,
+    incoming=(
+        chore_event.c.chore_id,
+        chore_event.c.attempt,
+        chore_event.c.prev_status,
+        chore_event.c.next_status,
+        chore_event.c.reason,
+    ),
+    values=lambda _: {
+        "at_ms": now_ms(),
+        "worker": bindparam("worker", type_=chore_event.c.worker.type),
+    },
+)
+
+
+class ChoreSource:
+    """Chores, due by time; a failed one comes back after a back-off until its attempts are used."""
+
+    name = "chores"
+    channel = CHANNEL
+
+    def __init__(self, handler: Handler, *, backoff: Backoff | None = None) -> None:
+        self._handler = handler
+        self._backoff = backoff or Backoff()
+        self._worker: str | None = None
+
+    def handler(self, claim: Claim) -> Handler:
+        return self._handler
+
+    def claim(self, tx: Transaction, ask: Ask) -> Sequence[Claim]:
+        self._worker = ask.worker
+        lease_ms = round(ask.lease_seconds * 1000)
+        rows = _claim.run(tx, limit=ask.limit, lease_ms=lease_ms, worker=ask.worker)
+        if rows:
+            running = Status.RUNNING.value
+            events = [(row[0], row[1], running, None) for row in rows]
+            record.run(tx, events, prev=Status.QUEUED.value, worker=ask.worker)
+        return [Claim(*row) for row in rows]
+
+    def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        plain = [o for o in outcomes if o.verdict is Verdict.DONE and o.result is None]
+        other = [o for o in outcomes if o.verdict is not Verdict.DONE or o.result is not None]
+        refused: list[Outcome] = []
+        if plain:
+            claims = [outcome.claim for outcome in plain]
+            lost = _done.run(tx, [(c.key, c.attempt, c.token) for c in claims])
+            done = Status.DONE.value
+            self._record(tx, [(c.key, c.attempt, done, None) for c in claims], lost)
+            refused += [plain[i] for i in lost]
+        if other:
+            rows = [self._row(tx, outcome) for outcome in other]
+            lost = _settle.run(tx, rows)
+            self._record(tx, [(row[0], row[1], row[3], row[8]) for row in rows], lost)
+            refused += [other[i] for i in lost]
+        return [outcome for outcome in refused if self._refused(tx, outcome)]
+
+    def extend(
+        self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
+    ) -> Sequence[Claim]:
+        rows = [(claim.key, claim.attempt, claim.token) for claim in claims]
+        return [claims[i] for i in _extend.run(tx, rows, lease_ms=round(lease_seconds * 1000))]
+
+    def rescue(self, tx: Transaction, limit: int) -> int:
+        expired = _expired.rows(tx, limit=limit)
+        if not expired:
+            return 0
+        rows = []
+        for key, attempt, token, crashes, worker in expired:
+            dead = crashes + 1 >= CRASHES_MAX
+            status = Status.DEAD if dead else Status.QUEUED
+            rows.append((key, attempt, token, status.value, f"the lease of {worker} ran out"))
+        lost = set(_rescue.run(tx, rows))
+        events = [(r[0], r[1], r[3], r[4]) for i, r in enumerate(rows) if i not in lost]
+        record.run(tx, events, prev=Status.RUNNING.value, worker=None)
+        tx.wake(CHANNEL)
+        return len(events)
+
+    def _record(
+        self, tx: Transaction, events: list[tuple[str, int, str, str | None]], lost: list[int]
+    ) -> None:
+        if lost:
+            gone = set(lost)
+            events = [event for i, event in enumerate(events) if i not in gone]
+        record.run(tx, events, prev=Status.RUNNING.value, worker=self._worker)
+
+    def _row(self, tx: Transaction, outcome: Outcome) -> Row:
+        claim = outcome.claim
+        status, delay, refund = self._judge(tx, outcome)
+        failure = outcome.failure
+        words = f"{failure.code}: {failure.message}"[:REASON_CHARS_MAX] if failure else None
+        result = None
+        if outcome.result is not None:
+            result = encode(outcome.result, bytes_max=tx.database.settings.body_bytes_max)
+        return (
+            claim.key,
+            claim.attempt,
+            claim.token,
+            status.value,
+            int(refund),
+            int(failure is not None and failure.crashed),
+            None if delay is None else round(delay * 1000),
+            result,
+            words,
+        )
+
+    def _judge(self, tx: Transaction, outcome: Outcome) -> tuple[Status, float | None, bool]:
+        """Where the chore goes, when it is due again, whether the attempt is given back."""
+        match outcome.verdict:
+            case Verdict.DONE:
+                return Status.DONE, None, False
+            case Verdict.DEAD:
+                return Status.DEAD, None, False
+            case Verdict.CANCELED:
+                return Status.CANCELED, None, False
+            case Verdict.SNOOZED | Verdict.RETURNED:
+                return Status.QUEUED, outcome.delay_seconds or 0.0, True
+            case Verdict.FAILED:
+                row = _max_attempts.one(tx, id=outcome.claim.key)
+                attempt = outcome.claim.attempt
+                if row is None or attempt >= row[0]:
+                    return Status.DEAD, None, False
+                return Status.QUEUED, self._backoff.after(attempt), False
+            case _:
+                assert_never(outcome.verdict)
+
+    def _refused(self, tx: Transaction, outcome: Outcome) -> bool:
+        """Whether the claim was really lost; if so, that it tried to settle is on record."""
+        claim = outcome.claim
+        row = _standing.one(tx, id=claim.key)
+        if row is not None and row[0] == claim.token and row[1] != Status.RUNNING.value:
+            # Nobody else has held it since: this same claim settled it, and the answer to the
+            # commit got lost on its way.
+            return False
+        status = row[1] if row is not None else "gone"
+        reason = f"refused: claim {claim.token} settled {outcome.verdict.value} too late"
+        event = (claim.key, claim.attempt, status, status, reason)
+        _refuse.run(tx, [event], worker=self._worker)
+        return True

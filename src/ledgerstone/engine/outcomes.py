@@ -1,0 +1,54 @@
+"""From what a handler returned or raised to the outcome of its claim."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from ledgerstone import errors
+from ledgerstone.engine.source import Cancel, Claim, Failure, Outcome, Snooze, Verdict
+
+MESSAGE_CHARS_MAX = 2000
+TRACEBACK_CHARS_MAX = 20_000
+CODE_CHARS_MAX = 64
+
+
+def of_value(claim: Claim, value: Any) -> Outcome:
+    """The handler returned."""
+    if value is None:
+        return Outcome(claim, Verdict.DONE)
+    if isinstance(value, Snooze):
+        return Outcome(claim, Verdict.SNOOZED, delay_seconds=value.seconds)
+    if isinstance(value, Cancel):
+        return Outcome(claim, Verdict.CANCELED, failure=Failure("canceled", value.reason))
+    return Outcome(claim, Verdict.DONE, result=value)
+
+
+def of_error(claim: Claim, error: BaseException) -> Outcome:
+    """The handler raised."""
+    if isinstance(error, errors.Interrupted):
+        return returned(claim, error)
+    if isinstance(error, errors.TargetDown | errors.StoreUnavailable | errors.StoreBusy):
+        # Not the item's doing: it keeps its attempt.
+        return returned(claim, error, delay_seconds=1.0)
+    return Outcome(claim, Verdict.FAILED, failure=failure_of(error))
+
+
+def returned(
+    claim: Claim, error: errors.LedgerstoneError, *, delay_seconds: float = 0.0
+) -> Outcome:
+    """Back to the source, as if it had not been claimed."""
+    failure = Failure(error.code, error.message)
+    return Outcome(claim, Verdict.RETURNED, failure=failure, delay_seconds=delay_seconds)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What is kept of an error."""
+    code = error.code if isinstance(error, errors.LedgerstoneError) else type(error).__name__
+    text = "".join(traceback.format_exception(error))
+    return Failure(
+        code[:CODE_CHARS_MAX],
+        str(error)[:MESSAGE_CHARS_MAX],
+        text[-TRACEBACK_CHARS_MAX:],
+        crashed=isinstance(error, errors.HandlerCrashed),
+    )

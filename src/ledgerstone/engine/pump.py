@@ -1,0 +1,496 @@
+"""The pump: moves the work of one source.
+
+    source ──claim──▶ crew (threads, tasks, processes) ──outcomes──▶ settle ──▶ source
+       ▲                                                               │
+       └──────────────── expired claims become due again ◀── rescue ───┘
+
+Claims and settlements happen in batches, one transaction each. Where a database has one writer
+(SQLite) the settlement and the next claim share a transaction and a thread; elsewhere they go
+through two connections in two threads, so that one waits for the disk while the other works.
+
+Nothing that was claimed is forgotten: a claim is `held` from its claim to its settlement. If the
+database is out of reach, outcomes are kept and tried again; if a claim was lost meanwhile, the
+source refuses it and has that on record.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from random import random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ledgerstone.engine import outcomes as outcome_of
+from ledgerstone.engine.breaker import Breakers
+from ledgerstone.engine.crew import Crew, run_coroutine
+from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Source, Verdict, Where
+from ledgerstone.errors import (
+    HandlerTimeout,
+    Interrupted,
+    LeaseLost,
+    LedgerstoneError,
+    StoreError,
+    TargetDown,
+)
+from ledgerstone.failpoints import hit
+from ledgerstone.store.wakeup import Bell
+
+if TYPE_CHECKING:
+    from ledgerstone.settings import EngineSettings
+    from ledgerstone.store.database import Database
+    from ledgerstone.store.transaction import Transaction
+
+TROUBLE_SECONDS = 0.1
+TROUBLE_SECONDS_MAX = 5.0
+STOP_SECONDS = 2.0
+"""What handlers get after they were told to stop, and threads to end."""
+RESCUE_MAX = 500
+
+_log = logging.getLogger("ledgerstone.engine")
+
+
+class Tally(msgspec.Struct):
+    """What a pump did so far."""
+
+    claimed: int = 0
+    done: int = 0
+    failed: int = 0
+    returned: int = 0
+    refused: int = 0
+    lost: int = 0
+    rescued: int = 0
+    trouble: str | None = None
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """What one step did."""
+
+    claimed: int
+    settled: int
+    refused: int
+
+
+class Pump:
+    """Claims, runs and settles the work of one source.
+
+    - `start`, then `stop`: it runs in threads of its own.
+    - `tick` does one bounded step in the calling thread instead: settle, claim, run, settle.
+    - What cannot be helped by waiting ends it: see `failure`.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        database: Database[Any],
+        settings: EngineSettings,
+        *,
+        worker: str,
+        handlers_database: Database[Any] | None = None,
+        prompt: Callable[[], bool] = lambda: False,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.source = source
+        self.tally = Tally()
+        self.failure: BaseException | None = None
+        self._database = database
+        self._handlers_database = handlers_database or database
+        self._settings = settings
+        self._worker = worker
+        self._prompt = prompt
+        self._on_failure = on_failure
+        self._monotonic = database.clock.monotonic
+        self._breakers = Breakers(
+            failures=settings.breaker_failures,
+            cooldown_seconds=settings.breaker_cooldown_seconds,
+            monotonic=self._monotonic,
+        )
+        self._crew = Crew(
+            settings.concurrency, handler=source.handler, atomic=self._atomic, done=self._done
+        )
+        self._held: dict[str, Claim] = {}
+        self._outcomes: deque[Outcome] = deque()
+        self._settling = 0
+        self._handler_seconds = settings.claim_ahead_ms / 1000
+        self._spent = (0.0, 0)
+        self._claim_bell = Bell()
+        # With one writer a single thread does both, and both kinds of news ring for it.
+        self._settle_bell = self._claim_bell if database.dialect.one_writer else Bell()
+        self._pace = _Pace(settings, prompt)
+        self._stopping = False
+        self._halted = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def tick(self, limit: int | None = None) -> Tick:
+        """One bounded step in this thread: settle what is open, claim, run, settle."""
+        refused = self.tally.refused
+        settled = self._settle(self._taken())
+        room = min(limit or self._settings.batch_max, self._settings.batch_max)
+        claims = self._database.run(lambda tx: self._claim(tx, room))
+        for claim in self._accepted(claims):
+            self._done(claim, self._crew.run_here(claim))
+        settled += self._settle(self._taken())
+        return Tick(len(claims), settled, self.tally.refused - refused)
+
+    def rescue(self) -> int:
+        """Make the items of expired claims due again, a bounded number."""
+        rescued = self._database.run(lambda tx: self.source.rescue(tx, RESCUE_MAX))
+        self.tally.rescued += rescued
+        hit("rescue.rescued")
+        return rescued
+
+    def start(self) -> None:
+        """Begin to move work, in threads of its own."""
+        self._database.bells.hang(self.source.channel, self._claim_bell)
+        loops = (
+            [self._turn_both]
+            if self._database.dialect.one_writer
+            else [self._claims, self._settles]
+        )
+        for loop in loops:
+            thread = threading.Thread(
+                target=self._guarded,
+                args=(loop,),
+                name=f"ledgerstone-pump-{self.source.name}",
+                daemon=True,
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def stop_claiming(self) -> None:
+        """Claim no more; what was claimed and has not begun goes back, its attempt refunded."""
+        self._stopping = True
+        for claim in self._crew.drop_waiting():
+            self._done(claim, outcome_of.returned(claim, Interrupted("the worker is stopping")))
+        self._claim_bell.ring()
+        self._settle_bell.ring()
+
+    def finish(self, seconds: float) -> bool:
+        """Wait for the running handlers; False if the time was not enough for all."""
+        return self._crew.wait_idle(seconds)
+
+    def stop(self) -> None:
+        """Interrupt what still runs, return it, settle everything, end the threads."""
+        self.stop_claiming()
+        stopping = Interrupted("the worker is stopping")
+        for claim in list(self._held.values()):
+            self._crew.interrupt(claim, stopping)
+        if not self._crew.wait_idle(STOP_SECONDS):
+            settled = {outcome.claim.key for outcome in self._outcomes}
+            for claim in list(self._held.values()):
+                if claim.key not in settled:
+                    self._outcomes.append(outcome_of.returned(claim, stopping))
+        self._halted.set()
+        self._claim_bell.ring()
+        self._settle_bell.ring()
+        for thread in self._threads:
+            thread.join(STOP_SECONDS)
+        self._database.bells.take_down(self.source.channel, self._claim_bell)
+        try:
+            while self._settle(self._taken()):
+                pass
+        except StoreError as error:
+            # Their leases will run out and they are rescued.
+            left = len(self._held)
+            _log.warning("%s: %d claims could not be returned: %s", self.source.name, left, error)
+        hit("pump.returned")
+        self._crew.stop()
+
+    def held(self) -> dict[str, Claim]:
+        """What is claimed and not settled, now."""
+        return dict(self._held)
+
+    def lose(self, claim: Claim) -> None:
+        """The claim is another's: its handler is told, its outcome will be refused and recorded."""
+        self.tally.lost += 1
+        error = LeaseLost(f"the lease of attempt {claim.attempt} ran out")
+        if self._crew.interrupt(claim, error):
+            self._done(claim, outcome_of.of_error(claim, error))
+
+    def expire_overdue(self) -> None:
+        """Handlers that ran past their limit are told, once."""
+        for claim in self._crew.overdue():
+            error = HandlerTimeout(f"ran longer than {claim.timeout_seconds} s")
+            self._crew.interrupt(claim, error)
+
+    @property
+    def running(self) -> int:
+        return self._crew.running
+
+    @property
+    def waiting(self) -> int:
+        return len(self._crew.waiting)
+
+    def _guarded(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except BaseException as error:  # noqa: BLE001 - reported by the worker, which stops
+            self.failure = error
+            self._halted.set()
+            self._on_failure()
+
+    def _turn_both(self) -> None:
+        while not self._halted.is_set():
+            self._claim_bell.wait(self._pace.seconds(self._room))
+            self._linger()
+            finished, room = self._taken(), self._room()
+            if not finished and room <= 0:
+                continue
+            try:
+                refused, claims = self._exchange(finished, room)
+            except LedgerstoneError as error:
+                self._trouble(error)
+                continue
+            self._settled(finished, refused)
+            if room > 0:
+                self._pace.found(len(claims), room)
+            self._dispatch(claims)
+
+    def _claims(self) -> None:
+        while not self._halted.is_set():
+            self._claim_bell.wait(self._pace.seconds(self._room))
+            room = self._room()
+            if room <= 0:
+                continue
+            try:
+                claims = self._database.run(lambda tx, r=room: self._claim(tx, r))  # type: ignore[misc]
+            except LedgerstoneError as error:
+                self._trouble(error)
+                continue
+            self._pace.found(len(claims), room)
+            self._dispatch(claims)
+
+    def _settles(self) -> None:
+        while not self._halted.is_set():
+            self._settle_bell.wait(self._settings.poll_seconds_max)
+            self._linger()
+            try:
+                while self._settle(self._taken()):
+                    pass
+            except LedgerstoneError as error:
+                self._trouble(error)
+
+    def _exchange(
+        self, finished: Sequence[Outcome], room: int
+    ) -> tuple[Sequence[Outcome], Sequence[Claim]]:
+        """Settle and claim in one transaction; the refused ones, and the claims."""
+
+        def work(tx: Transaction) -> tuple[Sequence[Outcome], Sequence[Claim]]:
+            refused = self._settle_in(tx, finished) if finished else ()
+            return refused, self._claim(tx, room) if room > 0 else ()
+
+        try:
+            return self._database.run(work)
+        except BaseException:
+            self._keep(finished)
+            raise
+
+    def _claim(self, tx: Transaction, room: int) -> Sequence[Claim]:
+        ask = Ask(room, self._worker, self._settings.lease_seconds, self._breakers.open_targets())
+        return self.source.claim(tx, ask)
+
+    def _dispatch(self, claims: Sequence[Claim]) -> None:
+        if not claims:
+            return
+        hit("pump.claimed")
+        runnable = self._accepted(claims)
+        if self._stopping:
+            stopping = Interrupted("the worker is stopping")
+            for claim in runnable:
+                self._done(claim, outcome_of.returned(claim, stopping))
+        elif runnable:
+            self._crew.start(runnable)
+
+    def _accepted(self, claims: Sequence[Claim]) -> Sequence[Claim]:
+        """Hold the claims; those for a target that is down go straight back."""
+        self.tally.claimed += len(claims)
+        self._held.update({claim.key: claim for claim in claims})
+        if not self._breakers.open_targets():
+            return claims
+        runnable = []
+        for claim in claims:
+            if claim.target is None or self._breakers.allow(claim.target):
+                runnable.append(claim)
+            else:
+                wait = self._breakers.wait_seconds(claim.target)
+                down = TargetDown(claim.target)
+                self._done(claim, outcome_of.returned(claim, down, delay_seconds=wait))
+        return runnable
+
+    def _settle(self, finished: Sequence[Outcome]) -> int:
+        """Settle a batch in a transaction of its own; how many they were."""
+        if not finished:
+            return 0
+        try:
+            refused = self._database.run(lambda tx: self._settle_in(tx, finished))
+        except BaseException:
+            self._keep(finished)
+            raise
+        self._settled(finished, refused)
+        return len(finished)
+
+    def _settle_in(self, tx: Transaction, finished: Sequence[Outcome]) -> Sequence[Outcome]:
+        refused = self.source.settle(tx, finished)
+        hit("pump.settling")
+        return refused
+
+    def _settled(self, finished: Sequence[Outcome], refused: Sequence[Outcome]) -> None:
+        if not finished:
+            return
+        hit("pump.settled")
+        for outcome in finished:
+            self._release(outcome)
+        self._settling -= len(finished)
+        self.tally.refused += len(refused)
+        self.tally.trouble = None
+        for outcome in refused:
+            _log.warning(
+                "%s: refused the late settlement of %s, attempt %d: the claim was lost",
+                self.source.name,
+                outcome.claim.key,
+                outcome.claim.attempt,
+            )
+
+    def _release(self, outcome: Outcome) -> None:
+        claim, tally = outcome.claim, self.tally
+        # It may have been returned and claimed anew meanwhile: that is another claim.
+        if self._held.get(claim.key) is claim:
+            del self._held[claim.key]
+        if outcome.verdict is Verdict.DONE:
+            tally.done += 1
+        elif outcome.verdict is Verdict.RETURNED or outcome.verdict is Verdict.SNOOZED:
+            tally.returned += 1
+        else:
+            tally.failed += 1
+
+    def _done(self, claim: Claim, outcome: Outcome | None) -> None:
+        """A handler ended. None: an atomic one that is settled already."""
+        hit("pump.ran")
+        if outcome is None:
+            if self._pace.more:
+                self._claim_bell.ring()
+            return
+        if claim.target is not None or outcome.verdict is Verdict.RETURNED:
+            outcome = self._told_breaker(claim, outcome)
+        waiting = self._outcomes
+        waiting.append(outcome)
+        count = len(waiting)
+        if count == 1 or count >= self._settings.batch_max or not self._crew.waiting:
+            self._settle_bell.ring()
+            if self._pace.more:
+                self._claim_bell.ring()
+
+    def _told_breaker(self, claim: Claim, outcome: Outcome) -> Outcome:
+        failure = outcome.failure
+        if failure is None or failure.code != TargetDown.code:
+            if claim.target is not None:
+                self._breakers.succeeded(claim.target)
+            return outcome
+        wait = self._breakers.failed(claim.target or self.source.name)
+        return msgspec.structs.replace(outcome, delay_seconds=max(wait, outcome.delay_seconds or 0))
+
+    def _atomic(self, claim: Claim, handler: Handler) -> Outcome | None:
+        """The handler's writes and its settlement, one transaction."""
+
+        def work(tx: Transaction) -> Outcome:
+            if handler.where is Where.LOOP:
+                value = run_coroutine(handler.call, tx, claim)
+            else:
+                value = handler.call(tx, claim)
+            outcome = outcome_of.of_value(claim, value)
+            if self.source.settle(tx, [outcome]):
+                raise LeaseLost(f"the lease of attempt {claim.attempt} ran out")
+            return outcome
+
+        try:
+            self._release(self._handlers_database.run(work))
+        except BaseException as error:  # noqa: BLE001 - rolled back; it is the item's outcome
+            return outcome_of.of_error(claim, error)
+        return None
+
+    def _room(self) -> int:
+        """How many to claim now: what can run, and as far ahead as handlers are quick."""
+        if self._stopping:
+            return 0
+        unsettled = len(self._outcomes) + self._settling
+        if unsettled >= self._settings.unsettled_max:
+            return 0
+        self._learn_pace()
+        places = self._settings.concurrency
+        ahead = int(places * self._settings.claim_ahead_ms / 1000 / self._handler_seconds)
+        capacity = places + min(ahead, self._settings.batch_max)
+        taken = self._crew.running + len(self._crew.waiting)
+        room = min(capacity - taken, self._settings.batch_max)
+        if self._crew.waiting and room * 2 < min(ahead, self._settings.batch_max):
+            # Every place is taken, so there is no hurry: few large claims cost less.
+            return 0
+        return room
+
+    def _learn_pace(self) -> None:
+        seconds, count = self._crew.busy_seconds
+        if count > self._spent[1]:
+            average = (seconds - self._spent[0]) / (count - self._spent[1])
+            self._handler_seconds = max(0.5 * self._handler_seconds + 0.5 * average, 1e-6)
+            self._spent = (seconds, count)
+
+    def _linger(self) -> None:
+        """Give other outcomes a moment to come along, if any are on their way."""
+        some = 0 < len(self._outcomes) < self._settings.batch_max
+        if some and self._crew.waiting and not self._halted.is_set():
+            self._settle_bell.wait(self._settings.flush_ms / 1000)
+
+    def _taken(self) -> list[Outcome]:
+        """A batch of what is to be settled."""
+        waiting = self._outcomes
+        taken = [waiting.popleft() for _ in range(min(len(waiting), self._settings.batch_max))]
+        self._settling += len(taken)
+        return taken
+
+    def _keep(self, finished: Sequence[Outcome]) -> None:
+        """They could not be settled: they come first at the next try."""
+        self._outcomes.extendleft(reversed(finished))
+        self._settling -= len(finished)
+
+    def _trouble(self, error: LedgerstoneError) -> None:
+        """Wait a little if waiting can help, otherwise give up."""
+        if not error.retryable:
+            raise error
+        if self.tally.trouble is None:
+            _log.warning("%s: %s: %s", self.source.name, error.code, error)
+        self.tally.trouble = f"{error.code}: {error.message}"
+        self._halted.wait(self._pace.trouble())
+
+
+class _Pace:
+    """When to look for work: at once while there is more, at the bell, or at the next poll."""
+
+    def __init__(self, settings: EngineSettings, prompt: Callable[[], bool]) -> None:
+        self._settings = settings
+        self._prompt = prompt
+        self._idle = 0.0
+        self._troubles = 0
+        self.more = True
+
+    def seconds(self, room: Callable[[], int]) -> float:
+        """How long to wait for the bell."""
+        if self.more:
+            return 0.0 if room() > 0 else self._settings.poll_seconds_max
+        return self._settings.poll_seconds_max if self._prompt() else self._idle
+
+    def found(self, count: int, room: int) -> None:
+        """A claim answered so many of so many."""
+        self._troubles = 0
+        self.more = count >= room
+        if count or self._idle == 0.0:
+            self._idle = self._settings.poll_seconds_min
+        else:
+            self._idle = min(self._idle * 2, self._settings.poll_seconds_max)
+
+    def trouble(self) -> float:
+        """The database is out of reach or busy: how long to leave it alone."""
+        self._troubles += 1
+        wait: float = min(TROUBLE_SECONDS * 2**self._troubles, TROUBLE_SECONDS_MAX)
+        return wait * (0.5 + random() / 2)  # noqa: S311 - spreads load, no secret

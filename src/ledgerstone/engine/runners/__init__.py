@@ -1,0 +1,1 @@
+"""Where handlers run: threads, an event loop, child processes."""

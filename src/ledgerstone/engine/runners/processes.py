@@ -1,0 +1,123 @@
+"""Handlers that want a process of their own: a child for each thread that runs such a handler.
+
+A child that dies takes only its own claim with it, and can be killed when that claim is lost.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import pickle
+import signal
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from ledgerstone.errors import BadInput, HandlerCrashed
+
+STOP_SECONDS_MAX = 2.0
+
+
+class HandlerError(Exception):
+    """A handler raised in a child; its traceback came along as text."""
+
+    def __init__(self, kind: str, message: str, text: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.args[0]}\n{self.text}"
+
+
+class Child:
+    """One child process, started at its first call and again after it died."""
+
+    def __init__(self) -> None:
+        self._process: BaseProcess | None = None
+        self._pipe: Connection[Any, Any] | None = None
+
+    def call(self, function: Callable[..., Any], argument: Any) -> Any:
+        """`function(argument)` in the child."""
+        name = f"{function.__module__}:{function.__qualname__}"
+        if "<" in name:
+            message = f"{name} cannot be imported in another process"
+            raise BadInput(message, hint="define it at the top of a module")
+        pipe = self._started()
+        try:
+            pipe.send((name, argument))
+            ok, answer = pipe.recv()
+        except (EOFError, OSError) as error:
+            code = self._buried()
+            message = f"the process that ran it died ({_words(code)})"
+            raise HandlerCrashed(message) from error
+        if ok:
+            return answer
+        if isinstance(answer, BaseException):
+            raise answer
+        raise HandlerError(*answer)
+
+    def kill(self) -> None:
+        """Stop whatever it does, at once."""
+        if self._process is not None:
+            self._process.kill()
+
+    def stop(self) -> None:
+        """Let it go."""
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._process is not None:
+            self._process.join(STOP_SECONDS_MAX)
+            self._process.kill()
+        self._process = self._pipe = None
+
+    def _started(self) -> Connection[Any, Any]:
+        if self._process is None or self._pipe is None or not self._process.is_alive():
+            # Not fork: a copy of a process with threads may hold a lock that nobody gives back.
+            context = multiprocessing.get_context("spawn")
+            self._pipe, theirs = context.Pipe()
+            self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            self._process.start()
+            theirs.close()
+        return self._pipe
+
+    def _buried(self) -> int | None:
+        process, self._process, self._pipe = self._process, None, None
+        if process is None:
+            return None
+        process.join(STOP_SECONDS_MAX)
+        return process.exitcode
+
+
+def _words(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"by {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+def _serve(pipe: Connection[Any, Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        try:
+            name, argument = pipe.recv()
+        except (EOFError, OSError):
+            return
+        pipe.send(_answer(name, argument))
+
+
+def _answer(name: str, argument: Any) -> tuple[bool, Any]:
+    try:
+        module, _, path = name.partition(":")
+        function = importlib.import_module(module)
+        for part in path.split("."):
+            function = getattr(function, part)
+        return True, function(argument)  # type: ignore[operator]
+    except BaseException as error:  # noqa: BLE001 - it is raised again on the other side
+        try:
+            pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+        except Exception:  # noqa: BLE001 - then its words must do
+            return False, (type(error).__name__, str(error), traceback.format_exc())
+        return False, error

@@ -1,0 +1,168 @@
+"""Sync handlers, each in a thread; and the error that is raised into a running one.
+
+CPython raises an error in another thread when that thread next runs bytecode: a handler that waits
+in a system call notices when the call returns. The thread's `claim` is set and cleared under its
+lock, so an error meant for one claim never reaches the next.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from ledgerstone.engine import outcomes
+from ledgerstone.engine.runners.processes import Child
+
+if TYPE_CHECKING:
+    from ledgerstone.engine.source import Claim, Outcome
+    from ledgerstone.errors import LedgerstoneError
+
+
+class _Worker:
+    """One thread, what it runs, and its child process if a handler needed one."""
+
+    __slots__ = ("child", "claim", "count", "error", "ident", "lock", "spent", "started")
+
+    def __init__(self) -> None:
+        self.claim: Claim | None = None
+        self.error: LedgerstoneError | None = None
+        self.lock = threading.Lock()
+        self.ident = 0
+        self.started = 0.0
+        self.spent = 0.0
+        self.count = 0
+        self.child = Child()
+
+
+class ThreadRunner:
+    """Threads that are made when needed and kept for the next claim."""
+
+    def __init__(
+        self,
+        run: Callable[[Claim, Any], Outcome | None],
+        following: Callable[[Claim, Outcome | None], Claim | None],
+    ) -> None:
+        self._run = run
+        self._following = following
+        self._inbox: SimpleQueue[Claim | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._workers: set[_Worker] = set()
+        self._past = (0.0, 0)
+
+    @property
+    def spent(self) -> tuple[float, int]:
+        """Seconds in handlers, handlers ended."""
+        with self._lock:
+            seconds, count = self._past
+            for worker in self._workers:
+                seconds += worker.spent
+                count += worker.count
+            return seconds, count
+
+    def start(self, claim: Claim) -> None:
+        """Run this claim in a free thread, or in a new one."""
+        with self._lock:
+            spawn = self._idle == 0
+            if not spawn:
+                self._idle -= 1
+        self._inbox.put(claim)
+        if spawn:
+            worker = _Worker()
+            thread = threading.Thread(
+                target=self._work, args=(worker,), name="ledgerstone-handler", daemon=True
+            )
+            with self._lock:
+                self._workers.add(worker)
+            thread.start()
+
+    def interrupt(self, claim: Claim, error: LedgerstoneError) -> bool:
+        """Raise the error in the thread that runs this claim; False if none does."""
+        with self._lock:
+            workers = list(self._workers)
+        for worker in workers:
+            with worker.lock:
+                if worker.claim is claim:
+                    worker.error = error
+                    worker.child.kill()
+                    raise_in(worker.ident, type(error))
+                    return True
+        return False
+
+    def overdue(self) -> list[Claim]:
+        """Claims that run longer than they may, and were not told."""
+        now = perf_counter()
+        found = []
+        with self._lock:
+            workers = list(self._workers)
+        for worker in workers:
+            with worker.lock:
+                claim = worker.claim
+                if claim is None or claim.timeout_seconds is None or worker.error is not None:
+                    continue
+                if now - worker.started > claim.timeout_seconds:
+                    found.append(claim)
+        return found
+
+    def stop(self) -> None:
+        """Idle threads end now, busy ones when their handler does."""
+        with self._lock:
+            for _ in range(len(self._workers)):
+                self._inbox.put(None)
+
+    def _work(self, worker: _Worker) -> None:
+        worker.ident = threading.get_ident()
+        try:
+            while (claim := self._inbox.get()) is not None:
+                following: Claim | None = claim
+                while following is not None:
+                    outcome = self._attempt(worker, following)
+                    following = self._following(following, outcome)
+                with self._lock:
+                    self._idle += 1
+        finally:
+            worker.child.stop()
+            with self._lock:
+                self._workers.discard(worker)
+                self._past = (self._past[0] + worker.spent, self._past[1] + worker.count)
+
+    def _attempt(self, worker: _Worker, claim: Claim) -> Outcome | None:
+        started = perf_counter()
+        try:
+            with worker.lock:
+                worker.started = started
+                worker.claim = claim
+            outcome = self._run(claim, worker.child)
+        except BaseException as error:  # noqa: BLE001 - the raised-in error may land anywhere above
+            outcome = outcomes.of_error(claim, error)
+        outcome = self._calm(worker, claim, outcome)
+        worker.spent += perf_counter() - started
+        worker.count += 1
+        return outcome
+
+    @staticmethod
+    def _calm(worker: _Worker, claim: Claim, outcome: Outcome | None) -> Outcome | None:
+        """From here on nothing is raised into this thread; what was, is the outcome."""
+        error: LedgerstoneError | None = None
+        calm = False
+        while not calm:
+            # What was raised into this thread may land here as well: then once more.
+            with suppress(BaseException), worker.lock:
+                worker.claim = None
+                error = error or worker.error
+                worker.error = None
+                if error is not None:
+                    raise_in(worker.ident, None)
+                calm = True
+        return outcomes.of_error(claim, error) if error is not None else outcome
+
+
+def raise_in(ident: int, kind: type[BaseException] | None) -> None:
+    """Raise an error in another thread; None takes back one that was not raised yet."""
+    argument = ctypes.py_object(kind) if kind is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), argument)

@@ -1,0 +1,134 @@
+"""What the pump moves: a source of work, a claim on one item of it, and how the item came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from ledgerstone.store.transaction import Transaction
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """One item, taken by one worker for one attempt.
+
+    `attempt` and `token` are compared by every later write of this claim; the token counts every
+    change of holder and never goes back, also when an attempt is refunded.
+    """
+
+    key: str
+    attempt: int
+    token: int
+    body: str = ""
+    target: str | None = None
+    timeout_seconds: float | None = None
+
+
+class Verdict(Enum):
+    """How an item came out of an attempt."""
+
+    DONE = "done"
+    FAILED = "failed"
+    """Counts as an attempt; again after a back-off, or dead when none is left."""
+    DEAD = "dead"
+    """Failed for good: another attempt would end the same way."""
+    SNOOZED = "snoozed"
+    """Again later, at the handler's wish; the attempt is refunded."""
+    CANCELED = "canceled"
+    RETURNED = "returned"
+    """Not the item's doing (shutdown, target down); the attempt is refunded."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """What went wrong, for people and for the record."""
+
+    code: str
+    message: str
+    traceback: str | None = None
+    crashed: bool = False
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """A claim and how it came out."""
+
+    claim: Claim
+    verdict: Verdict
+    result: Any = None
+    failure: Failure | None = None
+    delay_seconds: float | None = None
+
+
+class Snooze(msgspec.Struct, frozen=True):
+    """Returned by a handler: not now, again in so many seconds."""
+
+    seconds: float
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    """Returned by a handler: this need not be done any more."""
+
+    reason: str = ""
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """What a worker asks a source for."""
+
+    limit: int
+    worker: str
+    lease_seconds: float
+    avoid: frozenset[str] = frozenset()
+    """Targets that are down: claims for them would only be returned."""
+
+
+class Where(Enum):
+    """Where a handler runs."""
+
+    THREAD = "thread"
+    LOOP = "loop"
+    PROCESS = "process"
+
+
+class Handler(msgspec.Struct, frozen=True):
+    """What runs a claim: called with the claim, or with a transaction and the claim if atomic.
+
+    An atomic handler's writes and its settlement are one transaction. A handler in a process must
+    be a function that can be imported there.
+    """
+
+    call: Callable[..., Any]
+    where: Where = Where.THREAD
+    atomic: bool = False
+
+
+class Source(Protocol):
+    """A kind of work. All its methods write inside the transaction they are given.
+
+    - `name` names it in reports; `channel` is rung when something of it becomes due.
+    - `claim` takes at most `limit` due items, each by one worker; a claim holds for its lease.
+    - `settle` writes how claims came out; a claim that is no longer held changes nothing, is
+      recorded, and is answered back. Settling what this same claim settled before is no refusal.
+    - `extend` renews the lease of claims still held and answers the lost ones.
+    - `rescue` makes items of expired claims due again, or dead if they keep killing their worker.
+    - `handler` answers what runs a claim.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def channel(self) -> str: ...
+
+    def claim(self, tx: Transaction, ask: Ask) -> Sequence[Claim]: ...
+
+    def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]: ...
+
+    def extend(
+        self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
+    ) -> Sequence[Claim]: ...
+
+    def rescue(self, tx: Transaction, limit: int) -> int: ...
+
+    def handler(self, claim: Claim) -> Handler: ...

@@ -1,0 +1,208 @@
+"""A worker: the pumps, the heartbeat and the duties of one process on one database.
+
+SIGTERM or SIGINT: stop claiming, let handlers finish within the grace period, return the rest with
+their attempts refunded. A second one: return everything at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ledgerstone.engine.duties import Duties, Duty
+from ledgerstone.engine.heartbeat import Heartbeat
+from ledgerstone.engine.pump import RESCUE_MAX, Pump, Tick
+from ledgerstone.engine.source import Source
+from ledgerstone.engine.workers import WorkerReport, prune, sign_in, sign_off
+from ledgerstone.errors import LedgerstoneError
+from ledgerstone.ids import new_id
+from ledgerstone.store.wakeup import Bell
+
+if TYPE_CHECKING:
+    from ledgerstone.settings import EngineSettings
+    from ledgerstone.store.database import Database
+
+KEEP_SECONDS = 0.25
+"""How often timeouts and duties are looked at."""
+PRUNE_SECONDS = 60.0
+JOIN_SECONDS_MAX = 5.0
+
+_log = logging.getLogger("ledgerstone.engine")
+
+
+class Worker:
+    """Does the work of some sources.
+
+    - `run` works until it is told to stop; `start` and `stop` do so from another thread.
+    - `tick` does one bounded step of everything in the calling thread, for tests.
+    - Each start of a process is a worker of its own: its id is new, its host and pid are notes.
+    """
+
+    def __init__(
+        self,
+        database: Database[Any],
+        sources: Sequence[Source],
+        settings: EngineSettings,
+        *,
+        duties: Sequence[Duty] = (),
+    ) -> None:
+        self.id = new_id()
+        self._settings = settings
+        self._handlers_database = database
+        self._database = database.sibling(connections=2 * len(sources) + 3)
+        self._watcher = self._database.watcher()
+        self._over = Bell()
+        self._signals = 0
+        self._failure: BaseException | None = None
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.pumps = [self._pump(source) for source in sources]
+        self._heartbeat = Heartbeat(self._database, self.pumps, settings)
+        self._duties = Duties(self._database, [*self._own_duties(), *duties])
+
+    def run(self) -> None:
+        """Work until a signal, `stop` from elsewhere, or an error that waiting cannot help."""
+        before = {number: signal.signal(number, self._signalled) for number in _SIGNALS}
+        try:
+            self.start()
+            while not self._signals and not self._stop.is_set() and self.failure is None:
+                self._over.wait(1.0)
+            self.stop()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self.failure is not None:
+            raise self.failure
+
+    def start(self) -> None:
+        """Begin, in threads of its own."""
+        self._database.run(lambda tx: sign_in(tx, self.id, self.report()))
+        if self._watcher is not None:
+            self._watcher.start()
+        for pump in self.pumps:
+            pump.start()
+        every = self._settings.heartbeat_every_seconds
+        self._spawn("heartbeat", self._beat_and_report, every)
+        self._spawn("keeper", self._keep, KEEP_SECONDS)
+
+    def stop(self, grace_seconds: float | None = None) -> None:
+        """Stop claiming, let handlers finish, return the rest, and sign off."""
+        if self._stop.is_set():
+            return
+        grace = self._settings.grace_seconds if grace_seconds is None else grace_seconds
+        for pump in self.pumps:
+            pump.stop_claiming()
+        self._await_handlers(grace)
+        for pump in self.pumps:
+            pump.stop()
+        # Until here leases were kept alive.
+        self._stop.set()
+        self._over.ring()
+        for thread in self._threads:
+            thread.join(JOIN_SECONDS_MAX)
+        if self._watcher is not None:
+            self._watcher.stop()
+        try:
+            self._database.run(lambda tx: sign_off(tx, self.id, self.report()))
+        except LedgerstoneError as error:
+            _log.warning("could not sign off: %s", error)
+        self._database.close()
+
+    def tick(self, limit: int | None = None) -> list[Tick]:
+        """One bounded step of everything, here: duties, then each pump."""
+        self._duties.tick()
+        return [pump.tick(limit) for pump in self.pumps]
+
+    def beat(self) -> int:
+        """One heartbeat, here; how many claims were extended."""
+        return self._heartbeat.beat()
+
+    def report(self) -> WorkerReport:
+        """What it does and did, for people."""
+        return WorkerReport(
+            sources={pump.source.name: pump.tally for pump in self.pumps},
+            running=sum(pump.running for pump in self.pumps),
+            waiting=sum(pump.waiting for pump in self.pumps),
+            prompt=self._prompt(),
+            duties=dict(self._duties.done),
+        )
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended a pump or another loop, if something did."""
+        if self._failure is not None:
+            return self._failure
+        return next((pump.failure for pump in self.pumps if pump.failure is not None), None)
+
+    def _pump(self, source: Source) -> Pump:
+        return Pump(
+            source,
+            self._database,
+            self._settings,
+            worker=self.id,
+            handlers_database=self._handlers_database,
+            prompt=self._prompt,
+            on_failure=self._over.ring,
+        )
+
+    def _own_duties(self) -> list[Duty]:
+        def rescue(source: Source) -> Duty:
+            return Duty(
+                f"rescue:{source.name}",
+                self._settings.rescue_seconds,
+                lambda tx: source.rescue(tx, RESCUE_MAX),
+            )
+
+        return [
+            *(rescue(pump.source) for pump in self.pumps),
+            Duty("prune:workers", PRUNE_SECONDS, prune),
+        ]
+
+    def _prompt(self) -> bool:
+        return self._watcher is not None and self._watcher.prompt
+
+    def _beat_and_report(self) -> None:
+        self._heartbeat.beat()
+        try:
+            self._database.run(lambda tx: sign_in(tx, self.id, self.report()))
+        except LedgerstoneError as error:
+            _log.debug("could not report: %s", error)
+
+    def _keep(self) -> None:
+        for pump in self.pumps:
+            pump.expire_overdue()
+        self._duties.tick()
+
+    def _spawn(self, name: str, step: Callable[[], None], every: float) -> None:
+        def loop() -> None:
+            while not self._stop.wait(every):
+                try:
+                    step()
+                except BaseException as error:  # noqa: BLE001 - reported by `run`, which ends
+                    self._failure = error
+                    self._over.ring()
+                    return
+
+        thread = threading.Thread(target=loop, name=f"ledgerstone-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _await_handlers(self, grace: float) -> None:
+        """Until no handler runs, the grace period is over, or a second signal comes."""
+        clock = self._database.clock
+        until = clock.monotonic() + grace
+        for pump in self.pumps:
+            while self._signals < 2 and not pump.finish(0.1):  # noqa: PLR2004 - the second signal
+                if clock.monotonic() >= until:
+                    return
+
+    def _signalled(self, _: int, __: FrameType | None) -> None:
+        self._signals += 1
+        self._over.ring()
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)

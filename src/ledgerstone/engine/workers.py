@@ -1,0 +1,123 @@
+"""Who works: a row for each worker, renewed by its heartbeat, for people and for `status`."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import BigInteger, Integer, bindparam, delete, select, update
+
+from ledgerstone.store.batch import InsertEach
+from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.statement import Statement
+from ledgerstone.store.tables import worker
+
+if TYPE_CHECKING:
+    from ledgerstone.store.transaction import Transaction
+
+FORGET_SECONDS = 86_400
+ALIVE_SECONDS = 60
+HOST_CHARS_MAX = 255
+LIST_MAX = 500
+
+
+class WorkerReport(msgspec.Struct, frozen=True):
+    """What a worker does and did."""
+
+    sources: dict[str, Any]
+    running: int
+    waiting: int
+    prompt: bool
+    duties: dict[str, int]
+
+
+class WorkerSeen(msgspec.Struct, frozen=True):
+    """A worker as its last report shows it."""
+
+    id: str
+    host: str
+    pid: int
+    started_at_ms: int
+    seen_at_ms: int
+    state: str
+    silent_ms: int
+    report: dict[str, Any]
+
+
+_id = bindparam("id_", type_=worker.c.id.type)
+_enter = InsertEach(
+    "workers.enter",
+    worker,
+    incoming=(worker.c.id, worker.c.host, worker.c.pid, worker.c.report),
+    values=lambda _: {"started_at_ms": now_ms(), "seen_at_ms": now_ms(), "state": "running"},
+)
+_see = Statement(
+    "workers.see",
+    update(worker)
+    .where(worker.c.id == _id)
+    .values(
+        seen_at_ms=now_ms(),
+        state=bindparam("state_", type_=worker.c.state.type),
+        report=bindparam("report_", type_=worker.c.report.type),
+    ),
+)
+_list = Statement(
+    "workers.list",
+    select(
+        worker.c.id,
+        worker.c.host,
+        worker.c.pid,
+        worker.c.started_at_ms,
+        worker.c.seen_at_ms,
+        worker.c.state,
+        now_ms() - worker.c.seen_at_ms,
+        worker.c.report,
+    )
+    .order_by(worker.c.seen_at_ms.desc(), worker.c.id)
+    .limit(bindparam("limit", type_=Integer())),
+)
+_prune = Statement(
+    "workers.prune",
+    delete(worker).where(worker.c.seen_at_ms < now_ms() - bindparam("age_ms", type_=BigInteger())),
+)
+
+
+def sign_in(tx: Transaction, worker_id: str, report: WorkerReport) -> None:
+    """The worker is there and works."""
+    _write(tx, worker_id, "running", report)
+
+
+def sign_off(tx: Transaction, worker_id: str, report: WorkerReport) -> None:
+    """The worker ended in good order."""
+    _write(tx, worker_id, "stopped", report)
+
+
+def listed(tx: Transaction, *, limit: int = LIST_MAX) -> list[WorkerSeen]:
+    """All that were seen lately, the latest first."""
+    return [
+        WorkerSeen(
+            id=str(row[0]),
+            host=row[1],
+            pid=row[2],
+            started_at_ms=row[3],
+            seen_at_ms=row[4],
+            state=row[5],
+            silent_ms=row[6],
+            report=msgspec.json.decode(row[7]),
+        )
+        for row in _list.rows(tx, limit=limit)
+    ]
+
+
+def prune(tx: Transaction) -> int:
+    """Forget those not seen for a day."""
+    return _prune.run(tx, age_ms=FORGET_SECONDS * 1000)
+
+
+def _write(tx: Transaction, worker_id: str, state: str, report: WorkerReport) -> None:
+    text = msgspec.json.encode(report).decode()
+    if not _see.run(tx, id_=worker_id, state_=state, report_=text):
+        host = socket.gethostname()[:HOST_CHARS_MAX]
+        _enter.run(tx, [(worker_id, host, os.getpid(), text)])

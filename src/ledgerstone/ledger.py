@@ -1,0 +1,194 @@
+"""Ledger and Transaction: open by URL, begin, join."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
+
+from ledgerstone.chores import Chores
+from ledgerstone.engine.source import Source
+from ledgerstone.engine.worker import Worker
+from ledgerstone.settings import Settings
+from ledgerstone.store import migrating
+from ledgerstone.store.clock import Clock
+from ledgerstone.store.database import Database
+from ledgerstone.store.joining import Joiner
+from ledgerstone.store.transaction import Transaction as StoreTransaction
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+T = TypeVar("T")
+SyncJoinable = Any
+"""A SQLAlchemy Connection or Session, a Django connection, or one of psycopg, sqlite3, PyMySQL."""
+
+
+class Transaction(StoreTransaction):
+    """One transaction, ours or the caller's, with the rooms that can be written in it.
+
+    - `connection` is the SQLAlchemy connection, for the caller's own statements.
+    - A joined one is the caller's: it is never committed, rolled back or closed here.
+    """
+
+    @property
+    def chores(self) -> Chores:
+        """Things to be done once."""
+        return Chores(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Nothing: who began the transaction ends it."""
+
+
+class AsyncTransaction:
+    """The same calls, awaited: `await tx.chores.enqueue(…)`."""
+
+    def __init__(
+        self, bridge: AsyncConnection | AsyncSession, join: Callable[[Any], Transaction]
+    ) -> None:
+        self._bridge = bridge
+        self._join = join
+
+    @property
+    def chores(self) -> Any:
+        """Things to be done once; each call is awaited."""
+        return _AsyncRoom(self, "chores")
+
+    async def run(self, work: Callable[[Transaction], T]) -> T:
+        """`work(tx)` inside the caller's transaction."""
+        return await self._bridge.run_sync(lambda sync: work(self._join(sync)))
+
+
+class _AsyncRoom:
+    """A room whose calls are awaited."""
+
+    def __init__(self, tx: AsyncTransaction, room: str) -> None:
+        self._tx = tx
+        self._room = room
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        async def call(*arguments: Any, **named: Any) -> Any:
+            return await self._tx.run(
+                lambda tx: getattr(getattr(tx, self._room), name)(*arguments, **named)
+            )
+
+        return call
+
+
+class Ledger:
+    """A ledger on one database.
+
+    - `transaction()` opens a transaction of our own, committed at the end of its block.
+    - `join(x)` adopts the caller's: what is written through it commits or vanishes with theirs.
+    - `run(work)` calls a function in a transaction, and again if it met another one.
+    - `worker(*sources)` answers what does the work.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.settings = settings or (Settings.load(url=url) if url else Settings.load())
+        self.database: Database[Transaction] = Database(
+            url or self.settings.url, self.settings.store, wrap=Transaction, clock=clock
+        )
+        self._joiner = Joiner(self.database)
+        self._checked = False
+        if self._migrates_itself:
+            self._ready()
+
+    def __repr__(self) -> str:
+        return f"Ledger({self.database.url.render_as_string(hide_password=True)!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """A transaction of our own: committed at the end of the block, undone if it raises."""
+        self._ready()
+        with self.database.transaction() as tx:
+            yield tx
+
+    @contextmanager
+    def reading(self) -> Iterator[Transaction]:
+        """A transaction that only reads."""
+        self._ready()
+        with self.database.reading() as tx:
+            yield tx
+
+    def run(self, work: Callable[[Transaction], T]) -> T:
+        """`work(tx)` in a transaction; if it met another one, all of it again."""
+        self._ready()
+        return self.database.run(work)
+
+    @overload
+    def join(self, joined: AsyncConnection | AsyncSession) -> AsyncTransaction: ...
+
+    @overload
+    def join(self, joined: SyncJoinable) -> Transaction: ...
+
+    def join(self, joined: object) -> Transaction | AsyncTransaction:
+        """The caller's transaction: SQLAlchemy's, Django's or a driver's, sync or async."""
+        # SQLAlchemy's async side is an extra of its own; whoever joins with it has it.
+        if hasattr(joined, "run_sync"):
+            return AsyncTransaction(cast("AsyncSession", joined), self._joined)
+        return self._joined(joined)
+
+    def migrate(self) -> migrating.Schema:
+        """Bring the tables up to date; answers where they stood before."""
+        before = migrating.migrate(self.database)
+        self._checked = True
+        return before
+
+    def worker(self, *sources: Source) -> Worker:
+        """What does the work of these sources, in this process."""
+        self._ready()
+        return Worker(self.database, sources, self.settings.engine)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.database.close()
+
+    @property
+    def _migrates_itself(self) -> bool:
+        policy = self.settings.store.auto_migrate
+        return policy == "always" or (policy == "embedded" and self.database.dialect.embedded)
+
+    def _joined(self, joined: object) -> Transaction:
+        self._ready()
+        connection = self._joiner.connection_of(joined)
+        return Transaction(self.database, connection, joined=True)
+
+    def _ready(self) -> None:
+        """The tables are there and of this version, or an error says what to do."""
+        if self._checked:
+            return
+        with self.database.reading() as tx:
+            schema = migrating.look(tx.connection)
+            if schema.up_to_date or not self._migrates_itself:
+                migrating.check(tx.connection)
+        if not schema.up_to_date:
+            migrating.migrate(self.database)
+        self._checked = True

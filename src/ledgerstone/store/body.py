@@ -1,0 +1,46 @@
+"""Bodies: values as JSON text, refused before anything is written if they cannot travel."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from ledgerstone.errors import BadInput, TooLarge
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+def encode(value: Any, *, bytes_max: int) -> str:
+    """The value as JSON, the same text for the same content."""
+    try:
+        encoded = _encoder.encode(value)
+        text = encoded.decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"the body cannot be written as JSON: {error}"
+        raise BadInput(message, hint="use strings, numbers, lists, dicts, dates") from error
+    if len(encoded) > bytes_max:
+        message = f"the body has {len(encoded)} bytes, at most {bytes_max} are accepted"
+        hint = "raise store.body_bytes_max, or keep it elsewhere and refer to it"
+        raise TooLarge(message, hint=hint)
+    # JSON has no NaN or infinity; the encoder would write null for them in silence.
+    if b"null" in encoded and _has_no_number(value):
+        message = "the body holds a float that JSON cannot write (NaN or infinity)"
+        raise BadInput(message, hint="send null or a string instead")
+    return text
+
+
+def decode(text: str) -> Any:
+    """The value of a stored body."""
+    return msgspec.json.decode(text)
+
+
+def _has_no_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(_has_no_number(part) for part in value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(_has_no_number(part) for part in value)
+    return False

@@ -1,0 +1,258 @@
+"""A database: opened once, its transactions, and what every transaction on it shares."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from random import random
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import WeakValueDictionary
+
+import msgspec
+from sqlalchemy import event, select
+from sqlalchemy import exc as sa_exc
+
+from ledgerstone.errors import (
+    LedgerstoneError,
+    NotAllowedNow,
+    SchemaMissing,
+    StoreBusy,
+    StoreUnavailable,
+)
+from ledgerstone.failpoints import hit
+from ledgerstone.store.clock import Clock, DatabaseClock
+from ledgerstone.store.dialect import dialect_of
+from ledgerstone.store.faults import translated
+from ledgerstone.store.measure import Measure
+from ledgerstone.store.statement import Statement
+from ledgerstone.store.tables import ledger_identity
+from ledgerstone.store.transaction import Transaction
+from ledgerstone.store.wakeup import Bells, Watcher
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+
+    from ledgerstone.settings import StoreSettings
+
+T = TypeVar("T")
+Tx = TypeVar("Tx", bound=Transaction)
+
+RETRY_SECONDS = 0.01
+RETRY_SECONDS_MAX = 1.0
+IDLE_SECONDS_TRUSTED = 1.0
+"""A pooled connection that rested longer is asked whether it lives before it is used."""
+
+
+_identity = Statement("store.identity", select(ledger_identity.c.id))
+
+
+class Database(Generic[Tx]):
+    """One database and its connections.
+
+    - `transaction` commits at the end of the block, or rolls back if the block raises.
+    - `run` calls a function in a transaction, and again if it met another one.
+    - `sibling` is the same database with connections of its own.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        settings: StoreSettings,
+        *,
+        wrap: Callable[..., Tx],
+        clock: Clock | None = None,
+    ) -> None:
+        self.settings = settings
+        self.url, self.dialect = dialect_of(url)
+        self.clock = clock or DatabaseClock()
+        self.measure = Measure(slow_ms=settings.slow_statement_ms)
+        self.bells = Bells()
+        self._wrap = wrap
+        self._turn = _turn_of(self.url.database) if self.dialect.one_writer else None
+        self._engine: Engine | None = None
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Database({self.url.render_as_string(hide_password=True)!r})"
+
+    @property
+    def engine(self) -> Engine:
+        """The SQLAlchemy engine; opened at first use."""
+        with self._lock:
+            if self._engine is None:
+                self._engine = self.dialect.open(self.url, self.settings)
+                _ask_after_rest(self._engine)
+            return self._engine
+
+    @cached_property
+    def identity(self) -> str:
+        """What tells this database from every other; made when it was first migrated."""
+        with self.reading() as tx:
+            row = _identity.one(tx)
+        if row is None:
+            message = "Ledgerstone's tables are not in this database"
+            raise SchemaMissing(message, hint="run `ledgerstone migrate`")
+        return str(row[0])
+
+    def sibling(self, *, connections: int) -> Database[Tx]:
+        """The same database, bells, clock and measure, with so many connections of its own.
+
+        What keeps the work going must not wait until a handler gives a connection back.
+        """
+        twin = Database(
+            self.url.render_as_string(hide_password=False),
+            msgspec.structs.replace(self.settings, pool_size_max=connections),
+            wrap=self._wrap,
+            clock=self.clock,
+        )
+        twin.measure = self.measure
+        twin.bells = self.bells
+        twin.dialect = self.dialect
+        return twin
+
+    def watcher(self) -> Watcher | None:
+        """What rings the bells when other processes commit, if there is such a thing here."""
+        return self.dialect.watcher(self.url, self.settings, self.bells)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Tx]:
+        """A transaction of our own: committed at the end of the block."""
+        with self._writing_turn(), self._connected() as connection:
+            connection.begin()
+            tx = self._wrap(self, connection)
+            yield tx
+            if tx.woken:
+                self.dialect.announce(tx, sorted(tx.woken))
+            hit("transaction.before_commit")
+            connection.commit()
+        hit("transaction.after_commit")
+        if tx.woken:
+            self.bells.ring(tx.woken)
+
+    @contextmanager
+    def reading(self) -> Iterator[Tx]:
+        """A transaction that only reads: it holds off no writer, and keeps nothing."""
+        with self._connected() as connection:
+            reader = connection.execution_options(ledgerstone_read=True)
+            reader.begin()
+            yield self._wrap(self, reader)
+
+    def run(self, work: Callable[[Tx], T], *, tries_max: int | None = None) -> T:
+        """`work(tx)` in a transaction; if it met another one, all of it again."""
+        tries = tries_max or self.settings.transaction_tries_max
+        for attempt in range(1, tries + 1):
+            try:
+                with self.transaction() as tx:
+                    return work(tx)
+            except StoreBusy:
+                if attempt == tries:
+                    raise
+                time.sleep(min(RETRY_SECONDS * 2**attempt, RETRY_SECONDS_MAX) * random())  # noqa: S311
+        raise AssertionError(tries)
+
+    def close(self) -> None:
+        """Close every connection that is not in use."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.dispose()
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        engine = self.engine
+        connection: Connection | None = None
+        try:
+            connection = engine.connect()
+            yield connection
+        except BaseException as error:
+            fault = translated(error)
+            if connection is not None:
+                _give_up(connection, lost=isinstance(fault, StoreUnavailable))
+            if isinstance(fault, StoreUnavailable):
+                # The others were made to the same server: they are as dead as this one.
+                engine.dispose()
+            if fault is error:
+                raise
+            raise fault from error
+        else:
+            connection.close()
+
+    @contextmanager
+    def _writing_turn(self) -> Iterator[None]:
+        """On SQLite, threads of one process take turns here instead of sleeping on a lock."""
+        if self._turn is None:
+            yield
+            return
+        me = threading.get_ident()
+        if self._turn.holder == me:
+            message = "this thread already has a transaction open on this file"
+            raise NotAllowedNow(message, hint="use that transaction; SQLite has one writer")
+        if not self._turn.lock.acquire(timeout=self.settings.busy_timeout_seconds):
+            message = "another thread holds a transaction open on this file"
+            raise StoreBusy(message, hint="keep transactions short")
+        self._turn.holder = me
+        try:
+            yield
+        finally:
+            self._turn.holder = None
+            self._turn.lock.release()
+
+
+class _Turn:
+    """Whose turn it is to write to a file, among the threads of this process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.holder: int | None = None
+
+
+# A file is one thing for the whole process, however many ledgers have it open.
+_turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()
+_turns_lock = threading.Lock()
+
+
+def _turn_of(path: str | None) -> _Turn:
+    from pathlib import Path
+
+    name = str(Path(path or "").resolve())
+    with _turns_lock:
+        turn = _turns.get(name)
+        if turn is None:
+            turn = _turns[name] = _Turn()
+        return turn
+
+
+def _give_up(connection: Connection, *, lost: bool) -> None:
+    """Undo and return a connection whose transaction failed, or throw it away."""
+    try:
+        if lost:
+            connection.invalidate()
+        connection.close()
+    except (sa_exc.SQLAlchemyError, LedgerstoneError):
+        connection.invalidate()
+    except Exception:  # noqa: BLE001 - a driver's own error while it is torn down
+        connection.invalidate()
+
+
+def _ask_after_rest(engine: Engine) -> None:
+    """A connection that rested is asked whether it lives, and replaced in silence if not."""
+
+    def returned(_: Any, record: Any) -> None:
+        record.info["rests_since"] = time.monotonic()
+
+    def taken(connection: Any, record: Any, _: Any) -> None:
+        since = record.info.get("rests_since")
+        if since is None or time.monotonic() - since < IDLE_SECONDS_TRUSTED:
+            return
+        try:
+            alive = engine.dialect.do_ping(connection)
+        except Exception as error:
+            raise sa_exc.DisconnectionError(str(error)) from error
+        if not alive:
+            raise sa_exc.DisconnectionError
+
+    event.listen(engine, "checkin", returned)
+    event.listen(engine, "checkout", taken)

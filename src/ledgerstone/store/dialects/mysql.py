@@ -1,0 +1,247 @@
+"""MySQL and MariaDB."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import (
+    BigInteger,
+    Engine,
+    Text,
+    bindparam,
+    column,
+    create_engine,
+    event,
+    insert,
+    select,
+    text,
+    update,
+)
+from sqlalchemy import types as sqltypes
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from ledgerstone.errors import Duplicate, StoreBusy, Unsupported
+from ledgerstone.store.batch import ClaimEach, Incoming, InsertEach, UpdateEach
+from ledgerstone.store.statement import Row, Statement
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL, Connection
+
+    from ledgerstone.settings import StoreSettings
+    from ledgerstone.store.transaction import Transaction
+    from ledgerstone.store.wakeup import Bells, Watcher
+
+MARIADB_MIN = (10, 6)
+MYSQL_MIN = (8, 0, 4)
+"""SKIP LOCKED and JSON_TABLE."""
+MIGRATION_LOCK = "ledgerstone.migrate"
+MIGRATION_WAIT_SECONDS_MAX = 60
+
+
+class MySQL:
+    """READ COMMITTED throughout; rows are found by primary key, in key order."""
+
+    name = "mysql"
+    one_writer = False
+    embedded = False
+
+    def open(self, url: URL, settings: StoreSettings) -> Engine:
+        engine = create_engine(
+            url.update_query_dict({"charset": "utf8mb4"}),
+            isolation_level="READ COMMITTED",
+            pool_size=settings.pool_size_max,
+            max_overflow=0,
+            pool_timeout=settings.lock_timeout_seconds,
+            connect_args={"connect_timeout": max(1, round(settings.connect_timeout_seconds))},
+        )
+        event.listen(engine, "connect", lambda connection, _: _configure(connection, settings))
+        return engine
+
+    def describe(self, connection: Connection) -> Mapping[str, str]:
+        def ask(name: str) -> str:
+            return str(connection.exec_driver_sql(f"SELECT @@{name}").scalar())
+
+        mariadb = "MariaDB" if getattr(connection.dialect, "is_mariadb", False) else "MySQL"
+        return {
+            "database": f"{mariadb} {ask('version')}",
+            "driver": str(connection.dialect.loaded_dbapi.__name__),
+            "innodb_flush_log_at_trx_commit": ask("innodb_flush_log_at_trx_commit"),
+            "sql_mode": ask("sql_mode"),
+            "time_zone": ask("time_zone"),
+        }
+
+    def update_each(
+        self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> list[int]:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            row = _travelling(operation.incoming)
+            statement = Statement(operation.name, operation.build(row))
+            operation.statements[self.name] = statement
+        # In key order, so that two batches over the same rows wait for each other, not in a circle.
+        position = operation.key_position
+        ordered = sorted(range(len(rows)), key=lambda i: rows[i][position])
+        try:
+            with tx.savepoint():
+                document = _document([rows[i] for i in ordered])
+                if statement.run(tx, rows=document, **common) == len(rows):
+                    return []
+                raise _SomeRefused
+        except _SomeRefused:
+            return [
+                i
+                for i, row in enumerate(rows)
+                if not statement.run(tx, rows=_document([row]), **common)
+            ]
+
+    def insert_each(
+        self, operation: InsertEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> list[int]:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            values = operation.assignments(_travelling(operation.incoming))
+            statement = Statement(
+                operation.name,
+                insert(operation.table).from_select(list(values), select(*values.values())),
+            )
+            operation.statements[self.name] = statement
+
+        # Not INSERT IGNORE: that would also swallow values that do not fit.
+        def taken(part: Sequence[Row]) -> bool:
+            try:
+                with tx.savepoint():
+                    statement.run(tx, rows=_document(part), **common)
+            except Duplicate:
+                return True
+            return False
+
+        if not taken(rows):
+            return []
+        if len(rows) == 1:
+            return [0]
+        return [i for i, row in enumerate(rows) if taken([row])]
+
+    def claim_each(
+        self, operation: ClaimEach, tx: Transaction, limit: int, common: dict[str, Any]
+    ) -> list[Row]:
+        pick, take = self._claiming(operation)
+        # One statement answers what the rows will hold, the next writes it: there is no
+        # UPDATE … RETURNING. The lock of the first lasts until the second has run.
+        rows = pick.rows(tx, limit=limit, **common)
+        if rows:
+            keys = sorted(row[0] for row in rows)
+            take.run(tx, rows=_document([(key,) for key in keys]), **common)
+        return [row[1:] for row in rows]
+
+    def _claiming(self, operation: ClaimEach) -> tuple[Statement, Statement]:
+        pick = operation.statements.get(f"{self.name}.pick")
+        take = operation.statements.get(f"{self.name}.take")
+        if pick is None or take is None:
+            after = [operation.set_.get(c.name, c) for c in operation.returning]
+            pick = Statement(
+                f"{operation.name}.pick",
+                select(operation.key, *after)
+                .where(operation.due)
+                .order_by(*operation.order_by)
+                .limit(bindparam("limit", type_=BigInteger()))
+                .with_for_update(skip_locked=True),
+            )
+            row = _travelling([operation.key])
+            take = Statement(
+                operation.name,
+                update(operation.table)
+                .where(operation.key == getattr(row, operation.key.name))
+                .values(dict(operation.set_)),
+            )
+            operation.statements[f"{self.name}.pick"] = pick
+            operation.statements[f"{self.name}.take"] = take
+        return pick, take
+
+    def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
+        """Nothing to write: other processes poll."""
+
+    def watcher(self, url: URL, settings: StoreSettings, bells: Bells) -> Watcher | None:
+        return None
+
+    @contextmanager
+    def migrating(self, connection: Connection) -> Iterator[None]:
+        # Each DDL statement commits by itself here, so a lock of the transaction would be gone
+        # after the first; this one is the session's and is given back at the end.
+        got = connection.execute(
+            text("SELECT GET_LOCK(:name, :wait)"),
+            {"name": MIGRATION_LOCK, "wait": MIGRATION_WAIT_SECONDS_MAX},
+        ).scalar()
+        if got != 1:
+            message = "another process has been migrating this database for too long"
+            raise StoreBusy(message, hint="wait for it, or look for a session that hangs")
+        try:
+            yield
+        finally:
+            connection.execute(text("SELECT RELEASE_LOCK(:name)"), {"name": MIGRATION_LOCK})
+
+
+def _configure(connection: Any, settings: StoreSettings) -> None:
+    cursor = connection.cursor()
+    cursor.execute("SELECT @@version")
+    (version,) = cursor.fetchone()
+    _check_version(str(version))
+    wait = max(1, round(settings.lock_timeout_seconds))
+    cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {wait}")
+    # Without strictness a value that does not fit is cut short in silence.
+    cursor.execute("SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_TRANS_TABLES')")
+    cursor.close()
+
+
+def _check_version(version: str) -> None:
+    numbers = tuple(int(part) for part in version.split("-", maxsplit=1)[0].split(".")[:3])
+    mariadb = "mariadb" in version.lower()
+    if numbers < (MARIADB_MIN if mariadb else MYSQL_MIN):
+        message = f"the server is {version}"
+        raise Unsupported(message, hint="use MariaDB 10.6 or MySQL 8.0.4, or newer")
+
+
+class _JsonTable(FunctionElement[Any]):
+    """The rows of a JSON document as a table."""
+
+    inherit_cache = False
+    name = "json_table"
+
+    def __init__(self, columns: Sequence[Any]) -> None:
+        super().__init__(bindparam("rows", type_=Text()))
+        self.travelling = columns
+
+
+@compiles(_JsonTable, "mysql")
+@compiles(_JsonTable, "mariadb")
+def _render_json_table(element: _JsonTable, compiler: Any, **kw: Any) -> str:
+    def kind(of: Any) -> str:
+        concrete = of.dialect_impl(compiler.dialect)
+        rendered: str = compiler.dialect.type_compiler_instance.process(of)
+        textual = isinstance(concrete, sqltypes.String) and "COLLATE" not in rendered
+        return f"{rendered} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin" if textual else rendered
+
+    quote = compiler.preparer.quote
+    listed = ", ".join(
+        f"{quote(c.name)} {kind(c.type)} PATH '$[{i}]'" for i, c in enumerate(element.travelling)
+    )
+    document = compiler.process(element.clause_expr.element, **kw)
+    return f"JSON_TABLE({document}, '$[*]' COLUMNS({listed}))"
+
+
+def _travelling(columns: Sequence[Any]) -> Incoming:
+    alias = _JsonTable(columns).table_valued(
+        *[column(c.name, c.type) for c in columns], name="incoming"
+    )
+    return Incoming({c.name: alias.c[c.name] for c in columns})
+
+
+def _document(rows: Sequence[Row]) -> str:
+    return msgspec.json.encode(rows).decode()
+
+
+class _SomeRefused(Exception):
+    """Undoes the savepoint."""

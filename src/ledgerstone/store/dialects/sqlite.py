@@ -1,0 +1,226 @@
+"""SQLite: one file, one writer at a time."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sqlite3
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import BigInteger, Engine, bindparam, create_engine, event, select, update
+from sqlalchemy.dialects.sqlite import insert
+
+from ledgerstone.errors import BadInput, Unsupported
+from ledgerstone.store.batch import ClaimEach, Incoming, InsertEach, UpdateEach
+from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.wakeups.data_version import DataVersionWatcher
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL, Connection
+
+    from ledgerstone.settings import StoreSettings
+    from ledgerstone.store.transaction import Transaction
+    from ledgerstone.store.wakeup import Bells, Watcher
+
+VERSION_MIN = (3, 35, 0)
+"""RETURNING."""
+VERSION_SOUND = (3, 51, 3)
+"""Older ones can corrupt a file that several connections write in WAL mode (the WAL-reset bug)."""
+DRIVERS = ("pysqlite3.dbapi2", "sqlite3")
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+WRITE = "BEGIN IMMEDIATE"
+READ = "BEGIN"
+_SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
+READ_OPTION = "ledgerstone_read"
+
+
+class SQLite:
+    """The embedded default."""
+
+    name = "sqlite"
+    one_writer = True
+    embedded = True
+
+    def open(self, url: URL, settings: StoreSettings) -> Engine:
+        path = file_of(url)
+        driver = best_driver()
+        _make_private(path)
+        engine = create_engine(
+            url,
+            module=driver,
+            pool_size=settings.pool_size_max,
+            max_overflow=0,
+            pool_timeout=settings.lock_timeout_seconds,
+            connect_args={"timeout": settings.busy_timeout_seconds},
+        )
+        event.listen(engine, "connect", lambda connection, _: _configure(connection, settings))
+        event.listen(engine, "begin", _begin)
+        return engine
+
+    def describe(self, connection: Connection) -> Mapping[str, str]:
+        def ask(pragma: str) -> str:
+            return str(connection.exec_driver_sql(f"PRAGMA {pragma}").scalar())
+
+        return {
+            "database": f"SQLite {connection.exec_driver_sql('SELECT sqlite_version()').scalar()}",
+            "driver": str(connection.dialect.loaded_dbapi.__name__),
+            "journal_mode": ask("journal_mode"),
+            "synchronous": _SYNCHRONOUS[int(ask("synchronous"))],
+            "auto_vacuum": {"0": "none", "1": "full", "2": "incremental"}[ask("auto_vacuum")],
+            "foreign_keys": ask("foreign_keys"),
+            "busy_timeout_ms": ask("busy_timeout"),
+        }
+
+    def update_each(
+        self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> list[int]:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            row = _travelling(operation.incoming)
+            statement = Statement(operation.name, operation.build(row))
+            operation.statements[self.name] = statement
+        return _optimistic(statement, tx, operation.incoming, rows, common)
+
+    def insert_each(
+        self, operation: InsertEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> list[int]:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            row = _travelling(operation.incoming)
+            values = operation.assignments(row)
+            statement = Statement(
+                operation.name, insert(operation.table).values(values).on_conflict_do_nothing()
+            )
+            operation.statements[self.name] = statement
+        return _optimistic(statement, tx, operation.incoming, rows, common)
+
+    def claim_each(
+        self, operation: ClaimEach, tx: Transaction, limit: int, common: dict[str, Any]
+    ) -> list[Row]:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            due = (
+                select(operation.key)
+                .where(operation.due)
+                .order_by(*operation.order_by)
+                .limit(bindparam("limit", type_=BigInteger()))
+            )
+            statement = Statement(
+                operation.name,
+                update(operation.table)
+                .where(operation.key.in_(due))
+                .values(dict(operation.set_))
+                .returning(*operation.returning),
+            )
+            operation.statements[self.name] = statement
+        return statement.rows(tx, limit=limit, **common)
+
+    def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
+        """Nothing to write: a commit by another connection shows in `PRAGMA data_version`."""
+
+    def watcher(self, url: URL, settings: StoreSettings, bells: Bells) -> Watcher | None:
+        return DataVersionWatcher(best_driver(), file_of(url), bells)
+
+    @contextmanager
+    def migrating(self, connection: Connection) -> Iterator[None]:
+        # BEGIN IMMEDIATE already holds off every other writer.
+        yield
+
+
+def file_of(url: URL) -> Path:
+    """The file a SQLite URL names."""
+    if not url.database or url.database == ":memory:" or url.query.get("mode") == "memory":
+        message = "a ledger in memory would lose what it accepted"
+        raise BadInput(message, hint="name a file: sqlite:///ledger.db")
+    return Path(url.database)
+
+
+def best_driver() -> ModuleType:
+    """The driver with the newest SQLite; a warning if that one can corrupt a busy file."""
+    for name in DRIVERS:
+        try:
+            driver = importlib.import_module(name)
+        except ImportError:
+            continue
+        version: tuple[int, ...] = driver.sqlite_version_info
+        if version < VERSION_MIN:
+            message = f"SQLite {driver.sqlite_version} is too old"
+            raise Unsupported(message, hint="install pysqlite3")
+        if version < VERSION_SOUND:
+            warnings.warn(
+                f"SQLite {driver.sqlite_version} of {name} has the WAL-reset bug: several "
+                "connections that write at once can corrupt the file. Install pysqlite3.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return driver
+    return sqlite3
+
+
+def _make_private(path: Path) -> None:
+    """The file exists and only its owner reads it, before SQLite writes to it."""
+    path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, FILE_MODE))
+    except OSError as error:
+        message = f"cannot open {path}: {error.strerror}"
+        raise BadInput(message, hint="name a file that can be written") from error
+
+
+def _configure(connection: Any, settings: StoreSettings) -> None:
+    connection.isolation_level = None  # `_begin` says when a transaction starts, not the driver.
+    cursor = connection.cursor()
+    for pragma in (
+        f"busy_timeout={int(settings.busy_timeout_seconds * 1000)}",
+        "auto_vacuum=INCREMENTAL",  # before anything is written: it cannot be added later
+        "journal_mode=WAL",
+        f"synchronous={settings.sqlite_synchronous}",
+        "foreign_keys=ON",
+        f"cache_size=-{settings.cache_kib}",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+        cursor.fetchall()
+    cursor.close()
+
+
+def _begin(connection: Connection) -> None:
+    reading = connection.get_execution_options().get(READ_OPTION, False)
+    connection.exec_driver_sql(READ if reading else WRITE)
+
+
+def _travelling(columns: Sequence[Any]) -> Incoming:
+    return Incoming({c.name: bindparam(f"in_{c.name}", type_=c.type) for c in columns})
+
+
+def _optimistic(
+    statement: Statement,
+    tx: Transaction,
+    columns: Sequence[Any],
+    rows: Sequence[Row],
+    common: dict[str, Any],
+) -> list[int]:
+    """All at once; only if not every row took effect, again one by one to see which."""
+    names = [f"in_{column.name}" for column in columns]
+
+    def run_one(row: Row) -> int:
+        return statement.run(tx, **common, **dict(zip(names, row, strict=True)))
+
+    if len(rows) > 1:
+        try:
+            with tx.savepoint():
+                if statement.run_each(tx, names, rows, **common) == len(rows):
+                    return []
+                raise _SomeRefused
+        except _SomeRefused:
+            pass
+    return [i for i, row in enumerate(rows) if not run_one(row)]
+
+
+class _SomeRefused(Exception):
+    """Undoes the savepoint."""

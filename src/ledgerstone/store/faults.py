@@ -1,0 +1,118 @@
+"""Driver errors become Ledgerstone errors here, and nowhere else."""
+
+from __future__ import annotations
+
+from sqlalchemy import exc as sa_exc
+
+from ledgerstone import errors
+
+_POSTGRES_EXACT: dict[str, type[errors.StoreError]] = {
+    "40001": errors.StoreBusy,
+    "40P01": errors.StoreBusy,
+    "55P03": errors.StoreBusy,
+    "57014": errors.StoreBusy,
+    "53100": errors.StoreFull,
+    "53300": errors.StoreUnavailable,
+    "42501": errors.StoreDenied,
+    "25006": errors.StoreDenied,
+    "3D000": errors.StoreDenied,
+    "42P01": errors.SchemaMissing,
+    "23505": errors.Duplicate,
+    "XX001": errors.StoreCorrupt,
+    "XX002": errors.StoreCorrupt,
+}
+_POSTGRES_CLASS: dict[str, type[errors.StoreError]] = {
+    "08": errors.StoreUnavailable,
+    "57": errors.StoreUnavailable,
+    "28": errors.StoreDenied,
+}
+# A refused connection carries no SQLSTATE, only words.
+_POSTGRES_DENIED = ("authentication failed", "does not exist", "no pg_hba.conf entry")
+_MYSQL: dict[int, type[errors.StoreError]] = {
+    **dict.fromkeys((1205, 1213, 3572, 3058), errors.StoreBusy),
+    **dict.fromkeys((1040, 1053, 1080, 1152, 1158, 1159, 1160, 1161), errors.StoreUnavailable),
+    **dict.fromkeys((0, 1927, 2002, 2003, 2006, 2013, 2014), errors.StoreUnavailable),
+    **dict.fromkeys((2045, 2055, 4031), errors.StoreUnavailable),
+    **dict.fromkeys((1021, 1041, 1114), errors.StoreFull),
+    **dict.fromkeys((1044, 1045, 1049, 1142, 1143), errors.StoreDenied),
+    **dict.fromkeys((1227, 1290, 1698, 1792, 1836), errors.StoreDenied),
+    **dict.fromkeys((1146,), errors.SchemaMissing),
+    **dict.fromkeys((1062, 1586), errors.Duplicate),
+    **dict.fromkeys((1034, 1035, 1194, 1712), errors.StoreCorrupt),
+}
+_SQLITE: tuple[tuple[str, type[errors.StoreError]], ...] = (
+    ("database is locked", errors.StoreBusy),
+    ("database table is locked", errors.StoreBusy),
+    ("database or disk is full", errors.StoreFull),
+    ("malformed", errors.StoreCorrupt),
+    ("not a database", errors.StoreCorrupt),
+    ("readonly database", errors.StoreDenied),
+    ("access permission denied", errors.StoreDenied),
+    ("unable to open database", errors.StoreUnavailable),
+    ("disk i/o error", errors.StoreUnavailable),
+    ("no such table", errors.SchemaMissing),
+    ("unique constraint", errors.Duplicate),
+    ("closed database", errors.StoreUnavailable),
+)
+_HINTS: dict[type[errors.StoreError], str] = {
+    errors.SchemaMissing: "run `ledgerstone migrate` on this database",
+    errors.StoreBusy: "run the transaction again",
+    errors.StoreFull: "make room on the database's disk",
+    errors.StoreUnavailable: "check that the database is running and reachable",
+    errors.StoreDenied: "check user, password, rights, and whether it is read-only",
+}
+
+
+def translated(error: BaseException) -> BaseException:
+    """The Ledgerstone error for a driver's; anything else is handed back as it is."""
+    original = error
+    if isinstance(error, sa_exc.DBAPIError) and error.orig is not None:
+        original = error.orig
+    elif isinstance(error, sa_exc.TimeoutError):
+        return errors.StoreBusy(str(error), hint="raise store.pool_size_max")
+    kind = _kind(original)
+    if kind is None:
+        return error
+    words = " ".join(str(part) for part in original.args) or type(original).__name__
+    return kind(words.strip(), hint=_HINTS.get(kind))
+
+
+def _kind(error: BaseException) -> type[errors.StoreError] | None:
+    # Drivers are optional: their errors are known by the names that DB-API gives them.
+    names = {base.__name__ for base in type(error).__mro__}
+    module = type(error).__module__.partition(".")[0]
+    if "Error" not in names or module in {"builtins", "ledgerstone"}:
+        return None
+    if module in {"psycopg", "asyncpg", "psycopg2"}:
+        return _postgres(error, names)
+    if module in {"pymysql", "MySQLdb", "asyncmy", "aiomysql"}:
+        return _mysql(error, names)
+    if module in {"sqlite3", "pysqlite3", "sqlcipher3", "_sqlite3"}:
+        return _sqlite(error)
+    return errors.StoreError if "DatabaseError" in names else None
+
+
+def _postgres(error: BaseException, names: set[str]) -> type[errors.StoreError]:
+    state: str | None = getattr(error, "sqlstate", None)
+    if state is None:
+        words = str(error)
+        if any(part in words for part in _POSTGRES_DENIED):
+            return errors.StoreDenied
+        lost = names & {"OperationalError", "InterfaceError"}
+        return errors.StoreUnavailable if lost else errors.StoreError
+    return _POSTGRES_EXACT.get(state) or _POSTGRES_CLASS.get(state[:2], errors.StoreError)
+
+
+def _mysql(error: BaseException, names: set[str]) -> type[errors.StoreError]:
+    number = error.args[0] if error.args and isinstance(error.args[0], int) else None
+    if number is None:
+        return errors.StoreUnavailable if "InterfaceError" in names else errors.StoreError
+    return _MYSQL.get(number, errors.StoreError)
+
+
+def _sqlite(error: BaseException) -> type[errors.StoreError]:
+    words = str(error).lower()
+    for part, kind in _SQLITE:
+        if part in words:
+            return kind
+    return errors.StoreError

@@ -1,0 +1,196 @@
+"""Joining the caller's transaction: whatever they hold, as a SQLAlchemy connection.
+
+What comes in                      what is used of it
+─────────────────────────────────  ─────────────────────────────────────────────────
+SQLAlchemy Connection              itself
+SQLAlchemy Session                 the connection of its transaction
+Django connection (inside atomic)  the driver's connection under it
+psycopg, sqlite3, PyMySQL, …       a SQLAlchemy connection laid over it
+
+The connection is never committed, rolled back, closed or given to a pool here. Laid over a driver's
+connection it has a pool of one that does nothing at its return.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Engine, inspect
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
+
+from ledgerstone.errors import BadInput, NotInTransaction, WrongDatabase
+from ledgerstone.store.tables import ledger_identity
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine.interfaces import Dialect as DriverDialect
+
+    from ledgerstone.store.database import Database
+
+DRIVERS = {
+    "sqlite3": "sqlite",
+    "pysqlite3": "sqlite",
+    "sqlcipher3": "sqlite",
+    "psycopg": "postgresql",
+    "pymysql": "mysql",
+    "MySQLdb": "mysql",
+}
+_SERVER_STATUS_IN_TRANS = 1
+_KNOWN_AS_OURS = "ledgerstone_identity"
+
+
+class Joiner:
+    """Adopts the caller's connections for one database."""
+
+    def __init__(self, database: Database[Any]) -> None:
+        self._database = database
+        self._engines_known: WeakKeyDictionary[Engine, str] = WeakKeyDictionary()
+        self._drivers: dict[str, DriverDialect] = {}
+
+    def connection_of(self, joined: object) -> Connection:
+        """A SQLAlchemy connection inside the caller's transaction."""
+        if isinstance(joined, Session):
+            joined = joined.connection()
+        if isinstance(joined, Connection):
+            connection = joined
+            if not connection.in_transaction():
+                connection.begin()
+        else:
+            connection = self._laid_over(self._driver_connection(joined))
+        raw: Any = connection.connection.dbapi_connection
+        self._check_kind(connection.dialect.name)
+        _check_open_transaction(raw, self._database.dialect.name)
+        self._check_identity(connection)
+        return connection
+
+    def _driver_connection(self, joined: object) -> Any:
+        if hasattr(joined, "in_atomic_block") and hasattr(joined, "connection"):
+            if not joined.in_atomic_block:
+                message = "the Django connection is not inside a transaction"
+                raise NotInTransaction(message, hint="open `with transaction.atomic():` first")
+            joined.ensure_connection()  # type: ignore[attr-defined]
+            return joined.connection
+        package = type(joined).__module__.partition(".")[0]
+        names = {base.__module__.partition(".")[0] for base in type(joined).__mro__}
+        if names & set(DRIVERS) and hasattr(joined, "cursor"):
+            return joined
+        message = f"cannot join a {package}.{type(joined).__name__}"
+        raise BadInput(
+            message,
+            hint="give a SQLAlchemy connection or session, a Django connection,"
+            " or a psycopg, sqlite3 or PyMySQL connection",
+        )
+
+    def _laid_over(self, raw: Any) -> Connection:
+        names = [base.__module__.partition(".")[0] for base in type(raw).__mro__]
+        driver = next(name for name in names if name in DRIVERS)
+        self._check_kind(DRIVERS[driver])
+        pool = StaticPool(lambda: raw, reset_on_return=None)
+        engine = Engine(pool, self._driver_dialect(driver, raw), self._database.engine.url)
+        return engine.connect()
+
+    def _driver_dialect(self, driver: str, raw: Any) -> DriverDialect:
+        """How SQLAlchemy talks to this driver; our own engine's if it is the same."""
+        known = self._drivers.get(driver)
+        if known is not None:
+            return known
+        ours = self._database.engine.dialect
+        module = ours.loaded_dbapi.__name__.partition(".")[0]
+        if module == driver:
+            self._database.identity  # noqa: B018 - connects, which makes the dialect ready
+            dialect = ours
+        else:
+            dialect = _other_driver(driver, ours)
+        self._drivers[driver] = dialect
+        return dialect
+
+    def _check_kind(self, kind: str) -> None:
+        kind = "mysql" if kind == "mariadb" else kind
+        if kind != self._database.dialect.name:
+            message = f"the connection is to {kind}, the ledger is on {self._database.dialect.name}"
+            raise WrongDatabase(message, hint="join a connection to the ledger's own database")
+
+    def _check_identity(self, connection: Connection) -> None:
+        """Refuse a connection to another database, without spoiling its transaction."""
+        ours = self._database.identity
+        theirs = self._engines_known.get(connection.engine) or connection.info.get(_KNOWN_AS_OURS)
+        if theirs is None:
+            theirs = _identity_seen_by(connection)
+            if theirs == ours:
+                self._engines_known[connection.engine] = theirs
+        if theirs != ours:
+            message = "the connection is to another database than the ledger's"
+            raise WrongDatabase(message, hint="join a connection to the ledger's own database")
+
+
+def _identity_seen_by(connection: Connection) -> str | None:
+    # Asked first, for a statement that fails would end a PostgreSQL transaction.
+    if not inspect(connection).has_table(ledger_identity.name):
+        return None
+    found = connection.execute(ledger_identity.select().with_only_columns(ledger_identity.c.id))
+    value = found.scalar()
+    return None if value is None else str(value)
+
+
+def _other_driver(driver: str, ours: DriverDialect) -> DriverDialect:
+    """The dialect for another driver of the same database, as ready as our own."""
+    if driver in {"sqlite3", "pysqlite3", "sqlcipher3"}:
+        import importlib
+
+        from sqlalchemy.dialects.sqlite.pysqlite import dialect as pysqlite
+
+        name = driver if driver == "sqlite3" else f"{driver}.dbapi2"
+        return pysqlite(dbapi=importlib.import_module(name))
+    if driver == "pymysql":
+        from sqlalchemy.dialects.mysql.pymysql import dialect as mysql
+    else:
+        from sqlalchemy.dialects.mysql.mysqldb import dialect as mysql  # type: ignore[assignment]
+    other = mysql(dbapi=mysql.import_dbapi())
+    for fact in ("server_version_info", "is_mariadb", "_server_ansiquotes", "_backslash_escapes"):
+        if hasattr(ours, fact):
+            setattr(other, fact, getattr(ours, fact))
+    return other
+
+
+def _check_open_transaction(raw: Any, kind: str) -> None:
+    """Refuse a connection on which our rows would commit alone."""
+    if kind == "postgresql":
+        _check_postgresql(raw)
+    elif kind == "mysql":
+        _check_mysql(raw)
+    else:
+        _check_sqlite(raw)
+
+
+def _check_postgresql(raw: Any) -> None:
+    info = getattr(raw, "info", None)
+    idle = info is not None and info.transaction_status.name == "IDLE"
+    if idle and raw.autocommit:
+        raise _alone("leave autocommit off, or open `with connection.transaction():`")
+
+
+def _check_mysql(raw: Any) -> None:
+    status = getattr(raw, "server_status", None)
+    autocommit = raw.get_autocommit() if hasattr(raw, "get_autocommit") else False
+    if autocommit and not (isinstance(status, int) and status & _SERVER_STATUS_IN_TRANS):
+        raise _alone("call `connection.begin()` first")
+
+
+def _check_sqlite(raw: Any) -> None:
+    # Async drivers keep the real connection inside.
+    inner = getattr(raw, "_connection", raw)
+    if inner.in_transaction:
+        return
+    if getattr(inner, "isolation_level", "") is None or getattr(inner, "autocommit", -1) is True:
+        raise _alone("execute BEGIN IMMEDIATE first")
+    # The driver begins a transaction at the first write it recognises; ours must be in it, and a
+    # savepoint must not become the transaction.
+    cursor = raw.cursor()
+    cursor.execute("BEGIN IMMEDIATE")
+    cursor.close()
+
+
+def _alone(hint: str) -> NotInTransaction:
+    message = "the connection commits every statement by itself: there is no transaction to join"
+    return NotInTransaction(message, hint=hint)

@@ -1,0 +1,131 @@
+"""Leases: one holder at a time, by the database's clock, with a token that only ever grows.
+
+    free ──acquire──▶ held ──renew──▶ held
+     ▲                 │ │
+     │◀────release─────┘ └──time runs out──▶ free for anyone, token + 1 at the next acquire
+
+A holder that was paused past its time cannot know it: so what it writes is fenced. `fence` proves,
+inside the writing transaction, that the lease is still held, and keeps it from being taken until
+that transaction ends. The row stays when a lease is released, for the token must not start again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import BigInteger, bindparam, case, select, update
+
+from ledgerstone.errors import BadInput, LeaseLost
+from ledgerstone.store.batch import InsertEach
+from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.statement import Statement
+from ledgerstone.store.tables import LEASE_CHARS_MAX, OWNER_CHARS_MAX, leases
+
+if TYPE_CHECKING:
+    from ledgerstone.store.transaction import Transaction
+
+SECONDS_MAX = 86_400.0
+
+_name = bindparam("name", type_=leases.c.lease.type)
+_owner = bindparam("owner_", type_=leases.c.owner.type)
+_token = bindparam("token_", type_=BigInteger())
+_until = now_ms() + bindparam("ttl_ms", type_=BigInteger())
+_held = (
+    (leases.c.lease == _name)
+    & (leases.c.owner == _owner)
+    & (leases.c.token == _token)
+    & (leases.c.expires_at_ms > now_ms())
+)
+
+_look = Statement(
+    "leases.look",
+    select(
+        leases.c.owner,
+        leases.c.token,
+        case((leases.c.expires_at_ms > now_ms(), 1), else_=0),
+    )
+    .where(leases.c.lease == _name)
+    .with_for_update(),
+)
+_take = Statement(
+    "leases.take",
+    update(leases)
+    .where(leases.c.lease == _name)
+    .values(owner=_owner, token=_token, expires_at_ms=_until),
+)
+_create = InsertEach(
+    "leases.create",
+    leases,
+    incoming=(leases.c.lease, leases.c.owner, leases.c.expires_at_ms),
+    values=lambda row: {"expires_at_ms": now_ms() + row.expires_at_ms, "token": 1},
+)
+_renew = Statement("leases.renew", update(leases).where(_held).values(expires_at_ms=_until))
+_release = Statement("leases.release", update(leases).where(_held).values(expires_at_ms=0))
+_fence = Statement("leases.fence", select(leases.c.token).where(_held).with_for_update())
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """A lease that was held when this was made."""
+
+    name: str
+    owner: str
+    token: int
+
+
+def acquire(tx: Transaction, name: str, owner: str, *, seconds: float) -> Lease | None:
+    """Take the lease if it is free; None if another holds it. One's own is renewed."""
+    _check(name, owner, seconds)
+    ttl_ms = round(seconds * 1000)
+    row = _look.one(tx, name=name)
+    if row is None:
+        # Two may come here at once: one of them inserts, the other finds it held.
+        if not _create.run(tx, [(name, owner, ttl_ms)]):
+            return Lease(name, owner, 1)
+        row = _look.one(tx, name=name)
+        if row is None:
+            return None
+    holder, token, held = row
+    if held and holder != owner:
+        return None
+    token = token if held else token + 1
+    _take.run(tx, name=name, owner_=owner, token_=token, ttl_ms=ttl_ms)
+    return Lease(name, owner, token)
+
+
+def renew(tx: Transaction, lease: Lease, *, seconds: float) -> None:
+    """Hold it for so long from now; LeaseLost if it ran out, even if nobody took it yet."""
+    _check(lease.name, lease.owner, seconds)
+    if not _renew.run(tx, ttl_ms=round(seconds * 1000), **_identity(lease)):
+        raise _lost(lease)
+
+
+def release(tx: Transaction, lease: Lease) -> bool:
+    """Give it back; False if it was no longer held."""
+    return bool(_release.run(tx, **_identity(lease)))
+
+
+def fence(tx: Transaction, lease: Lease) -> None:
+    """LeaseLost unless it is held now; nobody can take it until this transaction ends."""
+    if _fence.one(tx, **_identity(lease)) is None:
+        raise _lost(lease)
+
+
+def _identity(lease: Lease) -> dict[str, Any]:
+    return {"name": lease.name, "owner_": lease.owner, "token_": lease.token}
+
+
+def _lost(lease: Lease) -> LeaseLost:
+    return LeaseLost(f"{lease.owner} no longer holds the lease {lease.name!r} ({lease.token})")
+
+
+def _check(name: str, owner: str, seconds: float) -> None:
+    if not 0 < len(name) <= LEASE_CHARS_MAX:
+        message = f"the name of a lease has 1 to {LEASE_CHARS_MAX} characters"
+        raise BadInput(message)
+    if not 0 < len(owner) <= OWNER_CHARS_MAX:
+        message = f"the owner of a lease has 1 to {OWNER_CHARS_MAX} characters"
+        raise BadInput(message)
+    if not 0 < seconds <= SECONDS_MAX:
+        message = f"a lease lasts more than 0 and at most {SECONDS_MAX:.0f} seconds"
+        raise BadInput(message)

@@ -1,0 +1,70 @@
+"""The one place that times every statement and counts the rows that went through it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+
+import msgspec
+
+_log = logging.getLogger("ledgerstone.store")
+
+
+class Tally(msgspec.Struct):
+    """What one named statement did so far."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    slow: int = 0
+    read: int = 0
+    written: int = 0
+    refused: int = 0
+
+
+class Measure:
+    """Counts per statement name; a slow statement is logged by its name, never with its values."""
+
+    def __init__(self, *, slow_ms: float) -> None:
+        self._slow_seconds = slow_ms / 1000
+        self._tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        self._lock = threading.Lock()
+
+    def note(
+        self, name: str, seconds: float, *, read: int = 0, written: int = 0, refused: int = 0
+    ) -> None:
+        """One run of a statement: how long, rows read, rows written, rows refused as duplicates."""
+        slow = seconds > self._slow_seconds
+        with self._lock:
+            tally = self._tallies[name]
+            tally.calls += 1
+            tally.seconds += seconds
+            tally.slow += slow
+            tally.read += read
+            tally.written += written
+            tally.refused += refused
+        if slow:
+            _log.warning(
+                "slow statement %s took %.0f ms (%d read, %d written)",
+                name,
+                seconds * 1000,
+                read,
+                written,
+            )
+
+    def by_name(self) -> dict[str, Tally]:
+        """A copy of all tallies."""
+        with self._lock:
+            return {name: msgspec.structs.replace(tally) for name, tally in self._tallies.items()}
+
+    def total(self) -> Tally:
+        """All statements together."""
+        total = Tally()
+        for tally in self.by_name().values():
+            total.calls += tally.calls
+            total.seconds += tally.seconds
+            total.slow += tally.slow
+            total.read += tally.read
+            total.written += tally.written
+            total.refused += tally.refused
+        return total

@@ -1,0 +1,48 @@
+"""How Alembic runs our migrations: on the connection it is given, or as text for a dialect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alembic import context
+from sqlalchemy import delete, insert
+
+from ledgerstone.failpoints import hit
+from ledgerstone.store.expressions import database_now_ms
+from ledgerstone.store.migrating import VERSION_TABLE
+from ledgerstone.store.tables import schema_version, tables
+
+
+def _keep_schema_version(*, ctx: Any, step: Any, **_: Any) -> None:
+    """`schema_version` tells what was applied and when, in the transaction that applied it."""
+    for revision in step.up_revision_ids if step.is_upgrade else step.down_revision_ids:
+        number = int(revision)
+        if step.is_upgrade:
+            row = {"version": number, "applied_at": database_now_ms() // 1000}
+            ctx.impl._exec(delete(schema_version).where(schema_version.c.version == number))  # noqa: SLF001
+            ctx.impl._exec(insert(schema_version).values(row))  # noqa: SLF001
+        else:
+            ctx.impl._exec(delete(schema_version).where(schema_version.c.version >= number))  # noqa: SLF001
+    hit("migrate.step")
+
+
+_options: dict[str, Any] = {
+    "target_metadata": tables,
+    "version_table": VERSION_TABLE,
+    "on_version_apply": _keep_schema_version,
+    "transaction_per_migration": False,
+}
+
+_attributes = context.config.attributes
+if context.is_offline_mode():
+    context.configure(
+        dialect_name=_attributes["dialect"],
+        literal_binds=True,
+        dialect_opts={"paramstyle": "named"},
+        **_options,
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+else:
+    context.configure(connection=_attributes["connection"], **_options)
+    context.run_migrations()

@@ -1,0 +1,131 @@
+"""Keyset pages: a list read in steps, each from where the last one ended.
+
+A page costs the same however deep it lies, and rows that are added meanwhile move nothing: the next
+page begins behind the last row that was seen. The cursor is opaque; it carries a check that ties it
+to the list and to the database it came from, so that a cut, altered or foreign one is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+from sqlalchemy import BigInteger, Select, and_, bindparam, or_
+
+from ledgerstone.errors import BadInput
+from ledgerstone.store.statement import Row, Statement
+
+if TYPE_CHECKING:
+    from sqlalchemy.sql.elements import ColumnElement
+
+    from ledgerstone.store.transaction import Transaction
+
+LIMIT_MAX = 1000
+CURSOR_CHARS_MAX = 2048
+_CHECK_BYTES = 12
+
+T = TypeVar("T")
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True):
+    """Some rows, and the cursor that leads to the next ones; None at the end."""
+
+    rows: list[T]
+    next: str | None
+
+
+class Keyset(Generic[T]):
+    """A list in a fixed order.
+
+    - The order's columns are among those selected, and together unique.
+    - `where` filters are part of `query`; their parameters are given at each read and are tied to
+      the cursor: a cursor of another filter is refused.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        query: Select[Any],
+        *,
+        order: Sequence[ColumnElement[Any]],
+        descending: bool = False,
+        make: Callable[[Row], T],
+    ) -> None:
+        self.name = name
+        self._make = make
+        selected = list(query.selected_columns)
+        names = [column.key for column in selected]
+        self._positions = [names.index(column.key) for column in order]
+        ordered = query.order_by(*[c.desc() if descending else c.asc() for c in order]).limit(
+            bindparam("limit", type_=BigInteger())
+        )
+        self._first = Statement(f"{name}.first_page", ordered)
+        self._next = Statement(f"{name}.next_page", ordered.where(_behind(order, descending)))
+
+    def read(
+        self, tx: Transaction, *, limit: int, cursor: str | None = None, **filters: Any
+    ) -> Page[T]:
+        """One page."""
+        if not 1 <= limit <= LIMIT_MAX:
+            message = f"a page has 1 to {LIMIT_MAX} rows, not {limit}"
+            raise BadInput(message)
+        key = self._key(tx, filters)
+        if cursor is None:
+            rows = self._first.rows(tx, limit=limit + 1, **filters)
+        else:
+            after = {f"after_{i}": value for i, value in enumerate(_opened(cursor, key))}
+            if len(after) != len(self._positions):
+                raise _foreign()
+            rows = self._next.rows(tx, limit=limit + 1, **filters, **after)
+        more = len(rows) > limit
+        rows = rows[:limit]
+        last = [rows[-1][i] for i in self._positions] if more else None
+        return Page([self._make(row) for row in rows], _sealed(last, key) if last else None)
+
+    def _key(self, tx: Transaction, filters: dict[str, Any]) -> bytes:
+        named = msgspec.json.encode([self.name, filters], order="deterministic")
+        return hashlib.sha256(tx.database.identity.encode() + named).digest()
+
+
+def _behind(order: Sequence[ColumnElement[Any]], descending: bool) -> ColumnElement[bool]:
+    """Rows behind the cursor, in a form that all databases answer from an index.
+
+    For (a, b): a <= :a AND (a < :a OR (a = :a AND b < :b)).
+    """
+    after = [bindparam(f"after_{i}", type_=column.type) for i, column in enumerate(order)]
+    steps = []
+    for i, column in enumerate(order):
+        beyond = column < after[i] if descending else column > after[i]
+        same = [order[j] == after[j] for j in range(i)]
+        steps.append(and_(*same, beyond))
+    lead = order[0] <= after[0] if descending else order[0] >= after[0]
+    return and_(lead, or_(*steps))
+
+
+def _sealed(values: Sequence[Any], key: bytes) -> str:
+    body = msgspec.json.encode([str(v) if not isinstance(v, int | str) else v for v in values])
+    check = hmac.digest(key, body, "sha256")[:_CHECK_BYTES]
+    return base64.urlsafe_b64encode(check + body).decode().rstrip("=")
+
+
+def _opened(cursor: str, key: bytes) -> list[Any]:
+    if len(cursor) > CURSOR_CHARS_MAX:
+        raise _foreign()
+    try:
+        raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+    except (binascii.Error, ValueError):
+        raise _foreign() from None
+    check, body = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:]
+    if not hmac.compare_digest(check, hmac.digest(key, body, "sha256")[:_CHECK_BYTES]):
+        raise _foreign()
+    values: list[Any] = msgspec.json.decode(body)
+    return values
+
+
+def _foreign() -> BadInput:
+    return BadInput("the cursor does not belong to this list", hint="begin again without a cursor")

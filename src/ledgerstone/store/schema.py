@@ -1,0 +1,72 @@
+"""How tables are declared: one naming convention, and the column types all databases share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import BigInteger, Index, MetaData, String, Text
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.types import TypeEngine
+
+NAMING = {
+    "pk": "pk_%(table_name)s",
+    "fk": "fk_%(table_name)s_%(referred_table_name)s_%(column_0_name)s",
+    "ix": "idx_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+}
+
+ID_CHARS = 36
+MYSQL_TABLE: dict[str, Any] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_bin",
+    "mariadb_engine": "InnoDB",
+    "mariadb_charset": "utf8mb4",
+    "mariadb_collate": "utf8mb4_bin",
+}
+
+
+def metadata() -> MetaData:
+    """A collection of tables that follows the naming convention."""
+    return MetaData(naming_convention=NAMING)
+
+
+def id_type() -> TypeEngine[str]:
+    """A UUIDv7 in its usual spelling: native on PostgreSQL, 36 ASCII characters elsewhere."""
+    ascii_text = mysql.CHAR(ID_CHARS, charset="ascii", collation="ascii_bin")
+    return (
+        String(ID_CHARS)
+        .with_variant(postgresql.UUID(as_uuid=False), "postgresql")
+        .with_variant(ascii_text, "mysql", "mariadb")
+    )
+
+
+def serial_type() -> TypeEngine[int]:
+    """A number that the database counts up (SQLite counts only plain INTEGER keys)."""
+    return BigInteger().with_variant(sqlite.INTEGER(), "sqlite")
+
+
+def text_type() -> TypeEngine[str]:
+    """Text without a limit that a body could meet (MySQL's TEXT ends at 64 KiB)."""
+    return Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+
+
+def partial_index(
+    name: str, *columns: Any, where: ColumnElement[bool], leading: Any
+) -> tuple[Index, Index]:
+    """An index of only the rows that meet `where`.
+
+    MySQL has no such index: there it covers all rows and the column that `where` asks leads it.
+    """
+    partial = Index(name, *columns, sqlite_where=where, postgresql_where=where)
+    full = Index(name, leading, *columns)
+    return (
+        partial.ddl_if(callable_=lambda *_, dialect, **__: not _is_mysql(dialect)),
+        full.ddl_if(callable_=lambda *_, dialect, **__: _is_mysql(dialect)),
+    )
+
+
+def _is_mysql(dialect: Any) -> bool:
+    return dialect.name in {"mysql", "mariadb"}

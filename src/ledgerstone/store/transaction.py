@@ -1,0 +1,65 @@
+"""A transaction: what everything durable happens inside of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from ledgerstone.store.database import Database
+
+
+class Transaction:
+    """One transaction on one database, ours or the caller's.
+
+    - `connection` is the SQLAlchemy connection: the caller's own statements go through it.
+    - A joined transaction is the caller's: it is never committed, rolled back or closed here.
+    - Channels woken inside it ring once each, and only if it commits.
+    """
+
+    def __init__(
+        self, database: Database[Any], connection: Connection, *, joined: bool = False
+    ) -> None:
+        self.database = database
+        self.connection = connection
+        self.joined = joined
+        self.woken: set[str] = set()
+        self._savepoints = 0
+
+    def cursor(self) -> Any:
+        """A cursor of the driver itself, inside this transaction."""
+        return self.connection.connection.cursor()
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """What happens inside is undone if it raises; the transaction stays usable."""
+        self._savepoints += 1
+        name = f"ledgerstone_{self._savepoints}"
+        self.command(f"SAVEPOINT {name}")
+        try:
+            yield
+        except BaseException:
+            self.command(f"ROLLBACK TO SAVEPOINT {name}")
+            self.command(f"RELEASE SAVEPOINT {name}")
+            raise
+        self.command(f"RELEASE SAVEPOINT {name}")
+
+    def command(self, text: str) -> None:
+        """Run a statement without parameters or rows, on the driver."""
+        cursor = self.cursor()
+        try:
+            cursor.execute(text)
+        finally:
+            cursor.close()
+
+    def wake(self, channel: str) -> None:
+        """Ring whoever waits for work on this channel, once this transaction has committed."""
+        if channel in self.woken:
+            return
+        self.woken.add(channel)
+        if self.joined:
+            # The commit is the caller's and out of sight: what travels with it must be written now.
+            self.database.dialect.announce(self, (channel,))

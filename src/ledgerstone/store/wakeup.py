@@ -1,0 +1,77 @@
+"""Wake-ups: polling is the truth, a bell only makes it prompt.
+
+A pump waits for its bell with a time limit. Bells are rung by transactions of the same process
+after they commit, and by a watcher, which sees what other processes committed: one file each under
+`wakeups/`. A watcher may be missing (MySQL), cut off or lose a ring; work is then found at the next
+poll.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Protocol
+
+ALL = "*"
+"""A ring for every channel: something was committed, it is not known what."""
+
+
+class Bell:
+    """Rings for one waiter; a ring before the wait is kept."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Until it rings or the time is up; says which, and is silent again."""
+        rang = self._event.wait(seconds)
+        self._event.clear()
+        return rang
+
+
+class Bells:
+    """The bells of one process on one database, by channel."""
+
+    def __init__(self) -> None:
+        self._bells: dict[str, set[Bell]] = {}
+        self._lock = threading.Lock()
+
+    def hang(self, channel: str, bell: Bell) -> None:
+        """From now on `bell` rings for this channel."""
+        with self._lock:
+            self._bells.setdefault(channel, set()).add(bell)
+
+    def take_down(self, channel: str, bell: Bell) -> None:
+        with self._lock:
+            self._bells.get(channel, set()).discard(bell)
+
+    def ring(self, channels: Iterable[str]) -> None:
+        with self._lock:
+            names = list(channels)
+            if ALL in names:
+                bells = {bell for hung in self._bells.values() for bell in hung}
+            else:
+                bells = {bell for name in names for bell in self._bells.get(name, ())}
+        for bell in bells:
+            bell.ring()
+
+
+class Watcher(Protocol):
+    """Sees what other processes commit and rings.
+
+    - `start` returns when it listens; what commits after that rings.
+    - `prompt` says whether it works at this moment; while not, its waiters poll faster.
+    - `stop` ends its thread and closes its connection.
+    """
+
+    @property
+    def prompt(self) -> bool: ...
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...

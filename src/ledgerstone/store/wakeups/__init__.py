@@ -1,0 +1,1 @@
+"""How each database tells another process that there is something to do."""

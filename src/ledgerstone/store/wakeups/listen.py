@@ -1,0 +1,96 @@
+"""PostgreSQL: LISTEN on a connection of its own.
+
+    cut off ──connect──▶ testing ──own NOTIFY arrives──▶ prompt
+       ▲                    │ does not arrive               │
+       │                    ▼                               │
+       └──── later ──── not prompt  ◀──connection lost──────┘
+
+A connection through a transaction pooler accepts LISTEN and never hears anything: so the watcher
+first sends itself a message, and counts as prompt only when that arrives.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ledgerstone.ids import new_id
+from ledgerstone.store.wakeup import ALL, Bells
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
+
+CHANNEL = "ledgerstone"
+LISTEN_SECONDS = 0.5
+"""How long one wait lasts; a stop is noticed after it at the latest."""
+TEST_SECONDS_MAX = 2.0
+RECONNECT_SECONDS = 1.0
+STOP_SECONDS_MAX = 5.0
+PROBE = "probe:"
+
+_log = logging.getLogger("ledgerstone.store")
+
+
+class ListenWatcher:
+    """Rings the channel that each notification names."""
+
+    def __init__(self, url: URL, bells: Bells, *, connect_timeout_seconds: float) -> None:
+        self._conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
+        self._connect_timeout = max(1, round(connect_timeout_seconds))
+        self._bells = bells
+        self._stop = threading.Event()
+        self._tried = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.prompt = False
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="ledgerstone-listen", daemon=True)
+        self._thread.start()
+        self._tried.wait(TEST_SECONDS_MAX + self._connect_timeout)
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(STOP_SECONDS_MAX)
+
+    def _run(self) -> None:
+        import psycopg
+
+        while not self._stop.is_set():
+            try:
+                with psycopg.connect(
+                    self._conninfo,
+                    autocommit=True,
+                    connect_timeout=self._connect_timeout,
+                    application_name="ledgerstone listen",
+                    prepare_threshold=None,
+                ) as connection:
+                    connection.execute(f"LISTEN {CHANNEL}")
+                    self._listen(connection)
+            except psycopg.Error as error:
+                if self.prompt:
+                    _log.warning("wake-ups by polling: the listening connection is lost: %s", error)
+            self.prompt = False
+            self._tried.set()
+            self._stop.wait(RECONNECT_SECONDS)
+
+    def _listen(self, connection: Any) -> None:
+        probe = PROBE + new_id()
+        connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, probe))
+        for notification in connection.notifies(timeout=TEST_SECONDS_MAX):
+            if notification.payload == probe:
+                self.prompt = True
+                break
+        self._tried.set()
+        if not self.prompt:
+            _log.warning("wake-ups by polling: notifications do not arrive (a pooler in between?)")
+            return
+        # What was committed before the LISTEN rang nobody.
+        self._bells.ring((ALL,))
+        while not self._stop.is_set():
+            for notification in connection.notifies(timeout=LISTEN_SECONDS):
+                if not notification.payload.startswith(PROBE):
+                    self._bells.ring((notification.payload,))
+                if self._stop.is_set():
+                    return

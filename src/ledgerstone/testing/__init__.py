@@ -1,0 +1,1 @@
+"""Shipped for tests: the conformance suite, fixtures, faults, private servers."""

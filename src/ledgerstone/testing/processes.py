@@ -1,0 +1,135 @@
+"""Real worker processes: started, killed with -9, paused and continued."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from queue import Empty, Queue
+from typing import Any, Self
+
+import msgspec
+
+from ledgerstone import failpoints
+
+READY_SECONDS_MAX = 30.0
+END_SECONDS_MAX = 30.0
+
+
+class WorkerProcess:
+    """One worker in a process of its own; as a context manager it is gone at the end."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        handler: str = "ledgerstone.testing.work:nothing",
+        settings: Mapping[str, object] | None = None,
+        failpoint: str | None = None,
+        arguments: tuple[str, ...] = (),
+    ) -> None:
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        for name, value in (settings or {}).items():
+            environment[f"LEDGERSTONE_{name.upper()}"] = str(value)
+        if failpoint is not None:
+            environment[failpoints.VARIABLE] = failpoint
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "ledgerstone.testing.work",
+                "--url",
+                url,
+                "--handler",
+                handler,
+                *arguments,
+            ],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._said: Queue[str | None] = Queue()
+        self._complained: list[str] = []
+        self._readers = [
+            threading.Thread(target=self._read_said, daemon=True),
+            threading.Thread(target=self._read_complained, daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ready(self) -> str:
+        """Wait until it works; its worker id."""
+        return str(self._hear("ready", READY_SECONDS_MAX))
+
+    def report(self) -> dict[str, Any]:
+        """Wait for the report of one that was told to stop."""
+        report: dict[str, Any] = self._hear("report", END_SECONDS_MAX)
+        return report
+
+    def kill(self) -> None:
+        """-9, and wait until it is gone."""
+        if self.alive:
+            self._process.kill()
+        self.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP: it does not notice that time passes."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """SIGTERM: stop in good order."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, seconds: float = END_SECONDS_MAX) -> int:
+        """Until it has ended; its exit code, negative for a signal."""
+        code = self._process.wait(seconds)
+        for reader in self._readers:
+            reader.join(END_SECONDS_MAX)
+        return code
+
+    @property
+    def complaints(self) -> str:
+        """What it wrote to stderr so far."""
+        return "".join(self._complained)
+
+    def _hear(self, word: str, seconds: float) -> Any:
+        try:
+            line = self._said.get(timeout=seconds)
+        except Empty:
+            line = None
+        if line is None:
+            message = f"the worker did not say {word!r}:\n{self.complaints}"
+            raise AssertionError(message)
+        return msgspec.json.decode(line)[word]
+
+    def _read_said(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._said.put(line)
+        self._said.put(None)
+
+    def _read_complained(self) -> None:
+        assert self._process.stderr is not None
+        self._complained.extend(self._process.stderr)

@@ -1,0 +1,342 @@
+"""Private servers for tests: what each promises, and the machine they all run on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol, Self
+
+from ledgerstone.errors import BadInput, LedgerstoneError, NotAllowedNow
+from ledgerstone.testing import supervisor
+
+HOST = "127.0.0.1"
+START_SECONDS_MAX = 120.0
+KILL_SECONDS_MAX = 30.0
+PAUSE_SECONDS_MAX = 10.0
+QUERY_SECONDS_MAX = 30.0
+CONNECT_SECONDS_MAX = 5
+LOOK_EVERY_SECONDS = 0.01
+LOG_TAIL_LINES_MAX = 30
+LOG_TAIL_BYTES_MAX = 16_384
+PORT_MIN = 10_240
+PORT_TRIES_MAX = 100
+DATABASE_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+# Servers refuse to run as root, and every Linux has this user.
+UNPRIVILEGED_USER = "nobody"
+ENVIRONMENT_KEPT = ("PATH", "LD_LIBRARY_PATH")
+PROGRAM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/usr/libexec")
+
+
+class ServerMissing(LedgerstoneError):
+    """Run the line that the hint gives, then start the server again."""
+
+    code = "server_missing"
+
+    def __init__(self, what: str, *, install: str) -> None:
+        super().__init__(f"{what} was not found", hint=f"install it with: {install}")
+        self.what = what
+        self.install = install
+
+
+class ServerFailed(LedgerstoneError):
+    """Read the server's own words in the message: a taken port, a wrong setting, a full disk."""
+
+    code = "server_failed"
+
+    def __init__(self, message: str, *, log_tail: str = "") -> None:
+        super().__init__(f"{message}\n{log_tail}" if log_tail else message)
+        self.log_tail = log_tail
+
+
+class Server(Protocol):
+    """A server that belongs to the tests: its own folder, processes and port, on 127.0.0.1 only.
+
+    - `start()` returns when the server answers. It raises `ServerMissing` when the server is not
+      installed and `ServerFailed`, with the tail of the server's log, when it does not come up.
+    - `stop()` leaves no process and no folder. Stopping twice is fine.
+    - `kill()` cuts the power: SIGKILL to every process at once. Folder and port are kept.
+    - `restart()` brings a killed server back on the same port and the same data.
+    - `pause()` freezes every process: connections stay open and nothing answers. `resume()` goes on
+      where it stopped.
+    - As a context manager it is started on entry and stopped on exit.
+    - When the Python process that started it dies, even by SIGKILL, the server dies with it.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def folder(self) -> Path: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def kill(self) -> None: ...
+    def restart(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *raised: object) -> None: ...
+
+
+class DatabaseServer(Server, Protocol):
+    """A private server that keeps SQL databases.
+
+    - `create_database()` returns the URL of a new, empty database.
+    - `drop_database()` removes it even while connections to it are open; a missing one is fine.
+    """
+
+    def create_database(self, name: str) -> str: ...
+    def drop_database(self, name: str) -> None: ...
+
+
+def free_port() -> int:
+    """A port nobody listens on, outside the range that the kernel gives to outgoing connections.
+
+    Inside that range a client could take the port of a killed server before it is back.
+    """
+    ephemeral_min = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
+    ports = range(PORT_MIN, int(ephemeral_min))
+    # Never from a seed: test runs side by side with the same seed would want the same port.
+    tried = random.SystemRandom().sample(ports, min(len(ports), PORT_TRIES_MAX))
+    # Port 0 is the kernel's own choice, for a machine whose ephemeral range leaves nothing else.
+    for port in (*tried, 0):
+        if bound := _bound(port):
+            return bound
+    raise ServerFailed(f"no free port was found on {HOST}")
+
+
+def _bound(port: int) -> int | None:
+    with socket.socket() as candidate:
+        try:
+            candidate.bind((HOST, port))
+        except OSError:
+            return None
+        return int(candidate.getsockname()[1])
+
+
+def database_name(name: str) -> str:
+    """The name, if it needs no quoting in any database."""
+    if not DATABASE_NAME.fullmatch(name):
+        raise BadInput(
+            f"{name!r} cannot be a database's name",
+            hint="a-z, 0-9 and _, no digit first, at most 63 characters",
+        )
+    return name
+
+
+def find_program(name: str, *, folders: Iterable[Path] = (), install: str) -> Path:
+    """The program in the first of the folders that has it; without folders, the one on PATH."""
+    searched = [str(folder) for folder in folders]
+    searched = searched or [*os.get_exec_path(), *PROGRAM_FOLDERS]
+    found = shutil.which(name, path=os.pathsep.join(searched))
+    if found is None:
+        raise ServerMissing(name, install=install)
+    return Path(found)
+
+
+def ask(command: Iterable[object], *, environment: Mapping[str, str] | None = None) -> str:
+    """What a client program prints; `ServerFailed` with its own words when it fails."""
+    arguments = [str(argument) for argument in command]
+    try:
+        answer = subprocess.run(
+            arguments,
+            env=_clean_environment() | dict(environment or {}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=QUERY_SECONDS_MAX,
+            check=True,
+        )
+    except subprocess.TimeoutExpired:
+        raise ServerFailed(f"{arguments[0]}: no answer within {QUERY_SECONDS_MAX} s") from None
+    except subprocess.CalledProcessError as refused:
+        raise ServerFailed(f"{arguments[0]}: {refused.stderr.strip()}") from None
+    return answer.stdout.strip()
+
+
+def _clean_environment() -> dict[str, str]:
+    """What a program may know of ours: a PGHOST or MYSQL_HOME of the user must not matter."""
+    kept = {name: os.environ[name] for name in ENVIRONMENT_KEPT if name in os.environ}
+    return kept | {"LC_ALL": "C", "TZ": "UTC"}
+
+
+class Machine:
+    """The folder and the processes of one server; every private server runs on its own.
+
+    - `assembly()` makes the folder, and removes it again when the block fails.
+    - `run()` runs one command to its end, `boot()` starts the server and waits until it answers.
+    - Both run as an unprivileged user when the tests run as root, under a supervisor.
+    """
+
+    def __init__(self, name: str, *, start_seconds_max: float) -> None:
+        self.name = name
+        self.start_seconds_max = start_seconds_max
+        self._folder: Path | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
+
+    @property
+    def folder(self) -> Path:
+        if self._folder is None:
+            raise NotAllowedNow(f"{self.name} is not started")
+        return self._folder
+
+    @contextlib.contextmanager
+    def assembly(self) -> Iterator[None]:
+        if self._folder is not None:
+            raise NotAllowedNow(f"{self.name} is started already")
+        self._folder = Path(tempfile.mkdtemp(prefix=f"ledgerstone-{self.name}-"))
+        self._give_away(self._folder)
+        try:
+            yield
+        except BaseException:
+            self.stop()
+            raise
+
+    def write(self, name: str, text: str, *, mode: int = 0o600) -> Path:
+        """Write a file that the server's user owns."""
+        path = self.folder / name
+        path.write_text(text)
+        path.chmod(mode)
+        self._give_away(path)
+        return path
+
+    def lend(self, tree: Path) -> Path:
+        """The tree itself, or a copy in the folder when the server's user cannot get to it."""
+        if _user() is None or all(part.stat().st_mode & 0o001 for part in (tree, *tree.parents)):
+            return tree
+        copy = self.folder / tree.name
+        shutil.copytree(tree, copy, symlinks=True)
+        for path in (copy, *copy.rglob("*")):
+            self._give_away(path)
+        return copy
+
+    def _give_away(self, path: Path) -> None:
+        if user := _user():
+            os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
+
+    def run(self, command: Iterable[object], environment: Mapping[str, str] | None = None) -> None:
+        running = self._spawn(command, environment)
+        try:
+            code = running.wait(self.start_seconds_max)
+        except BaseException as interrupted:
+            self.kill()
+            if isinstance(interrupted, subprocess.TimeoutExpired):
+                raise self._failure(f"was not prepared within {self.start_seconds_max} s") from None
+            raise
+        if code != 0:
+            raise self._failure(f"could not be prepared (exit code {code})")
+        # What went well would only push the server's own words out of the tail.
+        self._log().unlink()
+
+    def boot(
+        self,
+        command: Iterable[object],
+        environment: Mapping[str, str] | None = None,
+        *,
+        answers: Callable[[], bool],
+    ) -> None:
+        running = self._spawn(command, environment)
+        try:
+            self._wait_until(answers, running)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _spawn(
+        self, command: Iterable[object], environment: Mapping[str, str] | None
+    ) -> subprocess.Popen[bytes]:
+        if self._running():
+            raise NotAllowedNow(f"{self.name} is running already")
+        home = {"HOME": str(self.folder), "TMPDIR": str(self.folder)}
+        user = _user()
+        with self._log().open("ab") as log:
+            self._supervisor = subprocess.Popen(
+                [
+                    *(sys.executable, "-I", "-S", supervisor.__file__),
+                    *(str(os.getpid()), str(self.folder), user.pw_name if user else ""),
+                    *(str(argument) for argument in command),
+                ],
+                env=_clean_environment() | home | dict(environment or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C is for the tests; they end the server themselves.
+                start_new_session=True,
+            )
+        return self._supervisor
+
+    def _wait_until(self, answers: Callable[[], bool], running: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + self.start_seconds_max
+        while time.monotonic() < deadline:
+            if running.poll() is not None:
+                raise self._failure(f"exited with {running.returncode} before it answered")
+            if answers():
+                return
+            time.sleep(LOOK_EVERY_SECONDS)
+        raise self._failure(f"did not answer within {self.start_seconds_max} s")
+
+    def _failure(self, what: str) -> ServerFailed:
+        return ServerFailed(f"{self.name} {what}; its log ends with:", log_tail=self._log_tail())
+
+    def _log(self) -> Path:
+        return self.folder / "server.log"
+
+    def _log_tail(self) -> str:
+        tail = self._log().read_bytes()[-LOG_TAIL_BYTES_MAX:]
+        return "\n".join(tail.decode(errors="replace").splitlines()[-LOG_TAIL_LINES_MAX:])
+
+    def pause(self) -> None:
+        supervised = self._required()
+        supervisor.freeze(supervised)
+        deadline = time.monotonic() + PAUSE_SECONDS_MAX
+        while not set(supervisor.descendants(supervised).values()) <= {"T", "t"}:
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"{self.name} was not frozen within {PAUSE_SECONDS_MAX} s")
+            time.sleep(LOOK_EVERY_SECONDS)
+
+    def resume(self) -> None:
+        for pid in supervisor.descendants(self._required()):
+            supervisor.send(pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        deadline = time.monotonic() + KILL_SECONDS_MAX
+        while (running := self._running()) and time.monotonic() < deadline:
+            # Again until the supervisor has reaped all and left: it may not have spawned yet.
+            supervisor.kill_tree(running.pid)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.wait(LOOK_EVERY_SECONDS)
+        if running:
+            raise ServerFailed(f"{self.name} could not be killed within {KILL_SECONDS_MAX} s")
+
+    def stop(self) -> None:
+        self.kill()
+        if self._folder is not None:
+            shutil.rmtree(self._folder)
+            self._folder = None
+
+    def _running(self) -> subprocess.Popen[bytes] | None:
+        running = self._supervisor
+        return running if running and running.poll() is None else None
+
+    def _required(self) -> int:
+        if running := self._running():
+            return running.pid
+        raise NotAllowedNow(f"{self.name} is not running")
+
+
+def _user() -> pwd.struct_passwd | None:
+    return pwd.getpwnam(UNPRIVILEGED_USER) if os.geteuid() == 0 else None

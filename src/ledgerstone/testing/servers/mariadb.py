@@ -1,0 +1,150 @@
+"""A private MariaDB, from the packages of the system."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from ledgerstone.testing.server import (
+    CONNECT_SECONDS_MAX,
+    HOST,
+    START_SECONDS_MAX,
+    Machine,
+    ServerFailed,
+    ask,
+    database_name,
+    find_program,
+    free_port,
+)
+
+INSTALL = "apt-get install mariadb-server-core mariadb-client-core"
+SETTINGS = {
+    "bind-address": HOST,
+    "skip-name-resolve": "ON",
+    "character-set-server": "utf8mb4",
+    "max-connections": "200",
+    "innodb-buffer-pool-size": "32M",
+    "innodb-log-file-size": "16M",
+    "innodb-use-native-aio": "OFF",
+    "key-buffer-size": "1M",
+    "aria-pagecache-buffer-size": "8M",
+}
+SETTINGS_WITHOUT_FSYNC = {
+    "innodb-flush-log-at-trx-commit": "0",
+    "innodb-flush-method": "nosync",
+    "debug-no-sync": "ON",
+}
+
+
+class PrivateMariaDB:
+    """A MariaDB of one's own; see `Server` and `DatabaseServer` for what it promises.
+
+    - Commits survive `kill()`. With `fsync=False` it is faster, and nothing is promised after one.
+    - `settings` are server options without their dashes, over the defaults here.
+    - `bin_folder` picks the installation; without it the programs on PATH.
+    """
+
+    name = "mariadb"
+
+    def __init__(
+        self,
+        *,
+        port: int | None = None,
+        fsync: bool = True,
+        settings: Mapping[str, str] | None = None,
+        bin_folder: Path | None = None,
+        start_seconds_max: float = START_SECONDS_MAX,
+    ) -> None:
+        self.port = port or free_port()
+        self._settings = SETTINGS | ({} if fsync else SETTINGS_WITHOUT_FSYNC) | dict(settings or {})
+        self._bin_folder = bin_folder
+        self._machine = Machine(self.name, start_seconds_max=start_seconds_max)
+
+    @property
+    def url(self) -> str:
+        return self._url("test")
+
+    @property
+    def folder(self) -> Path:
+        return self._machine.folder
+
+    def _url(self, database: str) -> str:
+        return f"mysql://root@{HOST}:{self.port}/{database}"
+
+    def start(self) -> None:
+        with self._machine.assembly():
+            # All three before the first is run, so that a missing one is told at once.
+            install, _server, _client = map(
+                self._program, ("mariadb-install-db", "mariadbd", "mariadb")
+            )
+            root = "--auth-root-authentication-method=normal"
+            self._machine.run([install, "--no-defaults", root, *self._options(), "--debug-no-sync"])
+            self.restart()
+
+    def restart(self) -> None:
+        where = [f"--port={self.port}", "--socket=mariadb.sock", "--pid-file=mariadb.pid"]
+        self._machine.boot(
+            [self._program("mariadbd"), "--no-defaults", *self._options(), *where],
+            answers=self._answers,
+        )
+
+    def _answers(self) -> bool:
+        # Another server may hold the port: only ours knows this folder.
+        try:
+            return Path(self._client("SELECT @@datadir")) == self._data
+        except ServerFailed:
+            return False
+
+    def _program(self, name: str) -> Path:
+        folders = [self._bin_folder] if self._bin_folder else []
+        return find_program(name, folders=folders, install=INSTALL)
+
+    def _options(self) -> list[str]:
+        settings = [f"--{name}={value}" for name, value in self._settings.items()]
+        return [f"--datadir={self._data}", *settings]
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "data"
+
+    def stop(self) -> None:
+        self._machine.stop()
+
+    def kill(self) -> None:
+        self._machine.kill()
+
+    def pause(self) -> None:
+        self._machine.pause()
+
+    def resume(self) -> None:
+        self._machine.resume()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
+
+    def create_database(self, name: str) -> str:
+        self._client(f"CREATE DATABASE {database_name(name)}")
+        return self._url(name)
+
+    def drop_database(self, name: str) -> None:
+        # DROP DATABASE would wait for open transactions.
+        self._disconnect_all(database_name(name))
+        self._client(f"DROP DATABASE IF EXISTS {name}")
+
+    def _disconnect_all(self, database: str) -> None:
+        table = self._client("SELECT id, db FROM information_schema.processlist")
+        rows = [row.split("\t") for row in table.splitlines()]
+        kills = [f"KILL {connection}" for connection, used in rows if used == database]
+        # Some may leave by themselves meanwhile: --force goes on to the next one.
+        self._client(";".join(kills), "--force")
+
+    def _client(self, statement: str, *options: str) -> str:
+        where = [f"--host={HOST}", f"--port={self.port}", "--protocol=tcp", "--user=root"]
+        patience = f"--connect-timeout={CONNECT_SECONDS_MAX}"
+        fixed = ["--no-defaults", *where, patience, *options]
+        return ask([self._program("mariadb"), *fixed, "-NBe", statement])

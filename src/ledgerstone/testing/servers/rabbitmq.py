@@ -1,0 +1,141 @@
+"""A private RabbitMQ: one node with its own cookie and its own port mapper (epmd)."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Self
+
+from ledgerstone.testing.server import (
+    CONNECT_SECONDS_MAX,
+    HOST,
+    START_SECONDS_MAX,
+    Machine,
+    find_program,
+    free_port,
+)
+
+INSTALL = "apt-get install rabbitmq-server"
+# The command on PATH of Debian is a wrapper that changes the user; the real one is here.
+SYSTEM_FOLDER = Path("/usr/lib/rabbitmq/bin")
+SETTINGS = {
+    "log.console": "true",
+    "log.console.use_colors": "off",
+    "log.file": "false",
+    "disk_free_limit.absolute": "1MB",
+}
+ERLANG_ON_LOOPBACK = "-kernel inet_dist_use_interface {127,0,0,1}"
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+METHOD_FRAME = 1
+FRAME_HEADER_BYTES = 7
+FRAME_BYTES_MAX = 65_536
+
+
+class PrivateRabbitMQ:
+    """A RabbitMQ of one's own; see `Server` for what it promises.
+
+    - It starts in seconds, not milliseconds: share one among tests.
+    - `settings` are lines of rabbitmq.conf, over the defaults here.
+    - `bin_folder` picks the installation; without it the one of the system.
+    """
+
+    name = "rabbitmq"
+
+    def __init__(
+        self,
+        *,
+        port: int | None = None,
+        settings: Mapping[str, str] | None = None,
+        bin_folder: Path | None = None,
+        start_seconds_max: float = START_SECONDS_MAX,
+    ) -> None:
+        self.port = port or free_port()
+        self._ports_inside = {"ERL_EPMD_PORT": free_port(), "RABBITMQ_DIST_PORT": free_port()}
+        self._settings = SETTINGS | dict(settings or {})
+        self._bin_folder = bin_folder
+        self._machine = Machine(self.name, start_seconds_max=start_seconds_max)
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@{HOST}:{self.port}/"
+
+    @property
+    def folder(self) -> Path:
+        return self._machine.folder
+
+    def start(self) -> None:
+        with self._machine.assembly():
+            settings = {"listeners.tcp.1": f"{HOST}:{self.port}"} | self._settings
+            lines = [f"{name} = {value}\n" for name, value in settings.items()]
+            self._machine.write("rabbitmq.conf", "".join(lines))
+            self._machine.write("enabled_plugins", "[].\n")
+            self._machine.write(".erlang.cookie", secrets.token_hex(), mode=0o400)
+            self.restart()
+
+    def restart(self) -> None:
+        self._machine.boot([self._program()], self._environment(), answers=self._answers)
+
+    def _program(self) -> Path:
+        folders = [self._bin_folder] if self._bin_folder else list(_installations())
+        return find_program("rabbitmq-server", folders=folders, install=INSTALL)
+
+    def _environment(self) -> dict[str, str]:
+        folder = self.folder
+        inside = {name: str(port) for name, port in self._ports_inside.items()}
+        return inside | {
+            "ERL_EPMD_ADDRESS": HOST,
+            "RABBITMQ_NODENAME": f"{folder.name}@localhost",
+            "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+            "RABBITMQ_LOG_BASE": str(folder / "log"),
+            "RABBITMQ_PID_FILE": str(folder / "rabbitmq.pid"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": ERLANG_ON_LOOPBACK,
+        }
+
+    def _answers(self) -> bool:
+        # Another broker may hold the port: only ours greets with this node's name.
+        try:
+            return self.folder.name.encode() in greeting(self.port)
+        except OSError:
+            return False
+
+    def stop(self) -> None:
+        self._machine.stop()
+
+    def kill(self) -> None:
+        self._machine.kill()
+
+    def pause(self) -> None:
+        self._machine.pause()
+
+    def resume(self) -> None:
+        self._machine.resume()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
+
+
+def greeting(port: int, *, seconds_max: float = CONNECT_SECONDS_MAX) -> bytes:
+    """The broker's first frame, Connection.Start; `OSError` when there is none in time."""
+    with socket.create_connection((HOST, port), timeout=seconds_max) as connection:
+        connection.sendall(PROTOCOL_HEADER)
+        stream = connection.makefile("rb")
+        header = stream.read(FRAME_HEADER_BYTES)
+        size = int.from_bytes(header[3:], "big")
+        if len(header) < FRAME_HEADER_BYTES or header[0] != METHOD_FRAME or size > FRAME_BYTES_MAX:
+            raise ConnectionError(f"port {port} does not speak AMQP 0-9-1")
+        return header + stream.read(size)
+
+
+def _installations() -> Iterator[Path]:
+    yield SYSTEM_FOLDER
+    if program := shutil.which("rabbitmq-server"):
+        yield Path(program).resolve().parent

@@ -1,0 +1,59 @@
+"""A worker process for crash tests, the demonstration and benchmarks.
+
+    python -m ledgerstone.testing.work --url URL --handler package.module:function
+
+It does chores until it is told to stop, says `ready` when it has begun, and says its report as JSON
+when it ends. Settings come from the environment like everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from typing import Any
+
+import msgspec
+
+from ledgerstone.chores import ChoreSource
+from ledgerstone.engine.backoff import Backoff
+from ledgerstone.engine.source import Claim, Handler, Where
+from ledgerstone.ledger import Ledger
+
+
+def nothing(_: Claim) -> None:
+    """The handler that does nothing."""
+
+
+def main() -> None:
+    """Work until a signal."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--handler", default="ledgerstone.testing.work:nothing")
+    parser.add_argument("--where", choices=[where.value for where in Where], default="thread")
+    parser.add_argument("--atomic", action="store_true")
+    parser.add_argument("--backoff-seconds", type=float, default=0.05)
+    arguments = parser.parse_args()
+    handler = Handler(
+        _named(arguments.handler), where=Where(arguments.where), atomic=arguments.atomic
+    )
+    source = ChoreSource(handler, backoff=Backoff(seconds=arguments.backoff_seconds))
+    with Ledger(arguments.url) as ledger:
+        worker = ledger.worker(source)
+        _say({"ready": worker.id})
+        worker.run()
+        _say({"report": msgspec.to_builtins(worker.report())})
+
+
+def _named(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _say(what: dict[str, Any]) -> None:
+    sys.stdout.write(msgspec.json.encode(what).decode() + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
