@@ -57,6 +57,9 @@ SERVER_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/lib/rabbitmq/bi
 POLICY = Path("/usr/sbin/policy-rc.d")
 POLICY_TEXT = "#!/bin/sh\n# Placed by Ledgerstone's tools/prepare.py while it installs.\nexit 101\n"
 
+LOCKED = ("Could not get lock", "frontend lock", "database is locked")
+"""Words by which apt-get and dpkg say that another one is at work."""
+
 NO_NETWORK = (
     "Temporary failure",
     "Connection",
@@ -84,7 +87,7 @@ def main() -> None:
             if arguments.servers:
                 worked = prepare_servers() or worked
     except KeyboardInterrupt:
-        fail("interrupted; the next run goes on from here")
+        fail("interrupted; run it again when you like")
     except OSError as error:
         fail(f"the system refused: {error}")
     if worked:
@@ -106,6 +109,8 @@ def _alone() -> Iterator[None]:
     """Two `make` at once prepare one after the other."""
     give_up = time.monotonic() + OTHER_PREPARE_SECONDS_MAX
     with LOCK.open() as held:
+        # A pip that outlives a killed prepare keeps the lock until it is done with `.venv`.
+        os.set_inheritable(held.fileno(), True)
         waiting = False
         while True:
             try:
@@ -229,8 +234,10 @@ def _install_packages(packages: list[str], *, reason: str) -> None:
         fail(f"{reason}: as root, apt-get install --no-install-recommends {names}")
     say(f"{reason}: installing {names} by apt-get")
     with _services_stay_down():
-        _apt("update")
-        _apt("install", "--yes", "--no-install-recommends", *packages)
+        # An installation that was cut off is finished first; apt-get would refuse otherwise.
+        _as_root("dpkg", "--configure", "-a")
+        _as_root("apt-get", "--quiet", "update")
+        _as_root("apt-get", "--quiet", "install", "--yes", "--no-install-recommends", *packages)
 
 
 @contextlib.contextmanager
@@ -248,31 +255,36 @@ def _services_stay_down() -> Iterator[None]:
         POLICY.unlink(missing_ok=True)
 
 
-def _apt(*arguments: str) -> None:
-    """One apt-get, again and again for a while if another one holds its lock."""
+def _as_root(*command: str) -> None:
+    """One step of the installation, again and again for a while if another one holds its lock."""
     give_up = time.monotonic() + APT_LOCK_SECONDS_MAX
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
     waiting = False
     while True:
-        done = _attempt(["apt-get", "--quiet", *arguments], APT_SECONDS_MAX, environment)
+        done = _attempt(list(command), seconds_max=APT_SECONDS_MAX, environment=environment)
         if done.returncode == 0:
             return
-        if "Could not get lock" not in done.stdout or time.monotonic() > give_up:
-            _explain(done, f"apt-get {arguments[0]} failed")
+        locked = any(words in done.stdout for words in LOCKED)
+        if not locked or time.monotonic() > give_up:
+            _explain(done, f"{' '.join(command[:3])} failed")
         if not waiting:
-            say("waiting for another apt-get to finish")
+            say("waiting for another installation to finish")
         waiting = True
         time.sleep(RETRY_SECONDS)
 
 
 def _run(command: list[str], *, seconds_max: int, failure: str) -> None:
-    done = _attempt(command, seconds_max, dict(os.environ))
+    done = _attempt(command, seconds_max=seconds_max, hold_lock=True)
     if done.returncode != 0:
         _explain(done, failure)
 
 
 def _attempt(
-    command: list[str], seconds_max: int, environment: dict[str, str]
+    command: list[str],
+    *,
+    seconds_max: int,
+    environment: dict[str, str] | None = None,
+    hold_lock: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run to the end with everything it says collected; too long counts as failed."""
     try:
@@ -281,6 +293,7 @@ def _attempt(
             check=False,
             cwd=ROOT,
             env=environment,
+            close_fds=not hold_lock,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -293,7 +306,8 @@ def _attempt(
 
 def _explain(done: subprocess.CompletedProcess[str], failure: str) -> NoReturn:
     """Show the last words of what failed, then the one line."""
-    for line in done.stdout.strip().splitlines()[-LINES_SHOWN_MAX:]:
+    lines = [line for line in done.stdout.splitlines() if line and "Retrying" not in line]
+    for line in lines[-LINES_SHOWN_MAX:]:
         print(f"  {line}", file=sys.stderr)
     if any(words in done.stdout for words in NO_NETWORK):
         fail(f"{failure}: nothing could be fetched; check the network or the proxy, and run again")

@@ -53,6 +53,7 @@ class WorkerProcess:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.worker = ""
         self._said: Queue[str | None] = Queue()
         self._complained: list[str] = []
         self._readers = [
@@ -78,7 +79,8 @@ class WorkerProcess:
 
     def ready(self) -> str:
         """Wait until it works; its worker id."""
-        return str(self._hear("ready", READY_SECONDS_MAX))
+        self.worker = str(self._hear("ready", READY_SECONDS_MAX))
+        return self.worker
 
     def report(self) -> dict[str, Any]:
         """Wait for the report of one that was told to stop."""
@@ -107,6 +109,9 @@ class WorkerProcess:
         code = self._process.wait(seconds)
         for reader in self._readers:
             reader.join(END_SECONDS_MAX)
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
         return code
 
     @property

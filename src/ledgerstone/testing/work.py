@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import time
 from typing import Any
 
 import msgspec
@@ -23,6 +24,11 @@ from ledgerstone.ledger import Ledger
 
 def nothing(_: Claim) -> None:
     """The handler that does nothing."""
+
+
+def brief(_: Claim) -> None:
+    """The handler that takes a millisecond."""
+    time.sleep(0.001)
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""Benchmarks, one package per room: `python -m bench.engine --scale 1`."""

@@ -1,0 +1,181 @@
+"""The statements of the chores' source, overheard, so that the bare driver can run the same ones.
+
+The real source claims and settles two chores of a scratch database while its cursor is listened to.
+Values that came from the claimed rows are recognised by marks that nothing else holds, so that the
+driver can later put its own rows in their place. Savepoints are left out: they are the source's way
+to find a refused row, and a program that met none would not need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from bench.engine.databases import opened
+from ledgerstone.chores import ChoreSource, NewChore
+from ledgerstone.engine.source import Ask, Handler, Outcome, Verdict
+from ledgerstone.ledger import Ledger, Transaction
+from ledgerstone.testing.work import nothing
+
+WORKER = "00000000-0000-7000-8000-000000000000"
+ATTEMPT_MARK = 7101
+TOKEN_MARK = 9301
+
+
+class Travel(Enum):
+    """How the rows of a batch reach the database."""
+
+    NONE = "none"
+    """No row travels: the parameters are the same each time."""
+    ROWS = "rows"
+    """`executemany`, a tuple of parameters for each row."""
+    ARRAYS = "arrays"
+    """One named array for each column."""
+    DOCUMENT = "document"
+    """One JSON document among the parameters."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One value of a travelling row: a column of the claimed row, or the same for all."""
+
+    column: int | None
+    value: Any = None
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One statement, what is always given to it, and what of each claimed row is."""
+
+    text: str
+    travel: Travel
+    parameters: Any = ()
+    names: tuple[str, ...] = ()
+    """The parameters by which rows travel: one for each array, or the one of the document."""
+    parts: tuple[Part, ...] = ()
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """What one batch executes: `claim[0]` answers the claimed rows, each list is a transaction."""
+
+    begin: str | None
+    claim: tuple[Call, ...]
+    settle: tuple[Call, ...]
+
+
+def overheard(url: str, *, limit: int) -> Script:
+    """The script of the source on the database of this URL, which is used up by it."""
+    with opened(url) as ledger:
+        with ledger.transaction() as tx:
+            tx.chores.enqueue_many([NewChore(body=None), NewChore(body=None)])
+            tx.connection.exec_driver_sql(
+                f"UPDATE chore SET attempt = {ATTEMPT_MARK}, token = {TOKEN_MARK}"  # noqa: S608
+            )
+        source = ChoreSource(Handler(nothing))
+        ask = Ask(limit, WORKER, ledger.settings.engine.lease_seconds)
+        with _listening(ledger) as (tx, claiming):
+            claims = source.claim(tx, ask)
+        with _listening(ledger) as (tx, settling):
+            source.settle(tx, [Outcome(claim, Verdict.DONE) for claim in claims])
+        marks = _Marks(claiming[0].answer[0])
+        return Script(
+            begin="BEGIN IMMEDIATE" if ledger.database.dialect.one_writer else None,
+            claim=tuple(_call(heard, marks) for heard in claiming),
+            settle=tuple(_call(heard, marks) for heard in settling),
+        )
+
+
+class _Heard(msgspec.Struct):
+    """What went through a cursor."""
+
+    text: str
+    parameters: Any
+    many: bool
+    answer: list[Any] = []
+
+
+class _Overheard(Transaction):
+    """A transaction whose cursors are listened to."""
+
+    heard: list[_Heard]
+
+    def cursor(self) -> Any:
+        return _Cursor(super().cursor(), self.heard)
+
+
+class _Cursor:
+    """Passes everything on, and writes down what is executed with parameters."""
+
+    def __init__(self, cursor: Any, heard: list[_Heard]) -> None:
+        self._cursor = cursor
+        self._heard = heard
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+    def execute(self, text: str, parameters: Any = None) -> Any:
+        if parameters is None:
+            return self._cursor.execute(text)
+        self._heard.append(_Heard(text, parameters, many=False))
+        return self._cursor.execute(text, parameters)
+
+    def executemany(self, text: str, rows: Sequence[Any]) -> Any:
+        self._heard.append(_Heard(text, rows[0], many=True))
+        return self._cursor.executemany(text, rows)
+
+    def fetchall(self) -> list[Any]:
+        rows: list[Any] = self._cursor.fetchall()
+        self._heard[-1].answer = rows
+        return rows
+
+
+@contextmanager
+def _listening(ledger: Ledger) -> Iterator[tuple[Transaction, list[_Heard]]]:
+    with ledger.transaction() as tx:
+        listening = _Overheard(ledger.database, tx.connection)
+        listening.heard = []
+        yield listening, listening.heard
+
+
+class _Marks:
+    """Which column of the first claimed row a value came from, if it came from there."""
+
+    def __init__(self, row: Sequence[Any]) -> None:
+        marked = (row[0], ATTEMPT_MARK + 1, TOKEN_MARK + 1)
+        self._columns = {value: row.index(value) for value in marked}
+
+    def part(self, value: Any) -> Part:
+        column = self._columns.get(value)
+        return Part(column) if column is not None else Part(None, value)
+
+
+def _call(heard: _Heard, marks: _Marks) -> Call:
+    """The statement with its first row replaced by where the row's values come from."""
+    given = heard.parameters
+    if heard.many:
+        parts = tuple(map(marks.part, given))
+        return Call(text=heard.text, travel=Travel.ROWS, parts=parts)
+    if isinstance(given, dict):
+        travelling = {name: row for name, value in given.items() if (row := _travelling(value))}
+        if travelling:
+            document = isinstance(given[next(iter(travelling))], str)
+            return Call(
+                text=heard.text,
+                travel=Travel.DOCUMENT if document else Travel.ARRAYS,
+                parameters={name: given[name] for name in given if name not in travelling},
+                names=tuple(travelling),
+                parts=tuple(marks.part(value) for row in travelling.values() for value in row),
+            )
+    return Call(text=heard.text, travel=Travel.NONE, parameters=given)
+
+
+def _travelling(value: Any) -> list[Any]:
+    """What a parameter carries for the first row: an array one value, a document all; or nothing."""
+    if isinstance(value, list):
+        return value[:1]
+    if isinstance(value, str) and value.startswith("[["):
+        row: list[Any] = msgspec.json.decode(value)[0]
+        return row
+    return []

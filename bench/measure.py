@@ -1,0 +1,92 @@
+"""Measuring on a machine that is not quiet: clean processes, pairs side by side, medians."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from time import perf_counter, process_time
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+END_SECONDS_MAX = 30.0
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Several measurements of one thing."""
+
+    median: float
+    least: float
+    most: float
+    p99: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """The spread of at least one value."""
+        ordered = sorted(values)
+        return cls(
+            median=statistics.median(ordered),
+            least=ordered[0],
+            most=ordered[-1],
+            p99=ordered[min(len(ordered) - 1, round(0.99 * (len(ordered) - 1)))],
+            count=len(ordered),
+        )
+
+
+class Stopwatch(msgspec.Struct):
+    """How long a block took, by the wall and by the processor of this process."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+@contextmanager
+def timed() -> Iterator[Stopwatch]:
+    """Time a block; what was made before it is no burden to it."""
+    watch = Stopwatch()
+    settle_memory()
+    cpu, started = process_time(), perf_counter()
+    yield watch
+    watch.seconds = perf_counter() - started
+    watch.cpu_seconds = process_time() - cpu
+
+
+def settle_memory() -> None:
+    """Collect what is garbage, and let later collections pass over what is not."""
+    gc.collect()
+    gc.freeze()
+
+
+def apart(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """`function(…)` in a fresh process, so that one side's memory does not slow the other."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(theirs, function, arguments, named))
+    process.start()
+    theirs.close()
+    try:
+        answer: T = ours.recv()
+    except EOFError:
+        process.join(END_SECONDS_MAX)
+        message = f"{function.__module__}.{function.__name__} failed; its traceback is above"
+        raise RuntimeError(message) from None
+    process.join(END_SECONDS_MAX)
+    return answer
+
+
+def _answer(
+    pipe: Connection[Any, Any],
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    named: dict[str, Any],
+) -> None:
+    pipe.send(function(*arguments, **named))
+    pipe.close()

@@ -1,0 +1,108 @@
+"""A call of the program: the options that every command takes, and how it ends when refused."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Concatenate, ParamSpec
+
+import msgspec
+import typer
+
+from ledgerstone.cli import logs, output
+from ledgerstone.errors import LedgerstoneError
+from ledgerstone.settings import Settings
+from ledgerstone.store.faults import translated
+
+EXIT_REFUSED = 1
+EXIT_SOMETHING_TO_DO = 3
+EXIT_RETRYABLE = 4
+
+Own = ParamSpec("Own")
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help="The database; otherwise that of the settings."),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="The settings; otherwise ledgerstone.toml if it is here."
+    ),
+]
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON document to stdout, also if it is an error."),
+]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Log everything, and show where an error arose.")
+]
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """How the program was called: on which database, and how it should speak."""
+
+    url: str | None = None
+    config: Path | None = None
+    json: bool = False
+    verbose: bool = False
+
+    def settings(self) -> Settings:
+        """The settings: what the call says before environment, file and defaults."""
+        overrides = {} if self.url is None else {"url": self.url}
+        return Settings.load(self.config, **overrides)
+
+    def over(self, earlier: Call) -> Call:
+        """This one, completed by what was said earlier on the command line."""
+        return Call(
+            url=self.url if self.url is not None else earlier.url,
+            config=self.config if self.config is not None else earlier.config,
+            json=self.json or earlier.json,
+            verbose=self.verbose or earlier.verbose,
+        )
+
+
+def command(run: Callable[Concatenate[Call, Own], None]) -> Callable[..., None]:
+    """The function as a command that also takes the options of every command.
+
+    A refusal is told on stderr, or as the one JSON document on stdout, and decides the exit code.
+    """
+
+    def with_shared_options(
+        context: typer.Context,
+        *,
+        url: UrlOption = None,
+        config: ConfigOption = None,
+        json: JsonOption = False,
+        verbose: VerboseOption = False,
+        **own: Any,
+    ) -> None:
+        call = Call(url=url, config=config, json=json, verbose=verbose).over(context.obj)
+        logs.to_stderr(level="DEBUG" if call.verbose else "ERROR")
+        try:
+            run(call, **own)
+        except Exception as error:
+            fault = translated(error)
+            if not isinstance(fault, LedgerstoneError):
+                raise
+            if call.verbose:
+                traceback.print_exception(error)
+            output.complain(fault, json=call.json)
+            raise typer.Exit(EXIT_RETRYABLE if fault.retryable else EXIT_REFUSED) from error
+
+    _present(with_shared_options, run)
+    return with_shared_options
+
+
+def _present(command: Callable[..., None], run: Callable[..., None]) -> None:
+    """What typer reads of a command: the function's name and words, its own options, then ours."""
+    _call, *own = inspect.signature(run, eval_str=True).parameters.values()
+    context, *shared, _own = inspect.signature(command, eval_str=True).parameters.values()
+    named = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in own]
+    options = [context, *named, *shared]
+    command.__name__ = run.__name__
+    command.__doc__ = run.__doc__
+    command.__annotations__ = {option.name: option.annotation for option in options}
+    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]

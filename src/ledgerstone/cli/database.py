@@ -1,0 +1,35 @@
+"""The database of a call, opened without writing to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ledgerstone.errors import SchemaMissing
+from ledgerstone.ledger import Transaction
+from ledgerstone.settings import Settings
+from ledgerstone.store.database import Database
+from ledgerstone.store.dialects import sqlite
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[Database[Transaction]]:
+    """The database; closed at the end. Unlike a `Ledger` it never migrates by itself."""
+    database = Database(settings.url, settings.store, wrap=Transaction)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def file_of(database: Database[Transaction]) -> Path | None:
+    """The file of an embedded database; a server has none that we could look at."""
+    return sqlite.file_of(database.url) if database.dialect.embedded else None
+
+
+def must_exist(database: Database[Transaction]) -> None:
+    """SchemaMissing if connecting would make a new, empty file."""
+    file = file_of(database)
+    if file is not None and not file.exists():
+        raise SchemaMissing(f"there is no file {file}", hint="run `ledgerstone migrate`")

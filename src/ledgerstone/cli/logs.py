@@ -1,0 +1,60 @@
+"""Where log messages go while a command runs: to stderr, as text or as JSON."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from typing import TextIO
+
+import msgspec
+
+ROOT = "ledgerstone"
+
+
+def to_stderr(*, level: str, json: bool = False) -> None:
+    """From now on messages of at least this level are written to stderr, one line each."""
+    handler = _Stderr()
+    handler.setFormatter(_Json() if json else logging.Formatter(_TEXT))
+    logger = logging.getLogger(ROOT)
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel(level)
+    warnings.showwarning = _warned
+
+
+_TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+class _Stderr(logging.Handler):
+    """Asks for `sys.stderr` each time: a live screen puts its own there, to write above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(self.format(record) + "\n")
+        sys.stderr.flush()
+
+
+class _Json(logging.Formatter):
+    """One JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "at_ms": round(record.created * 1000),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+def _warned(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    sys.stderr.write(f"warning: {message}\n")

@@ -1,0 +1,141 @@
+"""`ledgerstone migrate`: bring the schema up to date, say where it stands, or print its SQL."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Group, RenderableType
+
+from ledgerstone.cli import output
+from ledgerstone.cli.call import EXIT_SOMETHING_TO_DO, Call
+from ledgerstone.cli.database import file_of, opened
+from ledgerstone.errors import BadInput
+from ledgerstone.ledger import Transaction
+from ledgerstone.settings import Settings
+from ledgerstone.store import migrating
+from ledgerstone.store.database import Database
+from ledgerstone.store.dialect import dialect_of
+
+
+class Kind(Enum):
+    """The databases that SQL is printed for."""
+
+    SQLITE = "sqlite"
+    POSTGRESQL = "postgresql"
+    MYSQL = "mysql"
+
+
+class Migrated(msgspec.Struct, frozen=True):
+    """What a migration did."""
+
+    before: str | None
+    after: str
+    applied: tuple[str, ...]
+
+
+class Script(msgspec.Struct, frozen=True):
+    """The migrations as SQL."""
+
+    kind: Kind
+    since: str | None
+    sql: str
+
+
+def migrate(
+    call: Call,
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; exit with 3 if there is something to do.")
+    ] = False,
+    sql: Annotated[
+        bool, typer.Option("--sql", help="Print the SQL instead of running it; connects to nothing.")
+    ] = False,
+    kind: Annotated[
+        Kind | None,
+        typer.Option("--dialect", help="With --sql: for this database; otherwise that of the URL."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="REVISION", help="With --sql: only what comes after it."),
+    ] = None,
+) -> None:
+    """Bring Ledgerstone's tables up to date."""
+    if not sql and (kind is not None or since is not None):
+        raise typer.BadParameter("--dialect and --since go with --sql")
+    if sql and check:
+        raise typer.BadParameter("--sql and --check do not go together")
+    if sql:
+        script = written(call.settings(), kind, since)
+        output.show_json(script) if call.json else sys.stdout.write(script.sql)
+        return
+    with opened(call.settings()) as database:
+        if check:
+            schema = looked_up(database)
+            output.show(_facts(schema), _standing(schema), json=call.json)
+            if not schema.up_to_date:
+                raise typer.Exit(EXIT_SOMETHING_TO_DO)
+            return
+        migrated = brought_up_to_date(database)
+        output.show(migrated, _done(migrated), json=call.json)
+
+
+def looked_up(database: Database[Transaction]) -> migrating.Schema:
+    """Where the database stands; a file that is not there yet is not made."""
+    file = file_of(database)
+    if file is not None and not file.exists():
+        return migrating.Schema(None, migrating.newest(), tuple(titles()))
+    with database.reading() as tx:
+        return migrating.look(tx.connection)
+
+
+def brought_up_to_date(database: Database[Transaction]) -> Migrated:
+    """Apply what is pending."""
+    before = migrating.migrate(database)
+    return Migrated(before.current, before.newest, before.pending)
+
+
+def written(settings: Settings, kind: Kind | None, since: str | None) -> Script:
+    """The SQL, for a database that need not be there."""
+    if since is not None and since not in titles():
+        raise BadInput(f"no revision is called {since}", hint=f"known: {', '.join(titles())}")
+    url, _ = dialect_of(settings.url)
+    kind = kind or Kind(url.get_backend_name())
+    return Script(kind, since, migrating.script(kind.value, since=since))
+
+
+def titles() -> dict[str, str]:
+    """Every revision, oldest first, and what it is called: its file is named after both."""
+    files = sorted((migrating.LOCATION / "versions").glob("[0-9]*_*.py"))
+    named = (file.stem.partition("_") for file in files)
+    return {revision: title.replace("_", " ") for revision, _, title in named}
+
+
+def _facts(schema: migrating.Schema) -> dict[str, object]:
+    return {**msgspec.structs.asdict(schema), "up_to_date": schema.up_to_date}
+
+
+def _standing(schema: migrating.Schema) -> RenderableType:
+    at = schema.current or "nothing"
+    if schema.up_to_date:
+        return f"at {at}, up to date"
+    return Group(
+        f"at {at}, {schema.newest} is needed; pending:",
+        _listed(schema.pending),
+        "run `ledgerstone migrate`",
+    )
+
+
+def _done(migrated: Migrated) -> RenderableType:
+    if not migrated.applied:
+        return f"at {migrated.after}, nothing to do"
+    return Group(
+        f"{migrated.before or 'nothing'} → {migrated.after}; applied:", _listed(migrated.applied)
+    )
+
+
+def _listed(revisions: tuple[str, ...]) -> RenderableType:
+    known = titles()
+    return "\n".join(f"  {revision}  {known[revision]}" for revision in revisions)

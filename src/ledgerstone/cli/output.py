@@ -1,0 +1,109 @@
+"""What commands print: tables for people, one JSON document for programs, errors for both."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from ledgerstone.errors import LedgerstoneError
+
+SHORT_ID_CHARS = 8
+MINUTE, HOUR, DAY = 60, 3600, 86_400
+
+
+def console() -> Console:
+    """Where people read: with colours on a terminal, unless NO_COLOR is set."""
+    return Console(highlight=False)
+
+
+def show(facts: object, seen: RenderableType, *, json: bool) -> None:
+    """Print what was found: the facts as JSON, or as people see them."""
+    if json:
+        show_json(facts)
+    else:
+        console().print(seen)
+
+
+def show_json(facts: object) -> None:
+    """Print the one JSON document."""
+    text = msgspec.json.format(msgspec.json.encode(facts), indent=2)
+    sys.stdout.write(text.decode() + "\n")
+    sys.stdout.flush()
+
+
+def complain(error: LedgerstoneError, *, json: bool) -> None:
+    """Print a refusal and what to do about it."""
+    if json:
+        show_json({"error": told(error)})
+        return
+    stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+    stderr.print(_labelled("error", "bold red", error.message))
+    if error.hint:
+        stderr.print(_labelled("hint", "bold cyan", error.hint))
+
+
+def told(error: LedgerstoneError) -> dict[str, object]:
+    """A refusal for programs."""
+    return {
+        "code": error.code,
+        "message": error.message,
+        "hint": error.hint,
+        "retryable": error.retryable,
+    }
+
+
+def _labelled(label: str, style: str, words: str) -> Text:
+    indented = words.strip().replace("\n", "\n" + " " * (len(label) + 2))
+    return Text.assemble((f"{label}: ", style), indented)
+
+
+def table(title: str, *columns: str, numbers: tuple[str, ...] = ()) -> Table:
+    """An empty table; the columns that hold numbers are aligned to the right."""
+    made = Table(
+        title=f"[bold]{escape(title)}[/]",
+        title_justify="left",
+        title_style="",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        header_style="dim",
+    )
+    for column in columns:
+        made.add_column(
+            column, justify="right" if column in numbers else "left", overflow="fold"
+        )
+    return made
+
+
+def pairs(rows: dict[str, RenderableType]) -> Table:
+    """Names and what belongs to them, one below the other."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows.items():
+        grid.add_row(name, value)
+    return grid
+
+
+def short(identity: str | None) -> str:
+    """The end of an id: ids made at the same time begin alike."""
+    return "" if identity is None else f"…{identity[-SHORT_ID_CHARS:]}"
+
+
+def ago(milliseconds: float) -> str:
+    """How long something lasted, to the nearest unit that is worth saying."""
+    seconds = milliseconds / 1000
+    if seconds < 1:
+        return f"{max(milliseconds, 0):.0f} ms"
+    if seconds < 2 * MINUTE:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * HOUR:
+        return f"{seconds / MINUTE:.0f} min"
+    if seconds < 2 * DAY:
+        return f"{seconds / HOUR:.0f} h"
+    return f"{seconds / DAY:.0f} d"

@@ -1,0 +1,260 @@
+"""`ledgerstone status`: the database, its schema, who works, who holds what, on one screen."""
+
+from __future__ import annotations
+
+import time
+from enum import Enum
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+from sqlalchemy import Integer, bindparam, inspect, select
+
+from ledgerstone.chores.tables import chore
+from ledgerstone.cli import output
+from ledgerstone.cli.call import Call
+from ledgerstone.cli.database import must_exist, opened
+from ledgerstone.engine import workers
+from ledgerstone.errors import LedgerstoneError, SchemaMissing
+from ledgerstone.ledger import Transaction
+from ledgerstone.settings import Settings
+from ledgerstone.store import migrating
+from ledgerstone.store.database import Database
+from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.statement import Statement
+from ledgerstone.store.tables import leases
+
+WATCH_SECONDS = 1.0
+LEASES_MAX = 500
+ROWS_SHOWN_MAX = 15
+
+
+class WorkerState(Enum):
+    """Whether a worker is there."""
+
+    ALIVE = "alive"
+    SILENT = "silent"
+    """It has not been seen for longer than its claims hold: dead, paused or cut off."""
+    STOPPED = "stopped"
+    """It ended in good order."""
+
+
+class WorkerFacts(msgspec.Struct, frozen=True):
+    """One worker, by its last report."""
+
+    id: str
+    host: str
+    pid: int
+    state: WorkerState
+    seen_ms_ago: int
+    running: int
+    done: int
+    failed: int
+    refused: int
+    trouble: str | None
+
+
+class LeaseFacts(msgspec.Struct, frozen=True):
+    """One lease; where `expires_in_ms` is not above zero, nobody holds it."""
+
+    name: str
+    holder: str
+    expires_in_ms: int
+
+
+class StatusFacts(msgspec.Struct, frozen=True):
+    """What there is to know at a glance; `chores` is None where their tables are not installed."""
+
+    url: str
+    database: dict[str, str]
+    schema: migrating.Schema
+    workers: list[WorkerFacts]
+    leases: list[LeaseFacts]
+    chores: dict[str, int] | None
+
+
+_leases = Statement(
+    "status.leases",
+    select(leases.c.lease, leases.c.owner, leases.c.expires_at_ms - now_ms())
+    .order_by(leases.c.lease)
+    .limit(bindparam("limit", type_=Integer())),
+)
+
+
+def status(
+    call: Call,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again every second, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """Show the database, its schema, the workers, the leases and the chores."""
+    if watch and call.json:
+        raise typer.BadParameter("--watch and --json do not go together")
+    settings = call.settings()
+    with opened(settings) as database:
+        facts = look(database, settings)
+        if watch:
+            _watch(database, settings, facts)
+        else:
+            output.show(facts, screen(facts), json=call.json)
+
+
+def look(database: Database[Transaction], settings: Settings) -> StatusFacts:
+    """Look once, in one reading transaction; SchemaMissing where the tables are not there."""
+    must_exist(database)
+    with database.reading() as tx:
+        schema = migrating.look(tx.connection)
+        if schema.current is None:
+            raise SchemaMissing(
+                "Ledgerstone's tables are not in this database", hint="run `ledgerstone migrate`"
+            )
+        return StatusFacts(
+            url=settings.url_masked,
+            database=dict(database.dialect.describe(tx.connection)),
+            schema=schema,
+            workers=workers_of(tx, settings),
+            leases=leases_of(tx),
+            chores=chores_of(tx),
+        )
+
+
+def workers_of(tx: Transaction, settings: Settings) -> list[WorkerFacts]:
+    """The workers: those that are there first, then the latest seen."""
+    # One that extends its leases less often than others is also seen less often.
+    silent_after = 1000 * max(workers.ALIVE_SECONDS, settings.engine.lease_seconds)
+    found = [_worker(seen, silent_after) for seen in workers.listed(tx)]
+    order = list(WorkerState)
+    return sorted(found, key=lambda worker: order.index(worker.state))
+
+
+def _worker(seen: workers.WorkerSeen, silent_after_ms: float) -> WorkerFacts:
+    state = WorkerState.ALIVE
+    if seen.state == WorkerState.STOPPED.value:
+        state = WorkerState.STOPPED
+    elif seen.silent_ms > silent_after_ms:
+        state = WorkerState.SILENT
+    tallies: list[dict[str, Any]] = list(seen.report.get("sources", {}).values())
+
+    def total(name: str) -> int:
+        return sum(tally.get(name, 0) for tally in tallies)
+
+    return WorkerFacts(
+        id=seen.id,
+        host=seen.host,
+        pid=seen.pid,
+        state=state,
+        seen_ms_ago=seen.silent_ms,
+        running=seen.report.get("running", 0),
+        done=total("done"),
+        failed=total("failed"),
+        refused=total("refused"),
+        trouble=next((tally["trouble"] for tally in tallies if tally.get("trouble")), None),
+    )
+
+
+def leases_of(tx: Transaction) -> list[LeaseFacts]:
+    """The leases, by name."""
+    return [LeaseFacts(*row) for row in _leases.rows(tx, limit=LEASES_MAX)]
+
+
+def chores_of(tx: Transaction) -> dict[str, int] | None:
+    """How many chores stand where."""
+    if not inspect(tx.connection).has_table(chore.name):
+        return None
+    return {status.value: count for status, count in tx.chores.counts().items()}
+
+
+def screen(facts: StatusFacts) -> RenderableType:
+    """The facts as people see them."""
+    parts: list[RenderableType] = [output.pairs(_database_rows(facts)), ""]
+    if facts.workers:
+        parts.append(_workers_table(facts.workers))
+    else:
+        parts.append("no worker was seen in the last day; `ledgerstone up` starts one\n")
+    if facts.leases:
+        parts.append(_leases_table(facts.leases))
+    if facts.chores is not None:
+        counts = "  ".join(f"{name} [bold]{count:,}[/]" for name, count in facts.chores.items())
+        parts.append(f"[bold]Chores[/]  {counts}")
+    return Group(*parts)
+
+
+def _database_rows(facts: StatusFacts) -> dict[str, RenderableType]:
+    settings = dict(facts.database)
+    server, driver = settings.pop("database"), settings.pop("driver")
+    schema = facts.schema
+    standing = f"{schema.current}, up to date"
+    if not schema.up_to_date:
+        standing = f"[yellow]{schema.current}, {schema.newest} is needed: `ledgerstone migrate`[/]"
+    return {
+        "database": Text(facts.url),
+        "server": f"{server}, driver {driver}",
+        "settings": Text(", ".join(f"{name} {value}" for name, value in settings.items())),
+        "schema": standing,
+    }
+
+
+_STATE_STYLE = {
+    WorkerState.ALIVE: "green",
+    WorkerState.SILENT: "yellow",
+    WorkerState.STOPPED: "dim",
+}
+
+
+def _workers_table(found: list[WorkerFacts]) -> RenderableType:
+    table = output.table(
+        "Workers",
+        *("id", "where", "state", "running", "done", "failed", "refused", "trouble"),
+        numbers=("running", "done", "failed", "refused"),
+    )
+    for worker in found[:ROWS_SHOWN_MAX]:
+        table.add_row(
+            output.short(worker.id),
+            Text(f"{worker.host}:{worker.pid}"),
+            Text(f"{worker.state.value} {output.ago(worker.seen_ms_ago)}", _STATE_STYLE[worker.state]),
+            f"{worker.running:,}",
+            f"{worker.done:,}",
+            f"{worker.failed:,}",
+            f"{worker.refused:,}",
+            Text(worker.trouble or "", "red"),
+        )
+    return Group(table, *_rest(found))
+
+
+def _leases_table(found: list[LeaseFacts]) -> RenderableType:
+    table = output.table("Leases", "name", "holder", "expires in", numbers=("expires in",))
+    for lease in found[:ROWS_SHOWN_MAX]:
+        held = lease.expires_in_ms > 0
+        table.add_row(
+            Text(lease.name),
+            output.short(lease.holder) if held else "",
+            output.ago(lease.expires_in_ms) if held else Text("free", "dim"),
+        )
+    return Group(table, *_rest(found))
+
+
+def _rest(found: list[Any]) -> list[RenderableType]:
+    rest = len(found) - ROWS_SHOWN_MAX
+    return [f"and {rest:,} more (--json shows them)\n"] if rest > 0 else []
+
+
+def _watch(database: Database[Transaction], settings: Settings, facts: StatusFacts) -> None:
+    """Look again and again; a database that is out of reach for a while ends nothing."""
+    console = output.console()
+    seen: RenderableType = screen(facts)
+    with Live(seen, console=console, auto_refresh=False, transient=False) as live:
+        while True:
+            if console.is_terminal:
+                live.update(seen, refresh=True)
+            else:
+                console.print(seen)
+            time.sleep(WATCH_SECONDS)
+            try:
+                seen = screen(look(database, settings))
+            except LedgerstoneError as error:
+                if not error.retryable:
+                    raise
+                seen = Text(f"{error.code}: {error}", "red")

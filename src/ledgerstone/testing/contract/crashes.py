@@ -1,0 +1,204 @@
+"""The crash contract: real processes, killed and paused, and an independent check at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from ledgerstone.chores import NewChore, Status
+from ledgerstone.ledger import Ledger
+from ledgerstone.testing import checker
+from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.processes import WorkerProcess
+from ledgerstone.testing.waiting import until
+
+ITEMS = 20_000
+SOON = {
+    "engine_lease_seconds": 2,
+    "engine_rescue_seconds": 1,
+    "engine_grace_seconds": 5,
+    "store_slow_statement_ms": 60_000,
+}
+FINISH_SECONDS_MAX = 120.0
+FAILPOINTS = [
+    "pump.claimed=kill@2",
+    "pump.ran=kill@150",
+    "pump.settling=kill@2",
+    "pump.settled=kill@2",
+    "transaction.before_commit=kill@5",
+    "transaction.after_commit=kill@5",
+    "pump.claimed=stop@2",
+]
+
+
+class CrashContract:
+    """What holds when workers die. Fixtures: `ledger` and the `home` it is on."""
+
+    def test_killed_and_paused_workers(self, ledger: Ledger, home: Home) -> None:
+        """A killed and a paused worker: every item is settled once, the late ones are refused."""
+        survive_kill_and_pause(ledger, home.url)
+
+    @pytest.mark.parametrize("failpoint", FAILPOINTS)
+    def test_killed_at(self, ledger: Ledger, home: Home, failpoint: str) -> None:
+        """A worker that dies at any step of the pump loses nothing and does nothing twice."""
+        accepted = enqueue(ledger, 500)
+
+        with workers(home.url) as start:
+            victim = start(failpoint=failpoint)
+            until(lambda: not victim.alive or _stopped(victim), what=failpoint)
+            start()
+            wait_done(ledger, len(accepted))
+
+        verdict = checker.check(home.url, accepted)
+        assert verdict.problems == []
+        assert verdict.by_status == {"done": len(accepted)}
+
+    def test_atomic_handlers_take_effect_once(self, ledger: Ledger, home: Home) -> None:
+        """Writes of an atomic handler are there exactly once, whoever was killed when."""
+        make_effect_table(ledger)
+        accepted = enqueue(ledger, 400)
+
+        with workers(home.url, handler="ledgerstone.testing.effects:leave_mark") as start:
+            for number in (30, 60, 90):
+                victim = start(failpoint=f"transaction.before_commit=kill@{number}")
+                until(lambda worker=victim: not worker.alive)  # type: ignore[misc]
+            start()
+            wait_done(ledger, len(accepted))
+
+        verdict = checker.check(home.url, accepted)
+        assert verdict.problems == []
+        assert marks(home.url) == dict.fromkeys(accepted, 1)
+
+
+def survive_kill_and_pause(
+    ledger: Ledger, url: str, *, disturb: Callable[[], None] = lambda: None, items: int = ITEMS
+) -> checker.Verdict:
+    """Two workers, one killed with -9, one paused past its lease and continued; then the check."""
+    with workers(url, handler="ledgerstone.testing.work:brief") as start:
+        doomed, paused = start(), start()
+        accepted = enqueue(ledger, items)
+        until(lambda: done(ledger) >= items // 20, what="the first twentieth")
+        until(lambda: pause_in_mid_work(url, paused), what="a pause in mid-work")
+        doomed.kill()
+        start()
+        assert done(ledger) < items
+        disturb()
+        until(lambda: rescued(url, paused.worker) > 0, what="a rescue")
+        paused.resume()
+        wait_done(ledger, items)
+        until(lambda: refused(url) > 0, what="a refusal")
+
+    verdict = checker.check(url, accepted)
+    assert verdict.problems == []
+    assert verdict.by_status == {"done": items}
+    assert verdict.rescued > 0
+    assert verdict.refused > 0
+    return verdict
+
+
+def enqueue(ledger: Ledger, count: int) -> list[str]:
+    """So many chores; their ids."""
+    new = [NewChore(body=i) for i in range(count)]
+    with ledger.transaction() as tx:
+        return [enqueued.id for enqueued in tx.chores.enqueue_many(new)]
+
+
+def done(ledger: Ledger) -> int:
+    """How many are done."""
+    with ledger.reading() as tx:
+        return tx.chores.counts()[Status.DONE]
+
+
+def wait_done(ledger: Ledger, count: int) -> None:
+    """Until so many are done."""
+    until(lambda: done(ledger) >= count, seconds_max=FINISH_SECONDS_MAX, what=f"{count} done")
+
+
+def rescued(url: str, worker: str) -> int:
+    """How many rescues from this worker are on record."""
+    words = f"the lease of {worker}%"
+    return _count(url, f"SELECT COUNT(*) FROM chore_event WHERE reason LIKE '{words}'")
+
+
+def pause_in_mid_work(url: str, worker: WorkerProcess) -> bool:
+    """Pause a worker that holds claims; False if it holds none just now."""
+    claims = f"SELECT COUNT(*) FROM chore WHERE status = 'running' AND worker = '{worker.worker}'"
+    with write_lock(url):
+        worker.pause()
+        if _count(url, claims):
+            return True
+        worker.resume()
+        return False
+
+
+def refused(url: str) -> int:
+    """How many refusals are on record."""
+    return _count(url, "SELECT COUNT(*) FROM chore_event WHERE reason LIKE 'refused%'")
+
+
+def marks(url: str) -> dict[str, int]:
+    """How many marks each chore left."""
+    connection = checker.connect(url)
+    try:
+        cursor = connection.cursor()
+        cursor.execute("SELECT chore_id, COUNT(*) FROM effect GROUP BY chore_id")
+        return {str(row[0]): int(row[1]) for row in cursor.fetchall()}
+    finally:
+        connection.close()
+
+
+def make_effect_table(ledger: Ledger) -> None:
+    """Where an atomic handler leaves a mark; nothing in it keeps a second one out."""
+    with ledger.transaction() as tx:
+        tx.connection.exec_driver_sql("CREATE TABLE effect (chore_id VARCHAR(36) NOT NULL)")
+
+
+@contextmanager
+def write_lock(url: str) -> Iterator[None]:
+    """On SQLite, meanwhile nobody else writes: one paused in mid-write would stop them all."""
+    if not url.startswith("sqlite"):
+        yield
+        return
+    connection = checker.connect(url)
+    connection.isolation_level = None
+    connection.execute("BEGIN IMMEDIATE")
+    yield
+    connection.execute("ROLLBACK")
+    connection.close()
+
+
+@contextmanager
+def workers(
+    url: str, *, handler: str = "ledgerstone.testing.work:nothing"
+) -> Iterator[Callable[..., WorkerProcess]]:
+    """Starts workers; all are gone at the end."""
+    with ExitStack() as stack:
+
+        def start(*, failpoint: str | None = None) -> WorkerProcess:
+            atomic = ("--atomic",) if handler.startswith("ledgerstone.testing.effects") else ()
+            worker = WorkerProcess(
+                url, handler=handler, settings=SOON, failpoint=failpoint, arguments=atomic
+            )
+            stack.enter_context(worker)
+            worker.ready()
+            return worker
+
+        yield start
+
+
+def _stopped(worker: WorkerProcess) -> bool:
+    stat = Path(f"/proc/{worker.pid}/stat").read_text(encoding="ascii")
+    return stat.rpartition(")")[2].split()[0] == "T"
+
+
+def _count(url: str, query: str) -> int:
+    connection = checker.connect(url)
+    try:
+        cursor = connection.cursor()
+        cursor.execute(query)
+        return int(cursor.fetchone()[0])
+    finally:
+        connection.close()

@@ -1,0 +1,58 @@
+"""The crash contract on every database, also when the server is killed or a pooler is in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ledgerstone import Ledger, chores
+from ledgerstone.settings import Settings
+from ledgerstone.testing.contract.crashes import CrashContract, survive_kill_and_pause
+from ledgerstone.testing.servers import PrivateMariaDB, PrivatePgBouncer, PrivatePostgres
+
+
+class TestCrashes(CrashContract):
+    """All of it."""
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(PrivatePostgres, id="postgres", marks=pytest.mark.postgres),
+        pytest.param(PrivateMariaDB, id="mysql", marks=pytest.mark.mysql),
+    ]
+)
+def server(request: pytest.FixtureRequest) -> Iterator[PrivatePostgres | PrivateMariaDB]:
+    """A server that waits for the disk and may be killed."""
+    with request.param() as started:
+        yield started
+
+
+def test_the_server_is_killed_in_between(server: PrivatePostgres | PrivateMariaDB) -> None:
+    """The database server dies with -9 in mid-work and comes back: nothing is lost or doubled."""
+    url = server.create_database("ledger")
+    with opened(url) as ledger:
+
+        def cut_power() -> None:
+            server.kill()
+            server.restart()
+
+        survive_kill_and_pause(ledger, url, disturb=cut_power)
+
+
+@pytest.mark.pgbouncer
+@pytest.mark.postgres
+def test_behind_a_transaction_pooler() -> None:
+    """Behind PgBouncer in transaction mode the same holds."""
+    with PrivatePostgres() as postgres, PrivatePgBouncer(postgres) as pooler:
+        url = pooler.create_database("ledger")
+        with opened(url) as ledger:
+            survive_kill_and_pause(ledger, url)
+
+
+def opened(url: str) -> Ledger:
+    """A ledger that is ready for chores."""
+    ledger = Ledger(url, settings=Settings.load(url=url, environ={}))
+    ledger.migrate()
+    chores.install(ledger.database)
+    return ledger
