@@ -24,6 +24,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str
     python: str
 
+    def __str__(self) -> str:
+        return (
+            f"{self.cores} cores of {self.processor}, {self.memory_gib} GiB, {self.kernel},"
+            f" Python {self.python}"
+        )
+
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the source; `dirty` if it holds what was not committed."""

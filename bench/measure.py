@@ -76,7 +76,7 @@ def apart(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         answer: T = ours.recv()
     except EOFError:
         process.join(END_SECONDS_MAX)
-        message = f"{function.__module__}.{function.__name__} failed; its traceback is above"
+        message = f"{function} failed in its process; the traceback is above"
         raise RuntimeError(message) from None
     process.join(END_SECONDS_MAX)
     return answer

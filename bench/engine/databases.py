@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -19,6 +20,9 @@ ENQUEUE_MAX = 1000
 # What the servers have when nobody sets anything; the tests' private ones are kept smaller.
 POSTGRES_STOCK = {"shared_buffers": "128MB"}
 MARIADB_STOCK = {"innodb-buffer-pool-size": "128M", "innodb-log-file-size": "96M"}
+
+# A slow statement is in the figures; it need not be said between them.
+logging.getLogger("ledgerstone.store").setLevel(logging.ERROR)
 
 
 class Place(Protocol):

@@ -1,7 +1,7 @@
 """The bare driver: the overheard statements in a hand-written loop, one thread, one connection.
 
-The connection is opened by the ledger, so its session settings are the ledger's own, and then taken
-away from it: nothing of Ledgerstone runs in the timed loop.
+The connection is opened by the ledger, so its session settings are the ledger's own; nothing of
+Ledgerstone runs in the timed loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Rows = Sequence[tuple[Any, ...]]
 
 
 def drain(url: str, script: Script, *, warm_up: int, count: int) -> Stopwatch:
-    """Claim and settle what is queued; how long `count` took, after `warm_up` that are not timed."""
+    """Claim and settle what is queued; how long `count` took, after `warm_up` untimed ones."""
     with opened(url) as ledger:
         taken = ledger.database.engine.raw_connection()
         connection: Any = taken.driver_connection

@@ -172,7 +172,7 @@ def _call(heard: _Heard, marks: _Marks) -> Call:
 
 
 def _travelling(value: Any) -> list[Any]:
-    """What a parameter carries for the first row: an array one value, a document all; or nothing."""
+    """What a parameter carries for the first row: an array one value, a document all of them."""
     if isinstance(value, list):
         return value[:1]
     if isinstance(value, str) and value.startswith("[["):

@@ -7,7 +7,7 @@ first is read when the `with` block of the transaction has ended, so a commit is
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -26,8 +26,6 @@ from ledgerstone.ledger import Ledger
 WAKE_SECONDS_MAX = 30.0
 LOOK_SECONDS = 0.002
 NS_IN_MS = 1e6
-WARM_UP = 5
-"""Wake-ups that are not counted: the first ones open connections and compile statements."""
 
 
 class Rests(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,8 +36,12 @@ class Rests(msgspec.Struct, frozen=True, kw_only=True):
     seconds_max: float
 
 
-def in_process(url: str, rests: Rests) -> list[float]:
-    """Milliseconds to wake a worker of this process."""
+WARM_UP = Rests(count=5, seconds_min=0.02, seconds_max=0.05)
+"""Not counted: the first wake-ups open connections and compile statements."""
+
+
+def in_process(url: str, *rests: Rests) -> list[list[float]]:
+    """Milliseconds to wake a worker of this process, for each kind of rest."""
     arrived: SimpleQueue[int] = SimpleQueue()
 
     def note(_: Claim) -> None:
@@ -49,13 +51,13 @@ def in_process(url: str, rests: Rests) -> list[float]:
         worker = ledger.worker(ChoreSource(Handler(note)))
         worker.start()
         try:
-            return _latencies(ledger, rests, lambda: arrived.get(timeout=WAKE_SECONDS_MAX))
+            return _all_latencies(ledger, rests, lambda: arrived.get(timeout=WAKE_SECONDS_MAX))
         finally:
             worker.stop()
 
 
-def across(url: str, rests: Rests) -> list[float]:
-    """Milliseconds to wake a worker of another process."""
+def across(url: str, *rests: Rests) -> list[list[float]]:
+    """Milliseconds to wake a worker of another process, for each kind of rest."""
     with _other_process(url) as pipe, opened(url) as ledger:
 
         def arrived() -> int:
@@ -64,7 +66,7 @@ def across(url: str, rests: Rests) -> list[float]:
                 raise TimeoutError(message)
             return int(pipe.recv())
 
-        return _latencies(ledger, rests, arrived)
+        return _all_latencies(ledger, rests, arrived)
 
 
 @contextmanager
@@ -99,20 +101,27 @@ def _work(url: str, pipe: Connection[Any, Any]) -> None:
         worker.stop()
 
 
+def _all_latencies(
+    ledger: Ledger, rests: Sequence[Rests], arrived: Callable[[], int]
+) -> list[list[float]]:
+    settle_memory()
+    _latencies(ledger, WARM_UP, arrived)
+    return [_latencies(ledger, kind, arrived) for kind in rests]
+
+
 def _latencies(ledger: Ledger, rests: Rests, arrived: Callable[[], int]) -> list[float]:
     """Enqueue, wait for the handler, let the worker fall idle; again and again."""
     # Seeded: each run rests for the same times. Spread, so that no phase of a poll is favoured.
     random = Random(rests.count)  # noqa: S311 - no secret
-    settle_memory()
     found = []
-    for _ in range(WARM_UP + rests.count):
+    for _ in range(rests.count):
         sleep(random.uniform(rests.seconds_min, rests.seconds_max))
         with ledger.transaction() as tx:
             enqueued = tx.chores.enqueue(None)
         committed = monotonic_ns()
         found.append((arrived() - committed) / NS_IN_MS)
         _await_done(ledger, enqueued.id)
-    return found[WARM_UP:]
+    return found
 
 
 def _await_done(ledger: Ledger, chore_id: str) -> None:

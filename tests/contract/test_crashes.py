@@ -1,4 +1,4 @@
-"""The crash contract on every database, also when the server is killed or a pooler is in between."""
+"""The crash contract on every database, with a killed server, and behind a pooler."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """x."""
+
 from ledgerstone import Ledger
+
+
 def test_smoke(ledger: Ledger) -> None:
     """x."""
     with ledger.transaction() as tx:

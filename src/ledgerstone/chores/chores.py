@@ -15,6 +15,7 @@ from ledgerstone.ids import new_id
 from ledgerstone.store.batch import InsertEach
 from ledgerstone.store.body import decode, encode
 from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.names import check_name
 from ledgerstone.store.statement import Statement
 
 if TYPE_CHECKING:
@@ -215,9 +216,8 @@ class Chores:
 
 
 def _checked(new: NewChore, bytes_max: int) -> tuple[str | None, str, int, int]:
-    if new.key is not None and not 0 < len(new.key) <= KEY_CHARS_MAX:
-        message = f"a key has 1 to {KEY_CHARS_MAX} characters, this one {len(new.key)}"
-        raise BadInput(message)
+    if new.key is not None:
+        check_name(new.key, "a key", chars_max=KEY_CHARS_MAX)
     if new.max_attempts < 1:
         message = f"max_attempts is at least 1, not {new.max_attempts}"
         raise BadInput(message)

@@ -22,22 +22,37 @@ EXIT_RETRYABLE = 4
 
 Own = ParamSpec("Own")
 
+PANEL = "Options of every command"
+
+
+def flag(*names: str, help: str, panel: str | None = None) -> Any:  # noqa: A002 - typer's word
+    """An option that is given or not; unlike typer's own it is not shown to take a <bool>."""
+    return typer.Option(*names, help=help, metavar="", rich_help_panel=panel)
+
+
 UrlOption = Annotated[
     str | None,
-    typer.Option("--url", metavar="URL", help="The database; otherwise that of the settings."),
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="The database; otherwise that of the settings.",
+        rich_help_panel=PANEL,
+    ),
 ]
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
-        "--config", metavar="FILE", help="The settings; otherwise ledgerstone.toml if it is here."
+        "--config",
+        metavar="FILE",
+        help="The settings; otherwise ledgerstone.toml, if it is here.",
+        rich_help_panel=PANEL,
     ),
 ]
 JsonOption = Annotated[
-    bool,
-    typer.Option("--json", help="Print one JSON document to stdout, also if it is an error."),
+    bool, flag("--json", help="Print one JSON document, also for an error.", panel=PANEL)
 ]
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Log everything, and show where an error arose.")
+    bool, flag("--verbose", "-v", help="Log everything; show where an error arose.", panel=PANEL)
 ]
 
 
@@ -51,8 +66,9 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     def settings(self) -> Settings:
         """The settings: what the call says before environment, file and defaults."""
-        overrides = {} if self.url is None else {"url": self.url}
-        return Settings.load(self.config, **overrides)
+        if self.url is None:
+            return Settings.load(self.config)
+        return Settings.load(self.config, url=self.url)
 
     def over(self, earlier: Call) -> Call:
         """This one, completed by what was said earlier on the command line."""
@@ -82,7 +98,7 @@ def command(run: Callable[Concatenate[Call, Own], None]) -> Callable[..., None]:
         call = Call(url=url, config=config, json=json, verbose=verbose).over(context.obj)
         logs.to_stderr(level="DEBUG" if call.verbose else "ERROR")
         try:
-            run(call, **own)
+            run(call, **own)  # type: ignore[call-arg]
         except Exception as error:
             fault = translated(error)
             if not isinstance(fault, LedgerstoneError):

@@ -1,1 +1,275 @@
-def demo(call): pass
+"""`ledgerstone demo`: the two-minute tour, told as it happens."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Self
+
+import msgspec
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+from sqlalchemy import inspect
+
+from ledgerstone import chores
+from ledgerstone.chores.chores import ChoreEvent
+from ledgerstone.chores.states import Status
+from ledgerstone.chores.tables import chore, tables
+from ledgerstone.cli import output
+from ledgerstone.cli.call import EXIT_REFUSED, Call, flag
+from ledgerstone.cli.tour import HANDLER, LEASE_SECONDS, WORKER_SETTINGS, Tour, TourFacts
+from ledgerstone.engine.source import Claim
+from ledgerstone.errors import NotAllowedNow
+from ledgerstone.ledger import Ledger
+from ledgerstone.settings import Settings
+from ledgerstone.testing.processes import WorkerProcess
+
+KILL_AT, PAUSE_AT = 0.15, 0.35
+SHOW_SECONDS = 0.1
+EXIT_TERMINATED = 128 + signal.SIGTERM
+HEADLINE = "Accept once. Do later. Prove what happened."
+
+
+def take_a_moment(claim: Claim) -> None:
+    """The handler of the demonstration: it takes the time that the item says."""
+    time.sleep(msgspec.json.decode(claim.body)["take_ms"] / 1000)
+
+
+def demo(
+    call: Call,
+    items: Annotated[
+        int, typer.Option("--items", min=500, max=100_000, help="How many items are accepted.")
+    ] = 2000,
+    workers: Annotated[
+        int, typer.Option("--workers", min=3, max=16, help="How many processes work on them.")
+    ] = 3,
+    keep: Annotated[bool, flag("--keep", help="Keep the database, to look around in it.")] = False,
+) -> None:
+    """See it work: real processes, one killed, one paused; nothing lost, nothing done twice.
+
+    On a file of its own that is gone afterwards, unless --url names a database.
+    """
+    console = Console(highlight=False, quiet=call.json)
+    with ExitStack() as stack, _undisturbed_end():
+        settings = stack.enter_context(
+            _private(call, keep=keep) if call.url is None else _given(call)
+        )
+        ledger = stack.enter_context(Ledger(settings=settings))
+        if call.url is None:
+            ledger.migrate()
+        tour = stack.enter_context(_prepared(ledger, items=items, workers=workers, keep=keep))
+
+        def start() -> list[WorkerProcess]:
+            return [stack.enter_context(_worker(call, settings)) for _ in range(workers)]
+
+        console.print(f"[bold]{HEADLINE}[/]\n[dim]{settings.url_masked}[/]\n")
+        facts = _told(console, tour, start)
+        story = tour.story()
+    if call.json:
+        output.show_json(facts)
+    console.print(numbers(facts), history(story, tour.ids), verdict(facts), sep="\n")
+    if keep:
+        console.print(f"kept; look around: ledgerstone --url {settings.url_masked} status")
+    if not facts.kept:
+        raise typer.Exit(EXIT_REFUSED)
+
+
+@contextmanager
+def _private(call: Call, *, keep: bool) -> Iterator[Settings]:
+    """A file of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="ledgerstone-demo-"))
+    try:
+        yield msgspec.structs.replace(call, url=f"sqlite:///{folder / 'ledger.db'}").settings()
+    finally:
+        if not keep:
+            shutil.rmtree(folder)
+
+
+@contextmanager
+def _given(call: Call) -> Iterator[Settings]:
+    """The database that the call names."""
+    yield call.settings()
+
+
+@contextmanager
+def _prepared(ledger: Ledger, *, items: int, workers: int, keep: bool) -> Iterator[Tour]:
+    """The tables are there and hold nothing that would be done by the wrong handler."""
+    with ledger.reading() as tx:
+        installed = inspect(tx.connection).has_table(chore.name)
+        counts = tx.chores.counts() if installed else {}
+    open_ = sum(counts.get(status, 0) for status in (Status.QUEUED, Status.RUNNING))
+    if open_:
+        raise NotAllowedNow(
+            f"there are {open_} chores to be done in this database, and the demonstration's workers"
+            " would take them",
+            hint="name an empty database, or none",
+        )
+    chores.install(ledger.database)
+    tour = Tour(ledger, items=items, workers=workers)
+    try:
+        yield tour
+    finally:
+        if not keep:
+            tour.forget()
+        if not keep and not installed:
+            tables.drop_all(ledger.database.engine)
+
+
+@contextmanager
+def _undisturbed_end() -> Iterator[None]:
+    """SIGTERM ends the block like Ctrl-C does, and neither disturbs what is tidied up after it."""
+
+    def leave(*_: object) -> None:
+        sys.exit(EXIT_TERMINATED)
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _worker(call: Call, settings: Settings) -> WorkerProcess:
+    config = {} if call.config is None else {"config": call.config}
+    return WorkerProcess(settings.url, handler=HANDLER, settings={**WORKER_SETTINGS, **config})
+
+
+def _told(console: Console, tour: Tour, start: Callable[[], list[WorkerProcess]]) -> TourFacts:
+    """Go through the tour and tell what happens."""
+    accepted = tour.accept()
+    console.print(
+        f"1. {accepted.items:,} items were accepted\n"
+        f"   {accepted.duplicates:,} sent a second time were answered with the first\n"
+        f"   {accepted.conflicts} with a used key and other content was refused"
+    )
+    processes = start()
+    tour.began(processes)
+    pids = ", ".join(str(process.pid) for process in processes)
+    console.print(f"2. {len(processes)} processes work on them: {pids}")
+    with _Bar(console, tour) as bar:
+        _disturb(console, tour, processes, bar.move)
+        tour.finished(bar.move)
+        bar.move()
+    for process in processes[1:]:
+        process.terminate()
+    for process in processes[1:]:
+        process.wait()
+    console.print("5. the work is over, and the workers have stopped\n")
+    return tour.count(accepted)
+
+
+def _disturb(
+    console: Console, tour: Tour, processes: list[WorkerProcess], look: Callable[[], None]
+) -> None:
+    """Kill the first worker, pause the second one past its lease."""
+    tour.reached(KILL_AT, look)
+    held = tour.kill(processes[0], tour.ids[0])
+    console.print(f"3. worker 1 was killed with -9 while it held {held}")
+    tour.reached(PAUSE_AT, look)
+    held = tour.pause(processes[1], tour.ids[1])
+    console.print(
+        f"4. worker 2 was paused while it held {held}, with a lease of {LEASE_SECONDS:g} s"
+    )
+    tour.taken_over(tour.ids[1], look)
+    processes[1].resume()
+    console.print("   they are due again; worker 2 goes on, and does not know that it lost them")
+
+
+class _Bar:
+    """How much is done, on a terminal."""
+
+    def __init__(self, console: Console, tour: Tour) -> None:
+        self._tour = tour
+        self._moved_at = 0.0
+        self._progress = Progress(
+            TextColumn("   done"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal or console.quiet,
+        )
+        self._task = self._progress.add_task("done", total=tour.items)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def move(self) -> None:
+        """To where the work is; not more often than one sees."""
+        if time.monotonic() >= self._moved_at + SHOW_SECONDS:
+            self._moved_at = time.monotonic()
+            self._progress.update(self._task, completed=self._tour.done())
+
+
+_WORDS = {
+    "accepted": "accepted",
+    "duplicates_answered": "duplicates answered",
+    "conflicts_refused": "conflicts refused",
+    "done": "done",
+    "rescued_after_kill": "rescued after the kill",
+    "rescued_after_pause": "rescued from the paused worker",
+    "late_settlements_refused": "late settlements refused",
+    "lost": "lost",
+    "done_twice": "done twice",
+}
+
+
+def numbers(facts: TourFacts) -> RenderableType:
+    """What came of it, as people see it."""
+    table = output.table("What the database says", "", "items", numbers=("items",))
+    for name, count in msgspec.structs.asdict(facts).items():
+        promised = name in {"lost", "done_twice"}
+        style = ("bold red" if count else "bold green") if promised else ""
+        table.add_row(Text(_WORDS[name], style), Text(f"{count:,}", style))
+    return Group(table, "")
+
+
+def history(story: list[ChoreEvent], workers: list[str]) -> RenderableType:
+    """The history of one item."""
+    if not story:
+        return "no item was rescued this time"
+    names = {worker: f"worker {number}" for number, worker in enumerate(workers, start=1)}
+    table = output.table(
+        "The story of one of them",
+        "after",
+        "attempt",
+        "from",
+        "to",
+        "by",
+        "why",
+        numbers=("after",),
+    )
+    for event in story:
+        reason = event.reason or ""
+        for worker, name in names.items():
+            reason = reason.replace(worker, name)
+        table.add_row(
+            f"{(event.at_ms - story[0].at_ms) / 1000:.2f} s",
+            str(event.attempt),
+            event.prev_status or "",
+            event.next_status,
+            names.get(event.worker or "", ""),
+            Text(reason),
+        )
+    return Group(table, "")
+
+
+def verdict(facts: TourFacts) -> str:
+    """The last line."""
+    if facts.kept:
+        return "[bold green]nothing lost, nothing done twice[/]"
+    return f"[bold red]{facts.lost} lost, {facts.done_twice} done twice: this is a defect[/]"

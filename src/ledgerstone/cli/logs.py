@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from typing import TextIO
 
 import msgspec
 
@@ -20,7 +19,7 @@ def to_stderr(*, level: str, json: bool = False) -> None:
     logger.handlers[:] = [handler]
     logger.propagate = False
     logger.setLevel(level)
-    warnings.showwarning = _warned
+    warnings.formatwarning = _warned
 
 
 _TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -49,12 +48,5 @@ class _Json(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
-def _warned(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    sys.stderr.write(f"warning: {message}\n")
+def _warned(message: Warning | str, *_: object, **__: object) -> str:
+    return f"warning: {message}\n"

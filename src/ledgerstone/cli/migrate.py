@@ -11,7 +11,7 @@ import typer
 from rich.console import Group, RenderableType
 
 from ledgerstone.cli import output
-from ledgerstone.cli.call import EXIT_SOMETHING_TO_DO, Call
+from ledgerstone.cli.call import EXIT_SOMETHING_TO_DO, Call, flag
 from ledgerstone.cli.database import file_of, opened
 from ledgerstone.errors import BadInput
 from ledgerstone.ledger import Transaction
@@ -48,10 +48,10 @@ class Script(msgspec.Struct, frozen=True):
 def migrate(
     call: Call,
     check: Annotated[
-        bool, typer.Option("--check", help="Change nothing; exit with 3 if there is something to do.")
+        bool, flag("--check", help="Change nothing; exit with 3 if there is something to do.")
     ] = False,
     sql: Annotated[
-        bool, typer.Option("--sql", help="Print the SQL instead of running it; connects to nothing.")
+        bool, flag("--sql", help="Print the SQL instead of running it; connects to nothing.")
     ] = False,
     kind: Annotated[
         Kind | None,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import msgspec
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -69,14 +69,13 @@ def table(title: str, *columns: str, numbers: tuple[str, ...] = ()) -> Table:
         title=f"[bold]{escape(title)}[/]",
         title_justify="left",
         title_style="",
-        box=SIMPLE_HEAD,
+        box=None,
         pad_edge=False,
+        padding=(0, 2, 0, 0),
         header_style="dim",
     )
     for column in columns:
-        made.add_column(
-            column, justify="right" if column in numbers else "left", overflow="fold"
-        )
+        made.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     return made
 
 
@@ -90,12 +89,17 @@ def pairs(rows: dict[str, RenderableType]) -> Table:
     return grid
 
 
+def foldable(listed: str) -> str:
+    """A list without blanks, so that a line can end at its commas."""
+    return re.sub(r",(?=\S)", ", ", listed)
+
+
 def short(identity: str | None) -> str:
     """The end of an id: ids made at the same time begin alike."""
     return "" if identity is None else f"…{identity[-SHORT_ID_CHARS:]}"
 
 
-def ago(milliseconds: float) -> str:
+def lasting(milliseconds: float) -> str:
     """How long something lasted, to the nearest unit that is worth saying."""
     seconds = milliseconds / 1000
     if seconds < 1:

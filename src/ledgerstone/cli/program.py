@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from ledgerstone import __version__
 from ledgerstone.cli import output
-from ledgerstone.cli.call import Call, ConfigOption, JsonOption, UrlOption, VerboseOption, command
+from ledgerstone.cli.call import (
+    Call,
+    ConfigOption,
+    JsonOption,
+    UrlOption,
+    VerboseOption,
+    command,
+    flag,
+)
 from ledgerstone.cli.demo import demo
 from ledgerstone.cli.doctor import doctor
 from ledgerstone.cli.migrate import migrate
@@ -35,7 +45,7 @@ def program(
     config: ConfigOption = None,
     json: JsonOption = False,
     verbose: VerboseOption = False,
-    version: bool = typer.Option(False, "--version", help="Print the version and end."),
+    version: Annotated[bool, flag("--version", help="Print the version and end.")] = False,
 ) -> None:
     """What may stand before every command."""
     context.obj = Call(url=url, config=config, json=json, verbose=verbose)

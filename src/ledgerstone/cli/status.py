@@ -15,7 +15,7 @@ from sqlalchemy import Integer, bindparam, inspect, select
 
 from ledgerstone.chores.tables import chore
 from ledgerstone.cli import output
-from ledgerstone.cli.call import Call
+from ledgerstone.cli.call import Call, flag
 from ledgerstone.cli.database import must_exist, opened
 from ledgerstone.engine import workers
 from ledgerstone.errors import LedgerstoneError, SchemaMissing
@@ -86,9 +86,7 @@ _leases = Statement(
 
 def status(
     call: Call,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Look again every second, until Ctrl-C.")
-    ] = False,
+    watch: Annotated[bool, flag("--watch", help="Look again every second, until Ctrl-C.")] = False,
 ) -> None:
     """Show the database, its schema, the workers, the leases and the chores."""
     if watch and call.json:
@@ -123,9 +121,9 @@ def look(database: Database[Transaction], settings: Settings) -> StatusFacts:
 
 def workers_of(tx: Transaction, settings: Settings) -> list[WorkerFacts]:
     """The workers: those that are there first, then the latest seen."""
-    # One that extends its leases less often than others is also seen less often.
-    silent_after = 1000 * max(workers.ALIVE_SECONDS, settings.engine.lease_seconds)
-    found = [_worker(seen, silent_after) for seen in workers.listed(tx)]
+    # A heartbeat comes at least twice within a lease.
+    silent_after_ms = 1000 * settings.engine.lease_seconds
+    found = [_worker(seen, silent_after_ms) for seen in workers.listed(tx)]
     order = list(WorkerState)
     return sorted(found, key=lambda worker: order.index(worker.state))
 
@@ -173,7 +171,8 @@ def screen(facts: StatusFacts) -> RenderableType:
     if facts.workers:
         parts.append(_workers_table(facts.workers))
     else:
-        parts.append("no worker was seen in the last day; `ledgerstone up` starts one\n")
+        parts.append("no worker was seen in the last day; `ledgerstone up` starts one")
+        parts.append("")
     if facts.leases:
         parts.append(_leases_table(facts.leases))
     if facts.chores is not None:
@@ -192,7 +191,9 @@ def _database_rows(facts: StatusFacts) -> dict[str, RenderableType]:
     return {
         "database": Text(facts.url),
         "server": f"{server}, driver {driver}",
-        "settings": Text(", ".join(f"{name} {value}" for name, value in settings.items())),
+        "settings": Text(
+            "; ".join(f"{name} {output.foldable(settings[name])}" for name in settings)
+        ),
         "schema": standing,
     }
 
@@ -205,23 +206,22 @@ _STATE_STYLE = {
 
 
 def _workers_table(found: list[WorkerFacts]) -> RenderableType:
-    table = output.table(
-        "Workers",
-        *("id", "where", "state", "running", "done", "failed", "refused", "trouble"),
-        numbers=("running", "done", "failed", "refused"),
-    )
+    numbers = ("running", "done", "refused")
+    troubled = any(worker.trouble for worker in found)
+    columns = ("id", "where", "state", "seen", *numbers, *(("trouble",) if troubled else ()))
+    table = output.table("Workers", *columns, numbers=numbers)
     for worker in found[:ROWS_SHOWN_MAX]:
         table.add_row(
             output.short(worker.id),
             Text(f"{worker.host}:{worker.pid}"),
-            Text(f"{worker.state.value} {output.ago(worker.seen_ms_ago)}", _STATE_STYLE[worker.state]),
+            Text(worker.state.value, _STATE_STYLE[worker.state]),
+            f"{output.lasting(worker.seen_ms_ago)} ago",
             f"{worker.running:,}",
             f"{worker.done:,}",
-            f"{worker.failed:,}",
             f"{worker.refused:,}",
-            Text(worker.trouble or "", "red"),
+            *((Text(worker.trouble or "", "red"),) if troubled else ()),
         )
-    return Group(table, *_rest(found))
+    return Group(table, *_rest(found), "")
 
 
 def _leases_table(found: list[LeaseFacts]) -> RenderableType:
@@ -231,14 +231,14 @@ def _leases_table(found: list[LeaseFacts]) -> RenderableType:
         table.add_row(
             Text(lease.name),
             output.short(lease.holder) if held else "",
-            output.ago(lease.expires_in_ms) if held else Text("free", "dim"),
+            output.lasting(lease.expires_in_ms) if held else Text("free", "dim"),
         )
-    return Group(table, *_rest(found))
+    return Group(table, *_rest(found), "")
 
 
 def _rest(found: list[Any]) -> list[RenderableType]:
     rest = len(found) - ROWS_SHOWN_MAX
-    return [f"and {rest:,} more (--json shows them)\n"] if rest > 0 else []
+    return [f"and {rest:,} more (--json shows them)"] if rest > 0 else []
 
 
 def _watch(database: Database[Transaction], settings: Settings, facts: StatusFacts) -> None:

@@ -344,6 +344,9 @@ class Pump:
         for outcome in finished:
             self._release(outcome)
         self._settling -= len(finished)
+        if self._pace.more:
+            # Claiming may have stopped because too much was unsettled.
+            self._claim_bell.ring()
         self.tally.refused += len(refused)
         self.tally.trouble = None
         for outcome in refused:

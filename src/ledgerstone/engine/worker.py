@@ -64,11 +64,15 @@ class Worker:
         self._heartbeat = Heartbeat(self._database, self.pumps, settings)
         self._duties = Duties(self._database, [*self._own_duties(), *duties])
 
-    def run(self) -> None:
-        """Work until a signal, `stop` from elsewhere, or an error that waiting cannot help."""
+    def run(self, *, started: Callable[[], None] = lambda: None) -> None:
+        """Work until a signal, `stop` from elsewhere, or an error that waiting cannot help.
+
+        `started` is called when it has begun.
+        """
         before = {number: signal.signal(number, self._signalled) for number in _SIGNALS}
         try:
             self.start()
+            started()
             while not self._signals and not self._stop.is_set() and self.failure is None:
                 self._over.wait(1.0)
             self.stop()
@@ -80,7 +84,7 @@ class Worker:
 
     def start(self) -> None:
         """Begin, in threads of its own."""
-        self._database.run(lambda tx: sign_in(tx, self.id, self.report()))
+        self._report()
         if self._watcher is not None:
             self._watcher.start()
         for pump in self.pumps:
@@ -167,9 +171,15 @@ class Worker:
 
     def _beat_and_report(self) -> None:
         self._heartbeat.beat()
+        self._report()
+
+    def _report(self) -> None:
+        """Say that it is there; if that cannot be said now, it is said with the next heartbeat."""
         try:
             self._database.run(lambda tx: sign_in(tx, self.id, self.report()))
         except LedgerstoneError as error:
+            if not error.retryable:
+                raise
             _log.debug("could not report: %s", error)
 
     def _keep(self) -> None:

@@ -19,11 +19,13 @@ driver's own loop on SQLite. A statement names the columns that travel and refer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import literal
-from sqlalchemy.sql.elements import ColumnClause, ColumnElement
+from sqlalchemy import Text, literal, null
+from sqlalchemy.sql.elements import ColumnClause, ColumnElement, UnaryExpression
+from sqlalchemy.sql.operators import desc_op
 
 from ledgerstone.store.statement import Row, Statement
 
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 1000
 """Rows in one statement; a longer batch is carried out in several."""
+CHARS_MAX = 1_048_576
+"""Characters of unlimited text in one statement of more than one row: as JSON, and quoted, they are
+several times as many bytes, and MySQL takes 16 MiB in one packet."""
 
 
 class Incoming:
@@ -74,8 +79,7 @@ class UpdateEach:
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> list[int]:
         refused: list[int] = []
-        for start in range(0, len(rows), ROWS_MAX):
-            part = rows[start : start + ROWS_MAX]
+        for start, part in _parts(rows, self.incoming):
             found = tx.database.dialect.update_each(self, tx, part, common)
             refused.extend(start + i for i in found)
         return refused
@@ -107,8 +111,7 @@ class InsertEach:
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> list[int]:
         left_out: list[int] = []
-        for start in range(0, len(rows), ROWS_MAX):
-            part = rows[start : start + ROWS_MAX]
+        for start, part in _parts(rows, self.incoming):
             found = tx.database.dialect.insert_each(self, tx, part, common)
             left_out.extend(start + i for i in found)
         if left_out:
@@ -119,20 +122,19 @@ class InsertEach:
         """Column by column, what is inserted for a travelling row."""
         carried = {column.name: getattr(row, column.name) for column in self.incoming}
         extra = self.values(row) if self.values else {}
-        return carried | {name: self._written(name, value) for name, value in extra.items()}
-
-    def _written(self, name: str, value: Any) -> ColumnElement[Any]:
-        if isinstance(value, ColumnElement):
-            return value
-        return literal(value, self.table.c[name].type)
+        written = {name: _written(self.table.c[name], value) for name, value in extra.items()}
+        return carried | written
 
 
 class ClaimEach:
     """Take rows that are due, at most so many, each by one taker.
 
     - Rows locked by another taker are passed over, not waited for.
-    - `returning` answers the values after `set_`; in the order of `order_by`.
+    - `returning` answers the values after `set_`; in the order of `order_by`, whose columns hold no
+      NULL and are not changed by `set_`.
     - The parameter `limit` is given at each run.
+    - An index has the columns of `due` and then those of `order_by`: MySQL locks every due row that
+      it has to sort, so that a claimer beside this one would find nothing.
     """
 
     def __init__(
@@ -145,7 +147,6 @@ class ClaimEach:
         order_by: Sequence[Any],
         set_: Mapping[str, Any],
         returning: Sequence[Any],
-        sort: Callable[[Row], Any] | None = None,
     ) -> None:
         self.name = name
         self.table = table
@@ -154,11 +155,63 @@ class ClaimEach:
         self.order_by = order_by
         self.set_ = set_
         self.returning = returning
-        self.sort = sort
         self.statements: dict[str, Statement] = {}
 
     def run(self, tx: Transaction, *, limit: int, **common: Any) -> list[Row]:
-        rows = tx.database.dialect.claim_each(self, tx, min(limit, ROWS_MAX), common)
-        if self.sort is not None and len(rows) > 1:
-            rows.sort(key=self.sort)
-        return rows
+        return tx.database.dialect.claim_each(self, tx, min(limit, ROWS_MAX), common)
+
+    def after(self, column: ColumnClause[Any]) -> ColumnElement[Any]:
+        """What a column holds once the row is taken."""
+        return _written(column, self.set_.get(column.name, column))
+
+    @property
+    def ordering(self) -> list[ColumnElement[Any]]:
+        """The columns of the order; a statement that answers in any order adds them at the end."""
+        return [_plain(part) for part in self.order_by]
+
+    def in_order(self, rows: list[Row]) -> list[Row]:
+        """Rows that end in the columns of `ordering`: in that order, and without them."""
+        width = len(self.returning)
+        # The sort is stable: the column that counts least goes first.
+        for i, part in reversed(list(enumerate(self.order_by, start=width))):
+            rows.sort(key=itemgetter(i), reverse=_plain(part) is not part)
+        return [row[:width] for row in rows]
+
+
+def _parts(
+    rows: Sequence[Row], columns: Sequence[ColumnClause[Any]]
+) -> Iterator[tuple[int, Sequence[Row]]]:
+    """What goes into one statement each, and where it begins."""
+    long = [i for i, column in enumerate(columns) if isinstance(column.type, Text)]
+    start = 0
+    while start < len(rows):
+        part = rows[start : start + ROWS_MAX]
+        if long:
+            part = part[: _fitting(part, long)]
+        yield start, part
+        start += len(part)
+
+
+def _fitting(rows: Sequence[Row], long: Sequence[int]) -> int:
+    """How many of the rows have little enough text together; at least one."""
+    chars = 0
+    for count, row in enumerate(rows):
+        for i in long:
+            chars += len(row[i] or "")
+        if count and chars > CHARS_MAX:
+            return count
+    return len(rows)
+
+
+def _written(column: ColumnClause[Any], value: Any) -> ColumnElement[Any]:
+    if isinstance(value, ColumnElement):
+        return value
+    # A parameter without a value would be one that the caller has to give.
+    return null() if value is None else literal(value, column.type)
+
+
+def _plain(part: Any) -> ColumnElement[Any]:
+    """The column of a part of an order, which may be descending."""
+    descending = isinstance(part, UnaryExpression) and part.modifier is desc_op
+    column: ColumnElement[Any] = part.element if descending else part
+    return column

@@ -6,10 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from random import random
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import msgspec
 from sqlalchemy import event, select
@@ -21,6 +20,7 @@ from ledgerstone.errors import (
     SchemaMissing,
     StoreBusy,
     StoreUnavailable,
+    Unsupported,
 )
 from ledgerstone.failpoints import hit
 from ledgerstone.store.clock import Clock, DatabaseClock
@@ -73,6 +73,9 @@ class Database(Generic[Tx]):
         self._wrap = wrap
         self._turn = _turn_of(self.url.database) if self.dialect.one_writer else None
         self._engine: Engine | None = None
+        self._identity: str | None = None
+        self._trust: _Trust | None = None
+        self._siblings: WeakSet[Database[Tx]] = WeakSet()
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -83,19 +86,35 @@ class Database(Generic[Tx]):
         """The SQLAlchemy engine; opened at first use."""
         with self._lock:
             if self._engine is None:
-                self._engine = self.dialect.open(self.url, self.settings)
-                _ask_after_rest(self._engine)
+                self._engine = self._opened()
+                self._trust = _Trust(self._engine, self.clock)
             return self._engine
 
-    @cached_property
+    def _opened(self) -> Engine:
+        try:
+            return self.dialect.open(self.url, self.settings)
+        except ModuleNotFoundError as error:
+            message = f"the driver {error.name} is not installed"
+            hint = "install ledgerstone[postgres] or ledgerstone[mysql]"
+            raise Unsupported(message, hint=hint) from error
+
+    @property
     def identity(self) -> str:
         """What tells this database from every other; made when it was first migrated."""
-        with self.reading() as tx:
+        if self._identity is None:
+            with self.reading() as tx:
+                return self.identity_in(tx)
+        return self._identity
+
+    def identity_in(self, tx: Transaction) -> str:
+        """The same, asked in a transaction that may have the only connection."""
+        if self._identity is None:
             row = _identity.one(tx)
-        if row is None:
-            message = "Ledgerstone's tables are not in this database"
-            raise SchemaMissing(message, hint="run `ledgerstone migrate`")
-        return str(row[0])
+            if row is None:
+                message = "Ledgerstone's tables are not in this database"
+                raise SchemaMissing(message, hint="run `ledgerstone migrate`")
+            self._identity = str(row[0])
+        return self._identity
 
     def sibling(self, *, connections: int) -> Database[Tx]:
         """The same database, bells, clock and measure, with so many connections of its own.
@@ -111,6 +130,7 @@ class Database(Generic[Tx]):
         twin.measure = self.measure
         twin.bells = self.bells
         twin.dialect = self.dialect
+        self._siblings.add(twin)
         return twin
 
     def watcher(self) -> Watcher | None:
@@ -154,7 +174,9 @@ class Database(Generic[Tx]):
         raise AssertionError(tries)
 
     def close(self) -> None:
-        """Close every connection that is not in use."""
+        """Close every connection that is not in use, of siblings too."""
+        for sibling in list(self._siblings):
+            sibling.close()
         with self._lock:
             engine, self._engine = self._engine, None
         if engine is not None:
@@ -167,18 +189,16 @@ class Database(Generic[Tx]):
         try:
             connection = engine.connect()
             yield connection
+            connection.close()
         except BaseException as error:
             fault = translated(error)
             if connection is not None:
                 _give_up(connection, lost=isinstance(fault, StoreUnavailable))
-            if isinstance(fault, StoreUnavailable):
-                # The others were made to the same server: they are as dead as this one.
-                engine.dispose()
+            if isinstance(fault, StoreUnavailable) and self._trust is not None:
+                self._trust.outage()
             if fault is error:
                 raise
             raise fault from error
-        else:
-            connection.close()
 
     @contextmanager
     def _writing_turn(self) -> Iterator[None]:
@@ -237,22 +257,34 @@ def _give_up(connection: Connection, *, lost: bool) -> None:
         connection.invalidate()
 
 
-def _ask_after_rest(engine: Engine) -> None:
-    """A connection that rested is asked whether it lives, and replaced in silence if not."""
+class _Trust:
+    """A connection that rested, or one from before an outage, is asked whether it lives.
 
-    def returned(_: Any, record: Any) -> None:
-        record.info["rests_since"] = time.monotonic()
+    One that does not answer is replaced in silence.
+    """
 
-    def taken(connection: Any, record: Any, _: Any) -> None:
-        since = record.info.get("rests_since")
-        if since is None or time.monotonic() - since < IDLE_SECONDS_TRUSTED:
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine = engine
+        self._monotonic = clock.monotonic
+        self._outage = float("-inf")
+        event.listen(engine, "checkin", self._returned)
+        event.listen(engine, "checkout", self._taken)
+
+    def outage(self) -> None:
+        """The server went away: every other connection to it is as doubtful as this one."""
+        self._outage = self._monotonic()
+
+    def _returned(self, _: Any, record: Any) -> None:
+        record.info["seen_alive"] = self._monotonic()
+
+    def _taken(self, connection: Any, record: Any, _: Any) -> None:
+        seen = record.info.get("seen_alive")
+        now = self._monotonic()
+        if seen is None or (now - seen < IDLE_SECONDS_TRUSTED and seen > self._outage):
             return
         try:
-            alive = engine.dialect.do_ping(connection)
+            alive = self._engine.dialect.do_ping(connection)
         except Exception as error:
             raise sa_exc.DisconnectionError(str(error)) from error
         if not alive:
             raise sa_exc.DisconnectionError
-
-    event.listen(engine, "checkin", returned)
-    event.listen(engine, "checkout", taken)

@@ -77,6 +77,13 @@ def translated(error: BaseException) -> BaseException:
     return kind(words.strip(), hint=_HINTS.get(kind))
 
 
+def refused(error: Exception) -> BaseException:
+    """As `translated`, for what came out of a call of the driver, also before it sent anything."""
+    if isinstance(error, OverflowError | UnicodeError):
+        return errors.StoreError(f"a value cannot be written: {error}")
+    return translated(error)
+
+
 def _kind(error: BaseException) -> type[errors.StoreError] | None:
     # Drivers are optional: their errors are known by the names that DB-API gives them.
     names = {base.__name__ for base in type(error).__mro__}

@@ -8,7 +8,8 @@ Django connection (inside atomic)  the driver's connection under it
 psycopg, sqlite3, PyMySQL, …       a SQLAlchemy connection laid over it
 
 The connection is never committed, rolled back, closed or given to a pool here. Laid over a driver's
-connection it has a pool of one that does nothing at its return.
+connection it has a pool of one that does nothing at its return, and cursors that answer plain
+tuples also where the caller has asked the driver for rows of another kind.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, inspect
+from sqlalchemy import exc as sa_exc
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
-from ledgerstone.errors import BadInput, NotInTransaction, WrongDatabase
+from ledgerstone.errors import BadInput, NotInTransaction, Unsupported, WrongDatabase
+from ledgerstone.store.cursors import Plain
+from ledgerstone.store.faults import translated
 from ledgerstone.store.tables import ledger_identity
 
 if TYPE_CHECKING:
@@ -37,7 +41,7 @@ DRIVERS = {
     "MySQLdb": "mysql",
 }
 _SERVER_STATUS_IN_TRANS = 1
-_KNOWN_AS_OURS = "ledgerstone_identity"
+_TRANSACTION_STATUS_IDLE = 0
 
 
 class Joiner:
@@ -50,6 +54,18 @@ class Joiner:
 
     def connection_of(self, joined: object) -> Connection:
         """A SQLAlchemy connection inside the caller's transaction."""
+        try:
+            return self._checked(joined)
+        except sa_exc.InvalidRequestError as error:
+            message = f"cannot join this {type(joined).__name__}: {error}"
+            raise BadInput(message) from error
+        except Exception as error:
+            fault = translated(error)
+            if fault is error:
+                raise
+            raise fault from error
+
+    def _checked(self, joined: object) -> Connection:
         if isinstance(joined, Session):
             joined = joined.connection()
         if isinstance(joined, Connection):
@@ -60,6 +76,7 @@ class Joiner:
             connection = self._laid_over(self._driver_connection(joined))
         raw: Any = connection.connection.dbapi_connection
         self._check_kind(connection.dialect.name)
+        self._check_library(raw)
         _check_open_transaction(raw, self._database.dialect.name)
         self._check_identity(connection)
         return connection
@@ -71,11 +88,9 @@ class Joiner:
                 raise NotInTransaction(message, hint="open `with transaction.atomic():` first")
             joined.ensure_connection()  # type: ignore[attr-defined]
             return joined.connection
-        package = type(joined).__module__.partition(".")[0]
-        names = {base.__module__.partition(".")[0] for base in type(joined).__mro__}
-        if names & set(DRIVERS) and hasattr(joined, "cursor"):
+        if set(_names(joined)) & set(DRIVERS) and hasattr(joined, "cursor"):
             return joined
-        message = f"cannot join a {package}.{type(joined).__name__}"
+        message = f"cannot join a {type(joined).__module__}.{type(joined).__name__}"
         raise BadInput(
             message,
             hint="give a SQLAlchemy connection or session, a Django connection,"
@@ -83,27 +98,46 @@ class Joiner:
         )
 
     def _laid_over(self, raw: Any) -> Connection:
-        names = [base.__module__.partition(".")[0] for base in type(raw).__mro__]
-        driver = next(name for name in names if name in DRIVERS)
+        driver = next(name for name in _names(raw) if name in DRIVERS)
         self._check_kind(DRIVERS[driver])
-        pool = StaticPool(lambda: raw, reset_on_return=None)
-        engine = Engine(pool, self._driver_dialect(driver, raw), self._database.engine.url)
+        plain: Any = Plain(driver, raw)
+        pool = StaticPool(lambda: plain, reset_on_return=None)
+        engine = Engine(pool, self._driver_dialect(driver), self._database.engine.url)
         return engine.connect()
 
-    def _driver_dialect(self, driver: str, raw: Any) -> DriverDialect:
+    def _driver_dialect(self, driver: str) -> DriverDialect:
         """How SQLAlchemy talks to this driver; our own engine's if it is the same."""
         known = self._drivers.get(driver)
         if known is not None:
             return known
         ours = self._database.engine.dialect
-        module = ours.loaded_dbapi.__name__.partition(".")[0]
-        if module == driver:
-            self._database.identity  # noqa: B018 - connects, which makes the dialect ready
-            dialect = ours
+        # Another library of SQLite will be refused; until then any dialect of SQLite's will do.
+        if self._library == driver or DRIVERS[driver] == "sqlite":
+            # A dialect is ready once it has connected.
+            with self._database.reading():
+                dialect = ours
         else:
             dialect = _other_driver(driver, ours)
         self._drivers[driver] = dialect
         return dialect
+
+    @property
+    def _library(self) -> str:
+        """The driver of our own connections."""
+        return str(self._database.engine.dialect.loaded_dbapi.__name__).partition(".")[0]
+
+    def _check_library(self, raw: Any) -> None:
+        """Refuse another copy of SQLite: the two would not see each other's locks on the file."""
+        if self._database.dialect.name != "sqlite":
+            return
+        theirs = _names(_innermost(raw))[0]
+        if theirs != self._library:
+            message = (
+                f"the connection is one of {theirs}, the ledger's own are of {self._library}: "
+                "two SQLite libraries in one process lose each other's commits"
+            )
+            hint = f"open the ledger with sqlite:///FILE?driver={theirs}"
+            raise Unsupported(message, hint=hint)
 
     def _check_kind(self, kind: str) -> None:
         kind = "mysql" if kind == "mariadb" else kind
@@ -114,7 +148,7 @@ class Joiner:
     def _check_identity(self, connection: Connection) -> None:
         """Refuse a connection to another database, without spoiling its transaction."""
         ours = self._database.identity
-        theirs = self._engines_known.get(connection.engine) or connection.info.get(_KNOWN_AS_OURS)
+        theirs = self._engines_known.get(connection.engine)
         if theirs is None:
             theirs = _identity_seen_by(connection)
             if theirs == ours:
@@ -134,14 +168,7 @@ def _identity_seen_by(connection: Connection) -> str | None:
 
 
 def _other_driver(driver: str, ours: DriverDialect) -> DriverDialect:
-    """The dialect for another driver of the same database, as ready as our own."""
-    if driver in {"sqlite3", "pysqlite3", "sqlcipher3"}:
-        import importlib
-
-        from sqlalchemy.dialects.sqlite.pysqlite import dialect as pysqlite
-
-        name = driver if driver == "sqlite3" else f"{driver}.dbapi2"
-        return pysqlite(dbapi=importlib.import_module(name))
+    """The dialect for MySQL's other driver, as ready as our own."""
     if driver == "pymysql":
         from sqlalchemy.dialects.mysql.pymysql import dialect as mysql
     else:
@@ -164,8 +191,9 @@ def _check_open_transaction(raw: Any, kind: str) -> None:
 
 
 def _check_postgresql(raw: Any) -> None:
+    # Only psycopg can tell whether a transaction was begun by hand all the same.
     info = getattr(raw, "info", None)
-    idle = info is not None and info.transaction_status.name == "IDLE"
+    idle = info is None or info.transaction_status == _TRANSACTION_STATUS_IDLE
     if idle and raw.autocommit:
         raise _alone("leave autocommit off, or open `with connection.transaction():`")
 
@@ -178,8 +206,7 @@ def _check_mysql(raw: Any) -> None:
 
 
 def _check_sqlite(raw: Any) -> None:
-    # Async drivers keep the real connection inside.
-    inner = getattr(raw, "_connection", raw)
+    inner = _innermost(raw)
     if inner.in_transaction:
         return
     if getattr(inner, "isolation_level", "") is None or getattr(inner, "autocommit", -1) is True:
@@ -189,6 +216,18 @@ def _check_sqlite(raw: Any) -> None:
     cursor = raw.cursor()
     cursor.execute("BEGIN IMMEDIATE")
     cursor.close()
+
+
+def _innermost(raw: Any) -> Any:
+    """The driver's own connection: an asynchronous one, or what is laid over it, has it inside."""
+    for name in ("raw", "_connection", "_conn"):
+        raw = getattr(raw, name, raw)
+    return raw
+
+
+def _names(thing: object) -> list[str]:
+    """The packages that its class and their bases come from."""
+    return [base.__module__.partition(".")[0] for base in type(thing).__mro__]
 
 
 def _alone(hint: str) -> NotInTransaction:

@@ -19,12 +19,14 @@ from sqlalchemy import BigInteger, bindparam, case, select, update
 from ledgerstone.errors import BadInput, LeaseLost
 from ledgerstone.store.batch import InsertEach
 from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.names import check_name
 from ledgerstone.store.statement import Statement
 from ledgerstone.store.tables import LEASE_CHARS_MAX, OWNER_CHARS_MAX, leases
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
+SECONDS_MIN = 0.001
 SECONDS_MAX = 86_400.0
 
 _name = bindparam("name", type_=leases.c.lease.type)
@@ -120,12 +122,8 @@ def _lost(lease: Lease) -> LeaseLost:
 
 
 def _check(name: str, owner: str, seconds: float) -> None:
-    if not 0 < len(name) <= LEASE_CHARS_MAX:
-        message = f"the name of a lease has 1 to {LEASE_CHARS_MAX} characters"
-        raise BadInput(message)
-    if not 0 < len(owner) <= OWNER_CHARS_MAX:
-        message = f"the owner of a lease has 1 to {OWNER_CHARS_MAX} characters"
-        raise BadInput(message)
-    if not 0 < seconds <= SECONDS_MAX:
-        message = f"a lease lasts more than 0 and at most {SECONDS_MAX:.0f} seconds"
+    check_name(name, "the name of a lease", chars_max=LEASE_CHARS_MAX)
+    check_name(owner, "the owner of a lease", chars_max=OWNER_CHARS_MAX)
+    if not SECONDS_MIN <= seconds <= SECONDS_MAX:
+        message = f"a lease lasts {SECONDS_MIN} to {SECONDS_MAX:.0f} seconds, not {seconds}"
         raise BadInput(message)

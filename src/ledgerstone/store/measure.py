@@ -52,6 +52,11 @@ class Measure:
                 written,
             )
 
+    def take_back(self, name: str, *, written: int) -> None:
+        """A savepoint has undone so many rows of a statement."""
+        with self._lock:
+            self._tallies[name].written -= written
+
     def by_name(self) -> dict[str, Tally]:
         """A copy of all tallies."""
         with self._lock:

@@ -89,7 +89,7 @@ class Keyset(Generic[T]):
 
     def _key(self, tx: Transaction, filters: dict[str, Any]) -> bytes:
         named = msgspec.json.encode([self.name, filters], order="deterministic")
-        return hashlib.sha256(tx.database.identity.encode() + named).digest()
+        return hashlib.sha256(tx.database.identity_in(tx).encode() + named).digest()
 
 
 def _behind(order: Sequence[ColumnElement[Any]], descending: bool) -> ColumnElement[bool]:
@@ -110,7 +110,11 @@ def _behind(order: Sequence[ColumnElement[Any]], descending: bool) -> ColumnElem
 def _sealed(values: Sequence[Any], key: bytes) -> str:
     body = msgspec.json.encode([str(v) if not isinstance(v, int | str) else v for v in values])
     check = hmac.digest(key, body, "sha256")[:_CHECK_BYTES]
-    return base64.urlsafe_b64encode(check + body).decode().rstrip("=")
+    return _spelled(check + body)
+
+
+def _spelled(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
 def _opened(cursor: str, key: bytes) -> list[Any]:
@@ -120,6 +124,9 @@ def _opened(cursor: str, key: bytes) -> list[Any]:
         raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
     except (binascii.Error, ValueError):
         raise _foreign() from None
+    # The decoder passes over what is not of its alphabet, and over bits that do not fill a byte.
+    if _spelled(raw) != cursor:
+        raise _foreign()
     check, body = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:]
     if not hmac.compare_digest(check, hmac.digest(key, body, "sha256")[:_CHECK_BYTES]):
         raise _foreign()

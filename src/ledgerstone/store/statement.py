@@ -13,8 +13,10 @@ from operator import itemgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy.sql.dml import UpdateBase
+
 from ledgerstone.store.expressions import NOW
-from ledgerstone.store.faults import translated
+from ledgerstone.store.faults import refused
 
 if TYPE_CHECKING:
     from sqlalchemy.engine.interfaces import Dialect as DriverDialect
@@ -77,18 +79,24 @@ class Statement:
     def __init__(self, name: str, expression: ClauseElement) -> None:
         self.name = name
         self._expression = expression
+        self._writes = isinstance(expression, UpdateBase)
         self._compiled: dict[Any, Compiled] = {}
 
     def rows(self, tx: Transaction, **values: Any) -> list[Row]:
         """Run it and read all its rows."""
         cursor, started = self._execute(tx, values)
         try:
-            rows: list[Row] = cursor.fetchall()
+            rows: list[Row] = list(cursor.fetchall())
         except Exception as error:
-            raise translated(error) from error
+            raise refused(error) from error
         finally:
             cursor.close()
-        tx.database.measure.note(self.name, perf_counter() - started, read=len(rows))
+        seconds = perf_counter() - started
+        # What a changing statement answers are the rows that it wrote.
+        if self._writes:
+            tx.database.measure.note(self.name, seconds, written=len(rows))
+        else:
+            tx.database.measure.note(self.name, seconds, read=len(rows))
         return rows
 
     def one(self, tx: Transaction, **values: Any) -> Row | None:
@@ -118,10 +126,11 @@ class Statement:
         started = perf_counter()
         try:
             cursor.executemany(compiled.text, parameters)
+            changed: int = cursor.rowcount
         except Exception as error:
-            raise translated(error) from error
-        changed: int = cursor.rowcount
-        cursor.close()
+            raise refused(error) from error
+        finally:
+            cursor.close()
         tx.database.measure.note(self.name, perf_counter() - started, written=max(changed, 0))
         return changed
 
@@ -144,7 +153,7 @@ class Statement:
             cursor.execute(compiled.text, parameters)
         except Exception as error:
             cursor.close()
-            raise translated(error) from error
+            raise refused(error) from error
         return cursor, started
 
     @staticmethod

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ledgerstone.errors import StoreError
+from ledgerstone.store.faults import translated
+
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
@@ -41,9 +44,15 @@ class Transaction:
         self.command(f"SAVEPOINT {name}")
         try:
             yield
-        except BaseException:
-            self.command(f"ROLLBACK TO SAVEPOINT {name}")
-            self.command(f"RELEASE SAVEPOINT {name}")
+        except BaseException as error:
+            try:
+                self.command(f"ROLLBACK TO SAVEPOINT {name}")
+                self.command(f"RELEASE SAVEPOINT {name}")
+            except StoreError:
+                # A deadlock has undone all of the transaction, this savepoint too, or the
+                # connection is gone: then the first error is the one that says what happened.
+                if not isinstance(translated(error), StoreError):
+                    raise
             raise
         self.command(f"RELEASE SAVEPOINT {name}")
 
@@ -52,6 +61,8 @@ class Transaction:
         cursor = self.cursor()
         try:
             cursor.execute(text)
+        except Exception as error:
+            raise translated(error) from error
         finally:
             cursor.close()
 

@@ -1,8 +1,8 @@
 """Fixtures: every test that asks for `ledger` runs on SQLite, PostgreSQL and MariaDB.
 
-A plugin: `pytest_plugins = ["ledgerstone.testing.fixtures"]`. Each test gets a database of its own on
-private servers that are started at the first need and stopped at the end of the run. When a server
-cannot be had the test fails and says what to install; nothing is skipped.
+A plugin: `pytest_plugins = ["ledgerstone.testing.fixtures"]`. Each test gets a database of its own
+on private servers that are started at the first need and stopped at the end of the run. When a
+server cannot be had the test fails and says what to install; nothing is skipped.
 
     home      a fresh, empty database: its URL, and what it is kept on
     ledger    a ledger on it, migrated, with chores
@@ -24,7 +24,7 @@ from ledgerstone import chores
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.servers import PrivateMariaDB, PrivatePgBouncer, PrivatePostgres
+from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
 
 KINDS = [
     pytest.param("sqlite", id="sqlite"),

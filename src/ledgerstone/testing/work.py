@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import random
 import sys
 import time
 from typing import Any
@@ -31,6 +32,17 @@ def brief(_: Claim) -> None:
     time.sleep(0.001)
 
 
+def slow(_: Claim) -> None:
+    """The handler that takes a while, a different one each time."""
+    time.sleep(0.1 + random.random() / 4)  # noqa: S311 - spreads load, no secret
+
+
+def endless(_: Claim) -> None:
+    """The handler that ends only when it is interrupted."""
+    while True:
+        time.sleep(0.01)
+
+
 def main() -> None:
     """Work until a signal."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -46,8 +58,7 @@ def main() -> None:
     source = ChoreSource(handler, backoff=Backoff(seconds=arguments.backoff_seconds))
     with Ledger(arguments.url) as ledger:
         worker = ledger.worker(source)
-        _say({"ready": worker.id})
-        worker.run()
+        worker.run(started=lambda: _say({"ready": worker.id}))
         _say({"report": msgspec.to_builtins(worker.report())})
 
 

@@ -21,11 +21,13 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy import types as sqltypes
+from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from ledgerstone.errors import Duplicate, StoreBusy, Unsupported
 from ledgerstone.store.batch import ClaimEach, Incoming, InsertEach, UpdateEach
+from ledgerstone.store.faults import refused
 from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 MARIADB_MIN = (10, 6)
 MYSQL_MIN = (8, 0, 4)
 """SKIP LOCKED and JSON_TABLE."""
+BIGINT_DIGITS = 19
 MIGRATION_LOCK = "ledgerstone.migrate"
 MIGRATION_WAIT_SECONDS_MAX = 60
 
@@ -79,19 +82,22 @@ class MySQL:
     ) -> list[int]:
         statement = operation.statements.get(self.name)
         if statement is None:
-            row = _travelling(operation.incoming)
+            row = _travelling(operation.incoming, key=operation.key)
             statement = Statement(operation.name, operation.build(row))
             operation.statements[self.name] = statement
         # In key order, so that two batches over the same rows wait for each other, not in a circle.
         position = operation.key_position
         ordered = sorted(range(len(rows)), key=lambda i: rows[i][position])
+        changed = 0
         try:
             with tx.savepoint():
                 document = _document([rows[i] for i in ordered])
-                if statement.run(tx, rows=document, **common) == len(rows):
+                changed = statement.run(tx, rows=document, **common)
+                if changed == len(rows):
                     return []
                 raise _SomeRefused
         except _SomeRefused:
+            tx.database.measure.take_back(statement.name, written=changed)
             return [
                 i
                 for i, row in enumerate(rows)
@@ -141,7 +147,7 @@ class MySQL:
         pick = operation.statements.get(f"{self.name}.pick")
         take = operation.statements.get(f"{self.name}.take")
         if pick is None or take is None:
-            after = [operation.set_.get(c.name, c) for c in operation.returning]
+            after = [operation.after(c) for c in operation.returning]
             pick = Statement(
                 f"{operation.name}.pick",
                 select(operation.key, *after)
@@ -150,7 +156,7 @@ class MySQL:
                 .limit(bindparam("limit", type_=BigInteger()))
                 .with_for_update(skip_locked=True),
             )
-            row = _travelling([operation.key])
+            row = _travelling([operation.key], key=operation.key)
             take = Statement(
                 operation.name,
                 update(operation.table)
@@ -210,37 +216,56 @@ class _JsonTable(FunctionElement[Any]):
     inherit_cache = False
     name = "json_table"
 
-    def __init__(self, columns: Sequence[Any]) -> None:
+    def __init__(self, columns: Sequence[Any], key: Any) -> None:
         super().__init__(bindparam("rows", type_=Text()))
         self.travelling = columns
+        self.key = key
 
 
 @compiles(_JsonTable, "mysql")
 @compiles(_JsonTable, "mariadb")
 def _render_json_table(element: _JsonTable, compiler: Any, **kw: Any) -> str:
     def kind(of: Any) -> str:
-        concrete = of.dialect_impl(compiler.dialect)
-        rendered: str = compiler.dialect.type_compiler_instance.process(of)
+        concrete = _roomier(of.type.dialect_impl(compiler.dialect), compared=of.key == element.key)
+        rendered: str = compiler.dialect.type_compiler_instance.process(concrete)
         textual = isinstance(concrete, sqltypes.String) and "COLLATE" not in rendered
         return f"{rendered} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin" if textual else rendered
 
     quote = compiler.preparer.quote
     listed = ", ".join(
-        f"{quote(c.name)} {kind(c.type)} PATH '$[{i}]'" for i, c in enumerate(element.travelling)
+        f"{quote(c.name)} {kind(c)} PATH '$[{i}]'" for i, c in enumerate(element.travelling)
     )
     document = compiler.process(element.clause_expr.element, **kw)
     return f"JSON_TABLE({document}, '$[*]' COLUMNS({listed}))"
 
 
-def _travelling(columns: Sequence[Any]) -> Incoming:
-    alias = _JsonTable(columns).table_valued(
-        *[column(c.name, c.type) for c in columns], name="incoming"
-    )
+def _roomier(kind: Any, *, compared: bool) -> Any:
+    """A type with room for a value that does not fit the column.
+
+    JSON_TABLE cuts in silence what does not fit its types; with room it is the column that refuses.
+    A number that is only compared keeps its type, for an index is used for no other.
+    """
+    if isinstance(kind, sqltypes.String) and kind.length is not None:
+        wider = kind.copy()
+        wider.length = kind.length + 1
+        return wider
+    if isinstance(kind, sqltypes.Integer) and not compared:
+        return mysql.DECIMAL(BIGINT_DIGITS + 1, 0)
+    return kind
+
+
+def _travelling(columns: Sequence[Any], *, key: Any = None) -> Incoming:
+    """The columns of the travelling rows; `key` is only compared."""
+    table = _JsonTable(columns, key.key if key is not None else None)
+    alias = table.table_valued(*[column(c.name, c.type) for c in columns], name="incoming")
     return Incoming({c.name: alias.c[c.name] for c in columns})
 
 
 def _document(rows: Sequence[Row]) -> str:
-    return msgspec.json.encode(rows).decode()
+    try:
+        return msgspec.json.encode(rows).decode()
+    except (OverflowError, UnicodeError) as error:
+        raise refused(error) from error
 
 
 class _SomeRefused(Exception):

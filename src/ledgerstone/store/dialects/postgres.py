@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from sqlalchemy import (
     ARRAY,
     BigInteger,
     Engine,
+    String,
     Text,
     bindparam,
     column,
@@ -21,7 +23,9 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.sql.elements import ColumnClause
 
 from ledgerstone.errors import Unsupported
 from ledgerstone.store.batch import ClaimEach, Incoming, InsertEach, UpdateEach
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
 VERSION_MIN = 130000
 MIGRATION_LOCK = 0x1ED6E5
 PREPARE_AFTER = 5
+_NEUTRAL: Any = postgresql.dialect()  # type: ignore[no-untyped-call]
+_POSITION: ColumnClause[int] = column("position", BigInteger())
 _POOLED = "yes: statements are not prepared, wake-ups by polling"
 
 _log = logging.getLogger("ledgerstone.store")
@@ -78,6 +84,7 @@ class PostgreSQL:
             },
         )
         event.listen(engine, "connect", lambda connection, _: self._configure(connection, settings))
+        event.listen(engine, "begin", lambda connection: self._begin(connection, settings))
         return engine
 
     def describe(self, connection: Connection) -> Mapping[str, str]:
@@ -98,11 +105,18 @@ class PostgreSQL:
     ) -> list[int]:
         statement = operation.statements.get(self.name)
         if statement is None:
-            row = _travelling(operation.incoming)
-            statement = Statement(operation.name, operation.build(row).returning(operation.key))
+            row = _travelling([*operation.incoming, _POSITION])
+            updating = operation.build(row).returning(row.position)
+            statement = Statement(operation.name, updating)
             operation.statements[self.name] = statement
-        done = statement.rows(tx, **common, **_arrays(operation.incoming, rows))
-        return _missing(rows, operation.key_position, done)
+        positions = list(range(len(rows)))
+        arrays = _arrays(operation.incoming, rows)
+        done = statement.rows(tx, **common, **arrays, in_position=positions)
+        if len(done) == len(rows):
+            return []
+        # By position and not by key: two claims of one item may be in one batch.
+        taken = {row[0] for row in done}
+        return [i for i in positions if i not in taken]
 
     def insert_each(
         self, operation: InsertEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
@@ -119,7 +133,18 @@ class PostgreSQL:
             )
             operation.statements[self.name] = statement
         done = statement.rows(tx, **common, **_arrays(operation.incoming, rows))
-        return _missing(rows, operation.key_position, done)
+        if len(done) == len(rows):
+            return []
+        # Counted, for of two rows with one key only the first was added.
+        added = Counter(str(row[0]) for row in done)
+        left_out = []
+        for i, row in enumerate(rows):
+            key = str(row[operation.key_position])
+            if added[key]:
+                added[key] -= 1
+            else:
+                left_out.append(i)
+        return left_out
 
     def claim_each(
         self, operation: ClaimEach, tx: Transaction, limit: int, common: dict[str, Any]
@@ -141,10 +166,10 @@ class PostgreSQL:
                 update(operation.table)
                 .where(operation.key == taken)
                 .values(dict(operation.set_))
-                .returning(*operation.returning),
+                .returning(*operation.returning, *operation.ordering),
             )
             operation.statements[self.name] = statement
-        return statement.rows(tx, limit=limit, **common)
+        return operation.in_order(statement.rows(tx, limit=limit, **common))
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
         if self._notify:
@@ -176,21 +201,39 @@ class PostgreSQL:
         prepare = settings.prepared_statements
         if prepare == "on" or (prepare == "auto" and not self.pooled):
             connection.prepare_threshold = PREPARE_AFTER
+        if not self.pooled:
+            with _outside_transactions(connection):
+                connection.execute(f"SET lock_timeout = {_lock_timeout_ms(settings)}")
+
+    def _begin(self, connection: Connection, settings: StoreSettings) -> None:
+        if self.pooled:
+            # A setting of the session would be left to whoever is given this session next.
+            connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_lock_timeout_ms(settings)}")
+
+
+def _lock_timeout_ms(settings: StoreSettings) -> int:
+    return round(settings.lock_timeout_seconds * 1000)
 
 
 def _behind_pooler(connection: Any) -> bool:
     """A pooler hands out a process number of its own; the server knows the real one."""
-    was = connection.autocommit
-    connection.autocommit = True
-    try:
+    with _outside_transactions(connection):
         (pid,) = connection.execute("SELECT pg_backend_pid()").fetchone()
-    finally:
-        connection.autocommit = was
     return bool(pid != connection.info.backend_pid)
 
 
+@contextmanager
+def _outside_transactions(connection: Any) -> Iterator[None]:
+    was = connection.autocommit
+    connection.autocommit = True
+    try:
+        yield
+    finally:
+        connection.autocommit = was
+
+
 def _travelling(columns: Sequence[Any]) -> Incoming:
-    arrays = [bindparam(f"in_{c.name}", type_=ARRAY(c.type)) for c in columns]
+    arrays = [bindparam(f"in_{c.name}", type_=ARRAY(_uncut(c.type))) for c in columns]
     alias = (
         func.unnest(*arrays)
         .table_valued(*[column(c.name, c.type) for c in columns], name="incoming")
@@ -199,15 +242,14 @@ def _travelling(columns: Sequence[Any]) -> Incoming:
     return Incoming({c.name: alias.c[c.name] for c in columns})
 
 
+def _uncut(kind: Any) -> Any:
+    """The type without its limit: a cast to VARCHAR(n) cuts in silence, the column refuses."""
+    concrete = kind.dialect_impl(_NEUTRAL)
+    return Text() if isinstance(concrete, String) and concrete.length else kind
+
+
 def _arrays(columns: Sequence[Any], rows: Sequence[Row]) -> dict[str, Any]:
     return {
         f"in_{c.name}": list(values)
         for c, values in zip(columns, zip(*rows, strict=True), strict=True)
     }
-
-
-def _missing(rows: Sequence[Row], key: int, done: Sequence[Row]) -> list[int]:
-    if len(done) == len(rows):
-        return []
-    keys = {str(row[0]) for row in done}
-    return [i for i, row in enumerate(rows) if str(row[key]) not in keys]

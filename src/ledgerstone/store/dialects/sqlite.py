@@ -31,7 +31,9 @@ VERSION_MIN = (3, 35, 0)
 """RETURNING."""
 VERSION_SOUND = (3, 51, 3)
 """Older ones can corrupt a file that several connections write in WAL mode (the WAL-reset bug)."""
-DRIVERS = ("pysqlite3.dbapi2", "sqlite3")
+DRIVERS = {"sqlite3": "sqlite3", "pysqlite3": "pysqlite3.dbapi2"}
+DRIVER_OPTION = "driver"
+"""Names the driver in the URL: `sqlite:///shop.db?driver=sqlite3`."""
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 WRITE = "BEGIN IMMEDIATE"
@@ -49,10 +51,10 @@ class SQLite:
 
     def open(self, url: URL, settings: StoreSettings) -> Engine:
         path = file_of(url)
-        driver = best_driver()
+        driver = driver_of(url)
         _make_private(path)
         engine = create_engine(
-            url,
+            url.difference_update_query([DRIVER_OPTION]),
             module=driver,
             pool_size=settings.pool_size_max,
             max_overflow=0,
@@ -116,16 +118,16 @@ class SQLite:
                 update(operation.table)
                 .where(operation.key.in_(due))
                 .values(dict(operation.set_))
-                .returning(*operation.returning),
+                .returning(*operation.returning, *operation.ordering),
             )
             operation.statements[self.name] = statement
-        return statement.rows(tx, limit=limit, **common)
+        return operation.in_order(statement.rows(tx, limit=limit, **common))
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
         """Nothing to write: a commit by another connection shows in `PRAGMA data_version`."""
 
     def watcher(self, url: URL, settings: StoreSettings, bells: Bells) -> Watcher | None:
-        return DataVersionWatcher(best_driver(), file_of(url), bells)
+        return DataVersionWatcher(driver_of(url), file_of(url), bells)
 
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
@@ -138,35 +140,65 @@ def file_of(url: URL) -> Path:
     if not url.database or url.database == ":memory:" or url.query.get("mode") == "memory":
         message = "a ledger in memory would lose what it accepted"
         raise BadInput(message, hint="name a file: sqlite:///ledger.db")
+    if url.database.startswith("file:"):
+        message = "a ledger's file is named by its path, not by a URI of SQLite's own"
+        raise BadInput(message, hint="name a file: sqlite:///ledger.db")
     return Path(url.database)
 
 
+def driver_of(url: URL) -> ModuleType:
+    """The driver that the URL names, otherwise the best one.
+
+    Two copies of the SQLite library in one process do not see each other's locks, and lose what
+    was committed. Where the rest of a program opens the same file with the standard library's, as
+    Django and aiosqlite do, the ledger has to use that one as well.
+    """
+    name = url.query.get(DRIVER_OPTION)
+    if name is None:
+        return best_driver()
+    module = DRIVERS.get(name) if isinstance(name, str) else None
+    if module is None:
+        message = f"there is no SQLite driver {name!r}"
+        raise BadInput(message, hint=f"use one of {', '.join(DRIVERS)}")
+    try:
+        driver = importlib.import_module(module)
+    except ImportError as error:
+        message = f"the SQLite driver {name} is not installed"
+        raise Unsupported(message, hint=f"install {name}") from error
+    return _examined(driver)
+
+
 def best_driver() -> ModuleType:
-    """The driver with the newest SQLite; a warning if that one can corrupt a busy file."""
-    for name in DRIVERS:
-        try:
-            driver = importlib.import_module(name)
-        except ImportError:
-            continue
-        version: tuple[int, ...] = driver.sqlite_version_info
-        if version < VERSION_MIN:
-            message = f"SQLite {driver.sqlite_version} is too old"
-            raise Unsupported(message, hint="install pysqlite3")
-        if version < VERSION_SOUND:
-            warnings.warn(
-                f"SQLite {driver.sqlite_version} of {name} has the WAL-reset bug: several "
-                "connections that write at once can corrupt the file. Install pysqlite3.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return driver
-    return sqlite3
+    """The standard library's if it is sound, for other code will use it too; else pysqlite3."""
+    if sqlite3.sqlite_version_info >= VERSION_SOUND:
+        return sqlite3
+    try:
+        return _examined(importlib.import_module(DRIVERS["pysqlite3"]))
+    except ImportError:
+        return _examined(sqlite3)
+
+
+def _examined(driver: ModuleType) -> ModuleType:
+    """The driver, with a warning if its SQLite can corrupt a busy file."""
+    version: tuple[int, ...] = driver.sqlite_version_info
+    if version < VERSION_MIN:
+        message = f"SQLite {driver.sqlite_version} is too old"
+        raise Unsupported(message, hint="install pysqlite3")
+    if version < VERSION_SOUND:
+        warnings.warn(
+            f"SQLite {driver.sqlite_version} of {driver.__name__} has the WAL-reset bug: several "
+            "connections that write at once can corrupt the file. Use a Python with SQLite 3.51.3 "
+            "or newer, or pysqlite3 for everything that opens the file.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return driver
 
 
 def _make_private(path: Path) -> None:
     """The file exists and only its owner reads it, before SQLite writes to it."""
-    path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, FILE_MODE))
     except OSError as error:
         message = f"cannot open {path}: {error.strerror}"
@@ -176,9 +208,12 @@ def _make_private(path: Path) -> None:
 def _configure(connection: Any, settings: StoreSettings) -> None:
     connection.isolation_level = None  # `_begin` says when a transaction starts, not the driver.
     cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout={int(settings.busy_timeout_seconds * 1000)}")
+    cursor.execute("PRAGMA page_count")
+    if cursor.fetchone() == (0,):
+        # It cannot be added later, and on a file with content it would wait for its writer.
+        cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")
     for pragma in (
-        f"busy_timeout={int(settings.busy_timeout_seconds * 1000)}",
-        "auto_vacuum=INCREMENTAL",  # before anything is written: it cannot be added later
         "journal_mode=WAL",
         f"synchronous={settings.sqlite_synchronous}",
         "foreign_keys=ON",
@@ -212,13 +247,15 @@ def _optimistic(
         return statement.run(tx, **common, **dict(zip(names, row, strict=True)))
 
     if len(rows) > 1:
+        changed = 0
         try:
             with tx.savepoint():
-                if statement.run_each(tx, names, rows, **common) == len(rows):
+                changed = statement.run_each(tx, names, rows, **common)
+                if changed == len(rows):
                     return []
                 raise _SomeRefused
         except _SomeRefused:
-            pass
+            tx.database.measure.take_back(statement.name, written=changed)
     return [i for i, row in enumerate(rows) if not run_one(row)]
 
 

@@ -1,1 +1,201 @@
-"""The conformance suite: every clause of the promises, to be run on every database."""
+"""The conformance suite: every clause of the promises, to be run on every database.
+
+A module holds one class; its methods are the clauses. They run where a test module says so:
+
+    from ledgerstone.testing.contract.leases import LeaseContract
+
+    class TestLeases(LeaseContract):
+        pass
+
+with the fixtures of `ledgerstone.testing.fixtures`, or with a `ledger` of one's own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import pytest
+from sqlalchemy import Column, Connection, Integer, String, Table, select
+
+from ledgerstone import chores, failpoints
+from ledgerstone.ledger import Ledger, Transaction
+from ledgerstone.settings import Settings
+from ledgerstone.store.schema import MYSQL_TABLE, metadata
+from ledgerstone.testing.fixtures import Home
+
+# They are imported after this, so that a failed assertion in them says what was compared.
+pytest.register_assert_rewrite(
+    *(
+        f"{__name__}.{clauses}"
+        for clauses in (
+            "batches",
+            "crashes",
+            "joins",
+            "leases",
+            "measures",
+            "migrations",
+            "pages",
+            "pumps",
+            "sources",
+            "transactions",
+            "wakeups",
+        )
+    )
+)
+
+T = TypeVar("T")
+
+WAIT_SECONDS_MAX = 60.0
+"""How long a test waits for what must happen."""
+PATIENCE_SECONDS = 0.15
+"""How long a test watches that something does not happen."""
+
+tables = metadata()
+note = Table(
+    "note",
+    tables,
+    Column("name", String(60), primary_key=True),
+    Column("count", Integer, nullable=False, default=0),
+    **MYSQL_TABLE,
+)
+"""A table of the user's own."""
+
+
+def notes(connection: Connection) -> list[str]:
+    """The names in the user's table, as this connection sees them."""
+    return sorted(connection.execute(select(note.c.name)).scalars())
+
+
+def notes_kept(ledger: Ledger) -> list[str]:
+    """The names in the user's table that were committed."""
+    with ledger.reading() as tx:
+        return notes(tx.connection)
+
+
+def opened(url: str, **settings: object) -> Ledger:
+    """A ledger with settings of its own, migrated, with chores."""
+    ledger = Ledger(url, settings=Settings.load(url=url, environ={}, **settings))
+    ledger.migrate()
+    chores.install(ledger.database)
+    return ledger
+
+
+@contextmanager
+def another(home: Home, folder: Path) -> Iterator[Ledger]:
+    """A ledger on another database of the same kind."""
+    if home.server is None:
+        with opened(f"sqlite:///{folder}/another.db") as ledger:
+            yield ledger
+        return
+    name = f"another_{os.getpid()}"
+    with opened(home.server.create_database(name)) as ledger:
+        yield ledger
+    home.server.drop_database(name)
+
+
+class Undone(Exception):
+    """Raised at the end of a transaction that shall leave nothing."""
+
+
+@contextmanager
+def undone(ledger: Ledger) -> Iterator[Transaction]:
+    """A transaction that leaves nothing."""
+    with suppress(Undone), ledger.transaction() as tx:
+        yield tx
+        raise Undone
+
+
+def together(*calls: Callable[[], T]) -> list[T]:
+    """What the calls answer, each made in a thread of its own, all at the same moment."""
+    start = threading.Barrier(len(calls))
+
+    def begin(call: Callable[[], T]) -> T:
+        start.wait(WAIT_SECONDS_MAX)
+        return call()
+
+    with ThreadPoolExecutor(len(calls)) as threads:
+        futures = [threads.submit(begin, call) for call in calls]
+        return [future.result(WAIT_SECONDS_MAX) for future in futures]
+
+
+@contextmanager
+def aside(call: Callable[[], T]) -> Iterator[Future[T]]:
+    """A call in a thread of its own, for what has to wait for something."""
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(call)
+        yield future
+        future.result(WAIT_SECONDS_MAX)
+
+
+def still_waits(future: Future[Any]) -> bool:
+    """Whether the call has not come back, also after a moment."""
+    try:
+        future.exception(PATIENCE_SECONDS)
+    except TimeoutError:
+        return True
+    return False
+
+
+class Child:
+    """A script in a process of its own: when it has said `ready` it waits until it is told to go.
+
+    As a context manager it is gone at the end.
+    """
+
+    def __init__(self, script: str, *arguments: object, failpoint: str | None = None) -> None:
+        environment = {
+            name: value for name, value in os.environ.items() if name != failpoints.VARIABLE
+        }
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        if failpoint is not None:
+            environment[failpoints.VARIABLE] = failpoint
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + script, *map(str, arguments)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if line != "ready\n":
+            self._process.kill()
+            pytest.fail(f"the process said {line!r}:\n{self._process.communicate()[1]}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+    def go(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+
+    def ended(self) -> tuple[int, str]:
+        """Its exit code, negative for a signal, and what it said."""
+        said, complained = self._process.communicate(timeout=WAIT_SECONDS_MAX)
+        sys.stderr.write(complained)
+        return self._process.returncode, said.strip()
+
+
+PRELUDE = """
+import sys
+
+def ready():
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+"""

@@ -16,7 +16,10 @@ from ledgerstone.testing.processes import WorkerProcess
 from ledgerstone.testing.waiting import until
 
 ITEMS = 20_000
+PLACES = 10
+WORK = "ledgerstone.testing.work"
 SOON = {
+    "engine_concurrency": PLACES,
     "engine_lease_seconds": 2,
     "engine_rescue_seconds": 1,
     "engine_grace_seconds": 5,
@@ -56,6 +59,29 @@ class CrashContract:
         assert verdict.problems == []
         assert verdict.by_status == {"done": len(accepted)}
 
+    @pytest.mark.parametrize(("grace", "signals"), [(0.5, 1), (3600, 2)])
+    def test_sigterm(self, ledger: Ledger, home: Home, grace: float, signals: int) -> None:
+        """SIGTERM returns what does not finish in time, refunded; a second one does so at once."""
+        accepted = enqueue(ledger, 30)
+        endless = f"{WORK}:endless"
+
+        with workers(home.url, handler=endless, engine_grace_seconds=grace) as start:
+            worker = start()
+            until(lambda: counts(ledger)[Status.RUNNING] > PLACES, what="some that wait")
+            worker.terminate()
+            if signals > 1:
+                # Two signals at once would be one: the first is noticed when they are returned.
+                until(lambda: counts(ledger)[Status.RUNNING] == PLACES, what="their return")
+                worker.terminate()
+            code = worker.wait()
+
+        with ledger.reading() as tx:
+            attempts = {tx.chores.get(key).attempt for key in accepted}
+        assert code == 0
+        assert attempts == {0}
+        assert counts(ledger)[Status.QUEUED] == len(accepted)
+        assert checker.check(home.url, accepted).problems == []
+
     def test_atomic_handlers_take_effect_once(self, ledger: Ledger, home: Home) -> None:
         """Writes of an atomic handler are there exactly once, whoever was killed when."""
         make_effect_table(ledger)
@@ -77,8 +103,9 @@ def survive_kill_and_pause(
     ledger: Ledger, url: str, *, disturb: Callable[[], None] = lambda: None, items: int = ITEMS
 ) -> checker.Verdict:
     """Two workers, one killed with -9, one paused past its lease and continued; then the check."""
-    with workers(url, handler="ledgerstone.testing.work:brief") as start:
-        doomed, paused = start(), start()
+    with workers(url, handler=f"{WORK}:brief") as start:
+        # The paused one is slow, so that it is caught inside handlers and not while it settles.
+        doomed, paused = start(), start(handler=f"{WORK}:slow")
         accepted = enqueue(ledger, items)
         until(lambda: done(ledger) >= items // 20, what="the first twentieth")
         until(lambda: pause_in_mid_work(url, paused), what="a pause in mid-work")
@@ -106,10 +133,15 @@ def enqueue(ledger: Ledger, count: int) -> list[str]:
         return [enqueued.id for enqueued in tx.chores.enqueue_many(new)]
 
 
+def counts(ledger: Ledger) -> dict[Status, int]:
+    """How many stand where."""
+    with ledger.reading() as tx:
+        return tx.chores.counts()
+
+
 def done(ledger: Ledger) -> int:
     """How many are done."""
-    with ledger.reading() as tx:
-        return tx.chores.counts()[Status.DONE]
+    return counts(ledger)[Status.DONE]
 
 
 def wait_done(ledger: Ledger, count: int) -> None:
@@ -119,16 +151,17 @@ def wait_done(ledger: Ledger, count: int) -> None:
 
 def rescued(url: str, worker: str) -> int:
     """How many rescues from this worker are on record."""
-    words = f"the lease of {worker}%"
-    return _count(url, f"SELECT COUNT(*) FROM chore_event WHERE reason LIKE '{words}'")
+    return _count(
+        url, "SELECT COUNT(*) FROM chore_event WHERE reason LIKE '{}'", f"the lease of {worker}%"
+    )
 
 
 def pause_in_mid_work(url: str, worker: WorkerProcess) -> bool:
     """Pause a worker that holds claims; False if it holds none just now."""
-    claims = f"SELECT COUNT(*) FROM chore WHERE status = 'running' AND worker = '{worker.worker}'"
+    claims = "SELECT COUNT(*) FROM chore WHERE status = 'running' AND worker = '{}'"
     with write_lock(url):
         worker.pause()
-        if _count(url, claims):
+        if _count(url, claims, worker.worker):
             return True
         worker.resume()
         return False
@@ -172,15 +205,19 @@ def write_lock(url: str) -> Iterator[None]:
 
 @contextmanager
 def workers(
-    url: str, *, handler: str = "ledgerstone.testing.work:nothing"
+    url: str, *, handler: str = f"{WORK}:nothing", **settings: object
 ) -> Iterator[Callable[..., WorkerProcess]]:
     """Starts workers; all are gone at the end."""
     with ExitStack() as stack:
 
-        def start(*, failpoint: str | None = None) -> WorkerProcess:
+        def start(*, failpoint: str | None = None, handler: str = handler) -> WorkerProcess:
             atomic = ("--atomic",) if handler.startswith("ledgerstone.testing.effects") else ()
             worker = WorkerProcess(
-                url, handler=handler, settings=SOON, failpoint=failpoint, arguments=atomic
+                url,
+                handler=handler,
+                settings=SOON | settings,
+                failpoint=failpoint,
+                arguments=atomic,
             )
             stack.enter_context(worker)
             worker.ready()
@@ -194,11 +231,11 @@ def _stopped(worker: WorkerProcess) -> bool:
     return stat.rpartition(")")[2].split()[0] == "T"
 
 
-def _count(url: str, query: str) -> int:
+def _count(url: str, query: str, word: str = "") -> int:
     connection = checker.connect(url)
     try:
         cursor = connection.cursor()
-        cursor.execute(query)
+        cursor.execute(query.format(word))
         return int(cursor.fetchone()[0])
     finally:
         connection.close()

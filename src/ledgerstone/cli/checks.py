@@ -1,0 +1,353 @@
+"""Checks: is everything as it should be, and if not, what to do about it.
+
+A check looks at one thing and answers `ok`, `warning` or `problem`. Which settings a database has
+is told by its dialect, so a setting is checked wherever it exists.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from enum import Enum
+
+import msgspec
+from sqlalchemy import inspect, select
+
+from ledgerstone.chores import ChoreSource
+from ledgerstone.chores.tables import chore, tables
+from ledgerstone.cli.database import file_of, must_exist, opened
+from ledgerstone.cli.output import foldable
+from ledgerstone.cli.status import WorkerState, chores_of, leases_of, workers_of
+from ledgerstone.engine.outcomes import of_value
+from ledgerstone.engine.source import Ask, Handler
+from ledgerstone.errors import LedgerstoneError, SettingsError
+from ledgerstone.ids import new_id
+from ledgerstone.ledger import Transaction
+from ledgerstone.settings import Settings
+from ledgerstone.store import migrating
+from ledgerstone.store.database import Database
+from ledgerstone.store.dialects import sqlite
+from ledgerstone.store.expressions import database_now_ms
+from ledgerstone.store.tables import worker
+
+LATENCY_TRIES = 5
+LATENCY_MS_MAX = 50.0
+SKEW_MS_MAX = 1000
+FREE_BYTES_LOW = 1 << 30
+FREE_BYTES_MIN = 100 << 20
+DUTY_LATE_MS = 600_000
+"""A duty is late when nobody has done it for so long, though there are workers."""
+
+
+class Verdict(Enum):
+    """How something is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One thing that was looked at: how it is, what was found, and what to do."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    todo: str | None = None
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """Everything that was looked at."""
+
+    ok: int
+    warnings: int
+    problems: int
+    checks: list[Check]
+
+
+Examined = Database[Transaction]
+
+
+def diagnose(load: Callable[[], Settings]) -> Diagnosis:
+    """Make every check that can be made."""
+    checks = list(_checks(load))
+
+    def count(verdict: Verdict) -> int:
+        return sum(check.verdict is verdict for check in checks)
+
+    return Diagnosis(count(Verdict.OK), count(Verdict.WARNING), count(Verdict.PROBLEM), checks)
+
+
+def _checks(load: Callable[[], Settings]) -> Iterator[Check]:
+    try:
+        settings = load()
+    except SettingsError as error:
+        todo = "correct it in the file, the environment or the call"
+        yield from (_problem("settings", problem, todo) for problem in error.problems)
+        return
+    yield _ok("settings", settings.url_masked)
+    with opened(settings) as database:
+        try:
+            yield from _file(database)
+            yield from _reached(database)
+        except LedgerstoneError as error:
+            # What cannot be reached cannot be looked at.
+            yield _refused("database", error)
+            return
+        for name, look in _LOOKS.items():
+            try:
+                yield from look(database, settings)
+            except LedgerstoneError as error:
+                yield _refused(name, error)
+
+
+def _ok(name: str, found: str) -> Check:
+    return Check(name, Verdict.OK, found)
+
+
+def _warning(name: str, found: str, todo: str) -> Check:
+    return Check(name, Verdict.WARNING, found, todo)
+
+
+def _problem(name: str, found: str, todo: str | None) -> Check:
+    return Check(name, Verdict.PROBLEM, found, todo)
+
+
+def _refused(name: str, error: LedgerstoneError) -> Check:
+    return _problem(name, error.message, error.hint)
+
+
+def _file(database: Examined) -> Iterator[Check]:
+    """An embedded database is a file: private, in a folder that can be written, with room."""
+    file = file_of(database)
+    if file is None:
+        return
+    yield _driver(database)
+    folder = next(parent for parent in file.absolute().parents if parent.exists())
+    if not os.access(folder, os.W_OK | os.X_OK):
+        yield _problem("folder", f"{folder} cannot be written", "give its user the right to")
+    else:
+        yield _ok("folder", f"{folder} can be written")
+    free = shutil.disk_usage(folder).free
+    room = f"{free / (1 << 30):,.1f} GiB free"
+    if free < FREE_BYTES_MIN:
+        yield _problem("disk", room, "make room: soon nothing more is accepted")
+    elif free < FREE_BYTES_LOW:
+        yield _warning("disk", room, "make room")
+    else:
+        yield _ok("disk", room)
+    if not file.exists():
+        return
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        yield _warning("file", f"mode {mode:03o}: others can get at it", f"chmod 600 {file}")
+    else:
+        yield _ok("file", f"mode {mode:03o}, {file.stat().st_size / (1 << 20):,.1f} MiB")
+
+
+def _driver(database: Examined) -> Check:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        driver = sqlite.driver_of(database.url)
+    found = f"{driver.__name__} with SQLite {driver.sqlite_version}"
+    if driver.sqlite_version_info < sqlite.VERSION_SOUND:
+        bug = "has the WAL-reset bug: several writers at once can corrupt the file"
+        return _warning("driver", f"{found} {bug}", "install pysqlite3 or a newer Python")
+    return _ok("driver", f"{found}, without the WAL-reset bug")
+
+
+def _reached(database: Examined) -> Iterator[Check]:
+    """It answers, in what time, and of which version it is: one too old cannot be opened."""
+    must_exist(database)
+    with database.reading() as tx:
+        facts = database.dialect.describe(tx.connection)
+        took: list[float] = []
+        for _ in range(LATENCY_TRIES):
+            began = time.perf_counter()
+            tx.connection.execute(select(1))
+            took.append((time.perf_counter() - began) * 1000)
+    yield _ok("server", facts["database"])
+    best = min(took)
+    answer = f"answers in {best:.2f} ms"
+    if best > LATENCY_MS_MAX:
+        yield _warning("database", answer, "run workers nearer to it")
+    else:
+        yield _ok("database", answer)
+
+
+class _Expected(msgspec.Struct, frozen=True):
+    """What a setting of the database should be, and what to do where it is not."""
+
+    holds: Callable[[str], bool]
+    otherwise: Verdict
+    todo: str
+
+
+_EXPECTED = {
+    "journal_mode": _Expected(
+        lambda value: value == "wal",
+        Verdict.PROBLEM,
+        "keep the file on a local disk; another journal makes readers wait for writers",
+    ),
+    "synchronous": _Expected(
+        lambda value: value in {"NORMAL", "FULL", "EXTRA"},
+        Verdict.PROBLEM,
+        "a power cut can damage the file: leave it to Ledgerstone",
+    ),
+    "auto_vacuum": _Expected(
+        lambda value: value == "incremental",
+        Verdict.WARNING,
+        "the file never shrinks: run `PRAGMA auto_vacuum=INCREMENTAL; VACUUM` on it once",
+    ),
+    "foreign_keys": _Expected(
+        lambda value: value == "1", Verdict.PROBLEM, "use a SQLite that was built with them"
+    ),
+    "pooler": _Expected(lambda _: True, Verdict.OK, ""),
+    "fsync": _Expected(
+        lambda value: value == "on",
+        Verdict.PROBLEM,
+        "a power cut can lose what was accepted: set fsync = on",
+    ),
+    "synchronous_commit": _Expected(
+        lambda value: value != "off",
+        Verdict.WARNING,
+        "a crash of the server can lose the last commits: set synchronous_commit = on",
+    ),
+    "innodb_flush_log_at_trx_commit": _Expected(
+        lambda value: value == "1",
+        Verdict.WARNING,
+        "a crash of the server can lose the last commits: set it to 1",
+    ),
+    "sql_mode": _Expected(
+        lambda value: "STRICT" in value,
+        Verdict.PROBLEM,
+        "values that do not fit would be cut in silence: add STRICT_TRANS_TABLES",
+    ),
+    "isolation": _Expected(
+        lambda value: value.upper() == "READ COMMITTED",
+        Verdict.WARNING,
+        "workers will meet each other more often: leave it at READ COMMITTED",
+    ),
+}
+
+
+def _server_settings(database: Examined, _: Settings) -> Iterator[Check]:
+    with database.reading() as tx:
+        facts = dict(database.dialect.describe(tx.connection))
+        if not database.dialect.embedded:
+            facts["isolation"] = tx.connection.get_isolation_level()
+    for name, expected in _EXPECTED.items():
+        if name not in facts:
+            continue
+        found = foldable(facts[name])
+        if expected.holds(facts[name]):
+            yield _ok(name, found)
+        else:
+            yield Check(name, expected.otherwise, found, expected.todo)
+
+
+def _wakeups(database: Examined, _: Settings) -> Iterator[Check]:
+    """What another process commits is noticed at once, not only at the next poll."""
+    watcher = database.watcher()
+    if watcher is None:
+        yield _ok("wake-ups", "by polling")
+        return
+    watcher.start()
+    prompt = watcher.prompt
+    watcher.stop()
+    if prompt:
+        yield _ok("wake-ups", "at once")
+    else:
+        todo = "look for a pooler or firewall in between; work is found by polling meanwhile"
+        yield _warning("wake-ups", "notifications do not arrive", todo)
+
+
+def _schema(database: Examined, _: Settings) -> Iterator[Check]:
+    with database.reading() as tx:
+        migrating.check(tx.connection)
+        yield _ok("schema", f"{migrating.newest()}, up to date")
+
+
+def _clock(database: Examined, _: Settings) -> Iterator[Check]:
+    """The database's clock decides; logs and traces are written by the clock of this machine."""
+    with database.reading() as tx:
+        before = time.time() * 1000
+        theirs = tx.connection.execute(select(database_now_ms())).scalar_one()
+        after = time.time() * 1000
+    # The truth lies anywhere between before and after: only what is outside counts.
+    skew = max(before - theirs, theirs - after, 0)
+    if skew > SKEW_MS_MAX:
+        todo = "let both machines keep time by NTP"
+        yield _warning("clock", f"{skew / 1000:.1f} s from that of this machine", todo)
+    else:
+        yield _ok("clock", f"within {max(skew, 1):.0f} ms of that of this machine")
+
+
+class _Undo(Exception):
+    """Rolls the transaction back."""
+
+
+def _round_trip(database: Examined, _: Settings) -> Iterator[Check]:
+    """Accept, claim and settle a chore, in a transaction that leaves nothing behind."""
+    with database.reading() as tx:
+        installed = inspect(tx.connection).has_table(chore.name)
+    if not installed and not database.dialect.embedded:
+        # A server may keep a table although the transaction that made it is undone.
+        return
+    began = time.perf_counter()
+    refused = None
+    with suppress(_Undo), database.transaction() as tx:
+        if not installed:
+            tables.create_all(tx.connection)
+        source = ChoreSource(Handler(lambda _: None))
+        tx.chores.enqueue("doctor", key=f"doctor-{new_id()}")
+        claims = source.claim(tx, Ask(1, "doctor", 1.0))
+        refused = source.settle(tx, [of_value(claim, None) for claim in claims])
+        raise _Undo
+    took = (time.perf_counter() - began) * 1000
+    if claims and not refused:
+        yield _ok("round trip", f"accept, claim, settle in {took:.1f} ms, undone")
+    else:
+        yield _problem("round trip", "what was accepted could not be claimed and settled", None)
+
+
+def _workers(database: Examined, settings: Settings) -> Iterator[Check]:
+    with database.reading() as tx:
+        if not inspect(tx.connection).has_table(worker.name):
+            return
+        found = workers_of(tx, settings)
+        leases = leases_of(tx)
+        chores = chores_of(tx) or {}
+    states = [one.state for one in found]
+    alive, silent = states.count(WorkerState.ALIVE), states.count(WorkerState.SILENT)
+    seen = f"{alive} alive, {silent} silent, {states.count(WorkerState.STOPPED)} stopped"
+    if silent:
+        todo = "they died, are paused or cut off; living workers take over what they held"
+        yield _warning("workers", seen, todo)
+    elif not alive and chores.get("queued", 0):
+        yield _warning("workers", f"{seen}, and there is work", "run `ledgerstone up`")
+    else:
+        yield _ok("workers", seen)
+    if not alive:
+        return
+    late = [one.name for one in leases if one.expires_in_ms < -DUTY_LATE_MS]
+    late = [name for name in late if name.startswith("duty:")]
+    if late:
+        yield _warning("duties", f"nobody does {', '.join(late)}", "look at the workers' logs")
+    else:
+        yield _ok("duties", "each has been done lately")
+
+
+_LOOKS = {
+    "settings of the server": _server_settings,
+    "wake-ups": _wakeups,
+    "schema": _schema,
+    "clock": _clock,
+    "round trip": _round_trip,
+    "workers": _workers,
+}

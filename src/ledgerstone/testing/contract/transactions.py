@@ -1,0 +1,326 @@
+"""The transaction contract: all or nothing, in one place, and again when two meet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import insert, select, text, update
+from sqlalchemy.exc import IntegrityError
+
+from ledgerstone import errors
+from ledgerstone.ledger import Ledger, Transaction
+from ledgerstone.testing.contract import (
+    WAIT_SECONDS_MAX,
+    another,
+    aside,
+    note,
+    notes,
+    notes_kept,
+    opened,
+    tables,
+    together,
+)
+from ledgerstone.testing.fixtures import Home
+
+FAILURES_MANY = 30
+"""More than a pool has connections."""
+
+
+class Interruption(BaseException):
+    """Like Ctrl-C: not an Exception."""
+
+
+class TransactionContract:
+    """What holds for `transaction`, `reading`, `savepoint` and `run`. Fixtures: `ledger`, `home`."""
+
+    @pytest.fixture(autouse=True)
+    def own_table(self, ledger: Ledger) -> None:
+        """A table of the user's own beside the ledger's."""
+        tables.create_all(ledger.database.engine)
+
+    def test_a_commit_keeps_both(self, ledger: Ledger) -> None:
+        """At the end of the block the user's rows and the ledger's are kept together."""
+        with ledger.transaction() as tx:
+            write(tx, "mine")
+            enqueued = tx.chores.enqueue({"order": 7})
+
+        assert notes_kept(ledger) == ["mine"]
+        with ledger.reading() as tx:
+            assert tx.chores.get(enqueued.id).body == {"order": 7}
+
+    @pytest.mark.parametrize("failure", [ValueError("no"), Interruption()], ids=["error", "ctrl-c"])
+    def test_an_error_undoes_both(self, ledger: Ledger, failure: BaseException) -> None:
+        """If the block raises, whatever it raises, nothing of it is kept, and the error goes on."""
+        with pytest.raises(type(failure)) as raised, ledger.transaction() as tx:
+            write(tx, "mine")
+            enqueued = tx.chores.enqueue(7)
+            raise failure
+
+        assert raised.value is failure
+        assert notes_kept(ledger) == []
+        with ledger.reading() as tx, pytest.raises(errors.NotFound):
+            tx.chores.get(enqueued.id)
+
+    def test_it_is_one_transaction(self, ledger: Ledger) -> None:
+        """The user's SQL sees the ledger's rows before the commit, and nobody else does."""
+        with ledger.transaction() as tx:
+            tx.chores.enqueue(1)
+            inside = tx.connection.execute(text("SELECT COUNT(*) FROM chore")).scalar()
+            with ledger.reading() as other:
+                outside = other.connection.execute(text("SELECT COUNT(*) FROM chore")).scalar()
+
+        assert (inside, outside) == (1, 0)
+
+    def test_failures_use_up_no_connections(self, ledger: Ledger) -> None:
+        """Transactions that fail give their connections back, whatever their error was."""
+        for _ in range(FAILURES_MANY):
+            with pytest.raises(errors.Duplicate), ledger.transaction() as tx:
+                write(tx, "same")
+                write(tx, "same")
+            with pytest.raises(Interruption), ledger.transaction():
+                raise Interruption
+
+        with ledger.transaction() as tx:
+            write(tx, "after")
+        assert notes_kept(ledger) == ["after"]
+
+    def test_reading_holds_off_no_writer(self, ledger: Ledger) -> None:
+        """While a reader has its transaction open, a writer begins, writes and commits."""
+        with ledger.transaction() as tx:
+            write(tx, "first")
+
+        with ledger.reading() as reader:
+            before = notes(reader.connection)
+            ledger.run(lambda tx: write(tx, "second"))
+
+        assert before == ["first"]
+        assert notes_kept(ledger) == ["first", "second"]
+
+    def test_reading_keeps_nothing(self, ledger: Ledger) -> None:
+        """What is written in a transaction that only reads is gone at its end."""
+        with ledger.reading() as tx:
+            write(tx, "mine")
+
+        assert notes_kept(ledger) == []
+
+    def test_a_second_one_in_the_same_thread(self, ledger: Ledger) -> None:
+        """Where there is one writer it is refused at once; elsewhere it is independent."""
+        refused = ledger.database.dialect.one_writer
+
+        with ledger.transaction() as tx:
+            write(tx, "outer")
+            try:
+                with ledger.transaction() as inner:
+                    write(inner, "inner")
+            except errors.NotAllowedNow:
+                assert refused
+
+        assert notes_kept(ledger) == (["outer"] if refused else ["inner", "outer"])
+
+    def test_a_savepoint_undoes_its_part(self, ledger: Ledger) -> None:
+        """What raises inside a savepoint is undone to its beginning, and no further."""
+        with ledger.transaction() as tx:
+            write(tx, "before")
+            with pytest.raises(ValueError, match="no"), tx.savepoint():
+                write(tx, "inside")
+                tx.chores.enqueue(1)
+                message = "no"
+                raise ValueError(message)
+            write(tx, "after")
+
+        assert notes_kept(ledger) == ["after", "before"]
+        with ledger.reading() as tx:
+            assert sum(tx.chores.counts().values()) == 0
+
+    def test_savepoints_nest(self, ledger: Ledger) -> None:
+        """An inner savepoint is undone alone; an outer one takes a finished inner one with it."""
+        with ledger.transaction() as tx:
+            with tx.savepoint():
+                write(tx, "outer")
+                with pytest.raises(Interruption), tx.savepoint():
+                    write(tx, "inner")
+                    raise Interruption
+            with pytest.raises(Interruption), tx.savepoint():
+                with tx.savepoint():
+                    write(tx, "finished")
+                raise Interruption
+
+        assert notes_kept(ledger) == ["outer"]
+
+    def test_a_savepoint_outlives_a_refused_statement(self, ledger: Ledger) -> None:
+        """After the database refused a statement inside a savepoint, the transaction goes on."""
+        with ledger.transaction() as tx:
+            write(tx, "same")
+            with pytest.raises(IntegrityError), tx.savepoint():
+                write(tx, "same")
+            write(tx, "after")
+
+        assert notes_kept(ledger) == ["after", "same"]
+
+    def test_run_answers_and_keeps(self, ledger: Ledger) -> None:
+        """`run` answers what the function answers, once it is committed."""
+        answer = ledger.run(lambda tx: write(tx, "mine"))
+
+        assert answer == "mine"
+        assert notes_kept(ledger) == ["mine"]
+
+    def test_run_tries_so_often(self, home: Home) -> None:
+        """A transaction that always meets another one is tried as often as the setting says."""
+        tried = []
+
+        def work(tx: Transaction) -> None:
+            tried.append(notes(tx.connection))
+            write(tx, "mine")
+            raise errors.StoreBusy
+
+        with opened(home.url, store={"transaction_tries_max": 3}) as ledger:
+            with pytest.raises(errors.StoreBusy):
+                ledger.run(work)
+
+            assert tried == [[], [], []]
+            assert notes_kept(ledger) == []
+
+    def test_run_repeats_nothing_else(self, ledger: Ledger) -> None:
+        """Another error than meeting another transaction is raised at the first try."""
+        tried = []
+
+        def work(tx: Transaction) -> None:
+            tried.append(1)
+            write(tx, "same")
+            write(tx, "same")
+
+        with pytest.raises(errors.Duplicate):
+            ledger.run(work)
+
+        assert tried == [1]
+
+    def test_two_that_meet_both_succeed(self, ledger: Ledger) -> None:
+        """Two transactions that want the same two rows in opposite order: `run` carries out both.
+
+        A server finds the deadlock and ends one of them, which is tried again; SQLite lets the
+        second begin when the first is over.
+        """
+        ledger.run(lambda tx: [write(tx, name) for name in ("a", "b")])
+        meet = Meeting(ledger)
+
+        def raise_both(first: str, second: str) -> Callable[[], None]:
+            def work(tx: Transaction) -> None:
+                count_up(tx, first)
+                meet.once()
+                count_up(tx, second)
+
+            return lambda: ledger.run(work)
+
+        together(raise_both("a", "b"), raise_both("b", "a"))
+
+        with ledger.reading() as tx:
+            counts = tx.connection.execute(select(note.c.name, note.c.count)).all()
+        assert sorted(map(tuple, counts)) == [("a", 2), ("b", 2)]
+
+    def test_two_batches_that_meet_both_succeed(self, ledger: Ledger) -> None:
+        """The same when they meet inside the ledger's own batches, over the same two keys."""
+        meet = Meeting(ledger)
+
+        def enqueue_both(first: str, second: str) -> Callable[[], list[bool]]:
+            def work(tx: Transaction) -> list[bool]:
+                created = [tx.chores.enqueue(1, key=first).created]
+                meet.once()
+                return [*created, tx.chores.enqueue(1, key=second).created]
+
+            return lambda: ledger.run(work)
+
+        created = together(enqueue_both("a", "b"), enqueue_both("b", "a"))
+
+        assert sorted(created) == [[False, False], [True, True]]
+
+    def test_waiting_has_an_end(self, home: Home) -> None:
+        """A statement waits for another transaction as long as the setting says, then StoreBusy."""
+        short = {"lock_timeout_seconds": 1, "busy_timeout_seconds": 0.2, "transaction_tries_max": 1}
+        held, over = threading.Event(), threading.Event()
+
+        def hold(ledger: Ledger) -> None:
+            with ledger.transaction() as tx:
+                count_up(tx, "a")
+                held.set()
+                over.wait(WAIT_SECONDS_MAX)
+
+        with opened(home.url) as holder, opened(home.url, store=short) as waiter:
+            holder.run(lambda tx: write(tx, "a"))
+            with aside(lambda: hold(holder)):
+                held.wait(WAIT_SECONDS_MAX)
+                with pytest.raises(errors.StoreBusy) as raised:
+                    waiter.run(lambda tx: count_up(tx, "a"))
+                over.set()
+
+            assert raised.value.retryable
+            waiter.run(lambda tx: count_up(tx, "a"))
+
+    def test_errors_are_translated(self, ledger: Ledger) -> None:
+        """No error of a driver leaves a transaction; each has become one of Ledgerstone's."""
+
+        def failing(statement: str) -> Callable[[], None]:
+            def call() -> None:
+                with ledger.transaction() as tx:
+                    write(tx, "same")
+                    tx.connection.execute(text(statement))
+
+            return call
+
+        cases = {
+            "INSERT INTO note (name, count) VALUES ('same', 0)": errors.Duplicate,
+            "SELECT * FROM nowhere": errors.SchemaMissing,
+            "INSERT INTO note (name, count) VALUES (NULL, 0)": errors.StoreError,
+            "SELEKT": errors.StoreError,
+        }
+        for statement, kind in cases.items():
+            with pytest.raises(kind) as raised:
+                failing(statement)()
+
+            assert type(raised.value) is kind, statement
+            assert raised.value.__cause__ is not None
+        assert notes_kept(ledger) == []
+
+    def test_databases_are_told_apart(self, ledger: Ledger, home: Home, tmp_path: Path) -> None:
+        """Every database has an identity of its own, the same for everyone who opens it."""
+        with opened(home.url) as same, another(home, tmp_path) as other:
+            assert same.database.identity == ledger.database.identity
+            assert other.database.identity != ledger.database.identity
+
+    def test_a_closed_ledger_opens_again(self, ledger: Ledger) -> None:
+        """Closing only lets go of the connections: the next use opens new ones."""
+        ledger.close()
+        ledger.close()
+
+        ledger.run(lambda tx: write(tx, "mine"))
+
+        assert notes_kept(ledger) == ["mine"]
+
+
+class Meeting:
+    """Where two transactions wait for each other, the first time each of them comes by.
+
+    Where there is one writer they cannot be under way together: there nobody waits.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._barrier = threading.Barrier(2)
+        self._over = ledger.database.dialect.one_writer
+
+    def once(self) -> None:
+        if not self._over:
+            self._barrier.wait(WAIT_SECONDS_MAX)
+            self._over = True
+
+
+def write(tx: Transaction, name: str) -> str:
+    """A row of the user's own."""
+    tx.connection.execute(insert(note).values(name=name, count=0))
+    return name
+
+
+def count_up(tx: Transaction, name: str) -> None:
+    """Change a row of the user's own."""
+    tx.connection.execute(update(note).where(note.c.name == name).values(count=note.c.count + 1))

@@ -1,0 +1,155 @@
+"""`ledgerstone migrate`."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from ledgerstone.ledger import Ledger
+from ledgerstone.settings import Settings
+from ledgerstone.store import migrating
+from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.server import free_port
+from tests.cli.program import Program
+
+UNKNOWN_REVISION = "9999"
+
+
+def test_it_brings_the_schema_up_to_date(program: Program, home: Home) -> None:
+    """From nothing to the newest revision, each step told; then there is nothing to do."""
+    first = program.run("--url", home.url, "migrate")
+    second = program.run("--url", home.url, "migrate")
+
+    assert (first.code, second.code) == (0, 0)
+    assert first.out.startswith(f"nothing → {migrating.newest()}; applied:\n")
+    assert "0001  ground floor\n" in first.out
+    assert second.out == f"at {migrating.newest()}, nothing to do\n"
+
+
+def test_it_tells_programs_what_it_did(program: Program, home: Home) -> None:
+    """With --json it answers where the schema stood, where it is, and what was applied."""
+    first = program.run("--url", home.url, "migrate", "--json").json
+    second = program.run("--url", home.url, "migrate", "--json").json
+
+    newest = migrating.newest()
+    assert first["before"] is None
+    assert first["after"] == newest
+    assert first["applied"][-1] == newest
+    assert second == {"before": newest, "after": newest, "applied": []}
+
+
+def test_check_changes_nothing(program: Program, home: Home) -> None:
+    """--check tells what is pending and is exit 3, again and again; after migrate it is exit 0."""
+    checks = [program.run("--url", home.url, "migrate", "--check") for _ in range(2)]
+    program.run("--url", home.url, "migrate")
+    after = program.run("--url", home.url, "migrate", "--check")
+
+    assert [check.code for check in checks] == [3, 3]
+    assert all("0001  ground floor" in check.out for check in checks)
+    assert (after.code, after.out) == (0, f"at {migrating.newest()}, up to date\n")
+
+
+def test_check_makes_no_file(program: Program) -> None:
+    """--check on an embedded database that is not there yet does not make it."""
+    ended = program.run("migrate", "--check", "--json")
+
+    assert ended.code == 3
+    assert ended.json["current"] is None
+    assert ended.json["pending"]
+    assert list(program.folder.iterdir()) == []
+
+
+def test_a_newer_schema_is_refused(program: Program, home: Home) -> None:
+    """A database that a newer version migrated is left alone by every command."""
+    program.run("--url", home.url, "migrate")
+    _pretend_newer(home.url)
+
+    for arguments in (["migrate"], ["migrate", "--check"], ["status"], ["up"]):
+        ended = program.run("--url", home.url, *arguments)
+        assert ended.code == 1
+        assert f"the database is at revision {UNKNOWN_REVISION}" in ended.err
+        assert "hint: update Ledgerstone\n" in ended.err
+    doctor = program.run("--url", home.url, "doctor", "--json")
+    assert doctor.code == 1
+    (schema,) = [check for check in doctor.json["checks"] if check["name"] == "schema"]
+    assert (schema["verdict"], schema["todo"]) == ("problem", "update Ledgerstone")
+
+
+def _pretend_newer(url: str) -> None:
+    newer = f"UPDATE {migrating.VERSION_TABLE} SET version_num = '{UNKNOWN_REVISION}'"  # noqa: S608
+    settings = Settings.load(url=url, environ={})
+    with Ledger(settings=settings) as ledger, ledger.transaction() as tx:
+        tx.connection.execute(text(newer))
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mysql"])
+def test_sql_connects_to_nothing(program: Program, kind: str) -> None:
+    """--sql prints the migrations of any dialect, whatever the URL, without connecting."""
+    url = f"postgresql://nobody@127.0.0.1:{free_port()}/nowhere"
+
+    plain = program.run("--url", url, "migrate", "--sql", "--dialect", kind)
+    machine = program.run("--url", url, "migrate", "--sql", "--dialect", kind, "--json")
+
+    assert plain.code == 0
+    assert "CREATE TABLE IF NOT EXISTS leases" in plain.out
+    assert machine.json == {"kind": kind, "since": None, "sql": plain.out}
+
+
+def test_sql_is_for_the_database_of_the_url(program: Program) -> None:
+    """Without --dialect the SQL is that of the URL's database."""
+    assert "ENGINE=InnoDB" in program.run("--url", "mysql://there/db", "migrate", "--sql").out
+    assert "UUID" in program.run("--url", "postgresql://there/db", "migrate", "--sql").out
+    assert list(program.folder.iterdir()) == []
+
+
+def test_sql_does_the_same_as_migrate(program: Program) -> None:
+    """A database made from the printed SQL is up to date."""
+    script = program.run("migrate", "--sql").out
+    file = program.folder / "by_hand.db"
+    with sqlite3.connect(file) as connection:
+        connection.executescript(script)
+    connection.close()
+
+    ended = program.run("--url", f"sqlite:///{file}", "migrate", "--check")
+
+    assert (ended.code, ended.out) == (0, f"at {migrating.newest()}, up to date\n")
+
+
+def test_sql_since_a_revision(program: Program) -> None:
+    """--since leaves out what was applied up to it; an unknown revision is refused."""
+    rest = program.run("migrate", "--sql", "--since", migrating.newest())
+    unknown = program.run("migrate", "--sql", "--since", UNKNOWN_REVISION)
+
+    assert rest.code == 0
+    assert "CREATE TABLE" not in rest.out
+    assert unknown.code == 1
+    assert unknown.err.startswith(
+        f"error: no revision is called {UNKNOWN_REVISION}\nhint: known: 0001"
+    )
+
+
+def test_a_folder_that_cannot_be_made_is_told(program: Program) -> None:
+    """Where the file cannot be made, the error names it; exit 1, no traceback."""
+    (program.folder / "file").write_text("")
+
+    ended = program.run("--url", f"sqlite:///{Path('file') / 'ledger.db'}", "migrate")
+
+    assert ended.code == 1
+    assert ended.err.startswith("error: cannot open file/ledger.db: ")
+    assert "Traceback" not in ended.err
+
+
+def test_what_is_no_database_is_told(program: Program) -> None:
+    """A file that is something else is refused and left as it is."""
+    file = program.folder / "letter.db"
+    words = "Dear reader, this is a letter and not a database. " * 20
+    file.write_text(words)
+
+    ended = program.run("--url", f"sqlite:///{file}", "migrate")
+
+    assert ended.code == 1
+    assert ended.err.startswith("error: file is not a database\n")
+    assert file.read_text() == words

@@ -1,0 +1,222 @@
+"""`ledgerstone up`: it starts, works, says what it does, and stops as it is told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+
+from ledgerstone import chores
+from ledgerstone.chores import Status
+from ledgerstone.ledger import Ledger
+from ledgerstone.settings import Settings
+from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.server import free_port
+from ledgerstone.testing.servers import PrivatePostgres
+from ledgerstone.testing.waiting import until
+from tests.cli.program import Program, Running
+
+DEFAULT = ".ledgerstone/ledgerstone.db"
+STARTED = "up: ledgerstone"
+
+ENDLESS = """
+import sys
+from ledgerstone import Ledger, chores
+from ledgerstone.cli import logs
+from ledgerstone.cli.up import serve
+from ledgerstone.engine.source import Handler
+from ledgerstone.testing.work import endless
+
+logs.to_stderr(level="INFO")
+with Ledger(sys.argv[1]) as ledger:
+    serve(ledger, [chores.ChoreSource(Handler(endless))])
+"""
+"""What `up` does, with a handler that does not end by itself."""
+
+
+@contextmanager
+def ledger_on(url: str) -> Iterator[Ledger]:
+    with Ledger(settings=Settings.load(url=url, environ={})) as ledger:
+        yield ledger
+
+
+def standing(ledger: Ledger, chore_id: str) -> chores.Chore:
+    with ledger.reading() as tx:
+        return tx.chores.get(chore_id)
+
+
+def test_it_does_chores(program: Program, home: Home, ledger: Ledger) -> None:
+    """A chore is done, its result is its body, that is said; SIGTERM ends it with exit 0."""
+    with program.start("--url", home.url, "up") as running:
+        running.says(STARTED)
+        with ledger.transaction() as tx:
+            chore_id = tx.chores.enqueue({"hello": "there"}).id
+        until(lambda: standing(ledger, chore_id).status is Status.DONE)
+        running.says("done 1, failed 0")
+        running.terminate()
+        code = running.ended()
+
+    assert code == 0
+    assert standing(ledger, chore_id).result == {"hello": "there"}
+    assert "stopped after" in running.said
+    assert "Traceback" not in running.said
+
+
+def test_it_needs_nothing(program: Program) -> None:
+    """Without any setting it makes an embedded database, readable by its owner only."""
+    with program.start("up") as running:
+        running.says(STARTED)
+        running.interrupt()
+        code = running.ended()
+
+    assert code == 0
+    assert (program.folder / DEFAULT).stat().st_mode & 0o777 == 0o600
+    assert program.run("migrate", "--check").code == 0
+
+
+def test_it_signs_off(program: Program) -> None:
+    """After a clean stop the worker is shown as stopped."""
+    with program.start("up") as running:
+        running.says(STARTED)
+        running.interrupt()
+        running.ended()
+
+    told = program.run("status", "--json").json
+
+    assert [one["state"] for one in told["workers"]] == ["stopped"]
+
+
+def test_it_ends_with_one_document(program: Program) -> None:
+    """With --json, log lines go to stderr and the last word is one JSON document."""
+    with program.start("up", "--json") as running:
+        running.says(STARTED)
+        running.terminate()
+        code = running.ended()
+
+    document = running.said[running.said.index("\n{") :]
+    facts = msgspec.json.decode(document)
+    assert code == 0
+    assert (facts["state"], facts["done"], facts["sources"]) == ("stopped", 0, ["chores"])
+
+
+def test_it_logs_as_the_settings_say(program: Program) -> None:
+    """With log.json every line is one JSON object."""
+    with program.start("up", LEDGERSTONE_LOG_JSON="true") as running:
+        running.says(STARTED)
+        running.terminate()
+        running.ended()
+
+    lines = [msgspec.json.decode(line) for line in running.said.splitlines()]
+    assert [line["level"] for line in lines] == ["INFO"] * 3
+    assert lines[0]["message"].startswith(STARTED)
+
+
+def test_it_has_a_screen(program: Program) -> None:
+    """On a terminal it shows a live screen and still ends with exit 0."""
+    with program.start("up", terminal=True) as running:
+        running.says("Ctrl-C stops it", times=2)
+        running.interrupt()
+        code = running.ended()
+
+    assert code == 0
+    assert "stopped" in running.said
+    assert STARTED not in running.said
+
+
+def test_the_second_signal_does_not_wait(program: Program, home: Home, ledger: Ledger) -> None:
+    """The first signal waits for a handler, the second returns its chore, the attempt refunded."""
+    program.command = [sys.executable, "-c", ENDLESS]
+    with ledger.transaction() as tx:
+        chore_id = tx.chores.enqueue("endless").id
+
+    with program.start(home.url, LEDGERSTONE_ENGINE_GRACE_SECONDS="3600") as running:
+        until(lambda: standing(ledger, chore_id).status is Status.RUNNING)
+        running.interrupt()
+        running.says("stopping: 1 running, for at most 3600 s")
+        assert standing(ledger, chore_id).status is Status.RUNNING
+        running.interrupt()
+        code = running.ended()
+
+    after = standing(ledger, chore_id)
+    assert code == 0
+    assert (after.status, after.attempt) == (Status.QUEUED, 0)
+    assert "returned 1" in running.said
+
+
+def test_the_grace_period_has_an_end(program: Program, home: Home, ledger: Ledger) -> None:
+    """A handler that does not end within the grace period is interrupted without a second signal."""
+    program.command = [sys.executable, "-c", ENDLESS]
+    with ledger.transaction() as tx:
+        chore_id = tx.chores.enqueue("endless").id
+
+    with program.start(home.url, LEDGERSTONE_ENGINE_GRACE_SECONDS="0.2") as running:
+        until(lambda: standing(ledger, chore_id).status is Status.RUNNING)
+        running.terminate()
+        code = running.ended()
+
+    assert code == 0
+    assert standing(ledger, chore_id).status is Status.QUEUED
+
+
+def test_a_server_is_migrated_only_if_allowed(program: Program, home: Home) -> None:
+    """Where migrating at the start is not allowed it refuses with what to run; where it is, it starts."""
+    refused = program.run("--url", home.url, "up", LEDGERSTONE_STORE_AUTO_MIGRATE="never")
+
+    with program.start("--url", home.url, "up", LEDGERSTONE_STORE_AUTO_MIGRATE="always") as running:
+        running.says(STARTED)
+        running.terminate()
+        code = running.ended()
+
+    assert refused.code == 1
+    assert "hint: run `ledgerstone migrate`" in refused.err
+    assert code == 0
+
+
+def test_two_may_start_at_once(program: Program, home: Home) -> None:
+    """Two that start on the same empty database both come up."""
+    always = {"LEDGERSTONE_STORE_AUTO_MIGRATE": "always"}
+
+    with (
+        program.start("--url", home.url, "up", **always) as one,
+        program.start("--url", home.url, "up", **always) as other,
+    ):
+        for running in (one, other):
+            running.says(STARTED)
+        for running in (one, other):
+            running.terminate()
+        codes = [running.ended() for running in (one, other)]
+
+    assert codes == [0, 0]
+
+
+def test_a_database_out_of_reach_ends_the_start(program: Program) -> None:
+    """Without a database it does not start: exit 4, for a supervisor to try again."""
+    ended = program.run("--url", f"postgresql://127.0.0.1:{free_port()}/there", "up")
+
+    assert ended.code == 4
+    assert ended.err.startswith("error: ")
+
+
+@pytest.mark.postgres
+@pytest.mark.slow
+def test_it_survives_its_database(program: Program) -> None:
+    """While the database is away that is said; when it is back, work goes on."""
+    with PrivatePostgres() as server:
+        program.run("--url", server.url, "migrate")
+        with program.start("--url", server.url, "up") as running:
+            running.says(STARTED)
+            server.kill()
+            running.says("trouble: store_unavailable")
+            server.restart()
+            running.says("the trouble is over")
+            with ledger_on(server.url) as ledger:
+                with ledger.transaction() as tx:
+                    chore_id = tx.chores.enqueue("after").id
+                until(lambda: standing(ledger, chore_id).status is Status.DONE)
+            running.terminate()
+            code = running.ended()
+
+    assert code == 0
