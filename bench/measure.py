@@ -5,10 +5,8 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from time import perf_counter, process_time
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -41,22 +39,16 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Stopwatch(msgspec.Struct):
-    """How long a block took, by the wall and by the processor of this process."""
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """How long so many took, by the wall and by the processor of their process."""
 
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
+    count: int
+    seconds: float
+    cpu_seconds: float
 
-
-@contextmanager
-def timed() -> Iterator[Stopwatch]:
-    """Time a block; what was made before it is no burden to it."""
-    watch = Stopwatch()
-    settle_memory()
-    cpu, started = process_time(), perf_counter()
-    yield watch
-    watch.seconds = perf_counter() - started
-    watch.cpu_seconds = process_time() - cpu
+    @property
+    def rate(self) -> float:
+        return self.count / self.seconds
 
 
 def settle_memory() -> None:

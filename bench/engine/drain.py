@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from time import perf_counter, process_time, sleep
 
 from bench.engine.databases import opened
-from bench.measure import Stopwatch, settle_memory
+from bench.measure import Timing, settle_memory
 from ledgerstone.chores import ChoreSource
 from ledgerstone.engine.source import Ask, Claim, Handler, Outcome
-from ledgerstone.errors import LedgerstoneError
+from ledgerstone.ledger import Ledger
 from ledgerstone.store.transaction import Transaction
 from ledgerstone.testing.work import nothing
 
@@ -19,12 +19,14 @@ LOOK_SECONDS = 0.0002
 
 
 class Watched:
-    """The chores' source; says when the first was asked for and the last came to be settled."""
+    """The chores' source; notes when the warm-up was claimed and when the last is being settled."""
 
-    def __init__(self, chores: ChoreSource, *, count: int) -> None:
+    def __init__(self, chores: ChoreSource, *, warm_up: int, total: int) -> None:
         self._chores = chores
-        self._left = count
-        self.began: tuple[float, float] | None = None
+        self._warm_up = warm_up
+        self._unsettled = total
+        self.claimed = 0
+        self.began: tuple[int, float, float] | None = None
         self.nearly = threading.Event()
         self.name = chores.name
         self.channel = chores.channel
@@ -32,42 +34,47 @@ class Watched:
         self.extend = chores.extend
         self.rescue = chores.rescue
 
-    def watch(self) -> None:
-        """Take the next claim for the first."""
-        self.began = None
-
     def claim(self, tx: Transaction, ask: Ask) -> Sequence[Claim]:
-        if self.began is None:
-            self.began = (perf_counter(), process_time())
-        return self._chores.claim(tx, ask)
+        if self.began is None and self.claimed >= self._warm_up:
+            self.began = (self.claimed, perf_counter(), process_time())
+        claims = self._chores.claim(tx, ask)
+        self.claimed += len(claims)
+        return claims
 
     def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         refused = self._chores.settle(tx, outcomes)
-        self._left -= len(outcomes)
-        if self._left <= 0:
+        self._unsettled -= len(outcomes)
+        if self._unsettled <= 0:
             self.nearly.set()
         return refused
 
 
-def drain(url: str, *, warm_up: int, count: int) -> Stopwatch:
-    """From the first claim to the last commit; the settling connection is opened within it."""
+def drain(url: str, *, warm_up: int, count: int) -> Timing:
+    """From the first claim after the warm-up to the last commit.
+
+    What of the warm-up is claimed and not settled then is settled within the timed part, and not
+    counted.
+    """
+    total = warm_up + count
+    source = Watched(ChoreSource(Handler(nothing)), warm_up=warm_up, total=total)
     with opened(url) as ledger:
-        source = Watched(ChoreSource(Handler(nothing)), count=warm_up + count)
-        worker = ledger.worker(source)
-        pump = worker.pumps[0]
-        while pump.tally.done < warm_up:
-            worker.tick(warm_up - pump.tally.done)
-        settle_memory()
-        source.watch()
-        worker.start()
-        source.nearly.wait(DRAIN_SECONDS_MAX)
-        # Settled, not yet committed: the pump counts what is.
-        deadline = perf_counter() + DRAIN_SECONDS_MAX
-        while pump.tally.done < warm_up + count and perf_counter() < deadline:
-            sleep(LOOK_SECONDS)
-        ended = (perf_counter(), process_time())
-        worker.stop()
-        if worker.failure is not None or source.began is None:
-            message = f"the worker did not drain: {pump.tally}"
-            raise LedgerstoneError(message) from worker.failure
-        return Stopwatch(ended[0] - source.began[0], ended[1] - source.began[1])
+        return _drained(ledger, source, total)
+
+
+def _drained(ledger: Ledger, source: Watched, total: int) -> Timing:
+    worker = ledger.worker(source)
+    pump = worker.pumps[0]
+    settle_memory()
+    worker.start()
+    source.nearly.wait(DRAIN_SECONDS_MAX)
+    # Settled, not yet committed: the pump counts what is.
+    deadline = perf_counter() + DRAIN_SECONDS_MAX
+    while pump.tally.done < total and perf_counter() < deadline:
+        sleep(LOOK_SECONDS)
+    ended, cpu_ended = perf_counter(), process_time()
+    worker.stop()
+    if worker.failure is not None or source.began is None:
+        message = f"the worker did not drain: {pump.tally}"
+        raise RuntimeError(message) from worker.failure
+    claimed, began, cpu_began = source.began
+    return Timing(count=total - claimed, seconds=ended - began, cpu_seconds=cpu_ended - cpu_began)

@@ -7,27 +7,30 @@ Ledgerstone runs in the timed loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter, process_time
 from typing import Any, assert_never
 
 import msgspec
 
 from bench.engine.databases import opened
 from bench.engine.script import Call, Part, Script, Travel
-from bench.measure import Stopwatch, timed
+from bench.measure import Timing, settle_memory
 
 Rows = Sequence[tuple[Any, ...]]
 
 
-def drain(url: str, script: Script, *, warm_up: int, count: int) -> Stopwatch:
+def drain(url: str, script: Script, *, warm_up: int, count: int) -> Timing:
     """Claim and settle what is queued; how long `count` took, after `warm_up` untimed ones."""
     with opened(url) as ledger:
         taken = ledger.database.engine.raw_connection()
         connection: Any = taken.driver_connection
+        settle_memory()
         _drain(connection, script, warm_up)
-        with timed() as watch:
-            _drain(connection, script, count)
+        began, cpu_began = perf_counter(), process_time()
+        _drain(connection, script, count)
+        ended, cpu_ended = perf_counter(), process_time()
         taken.close()
-        return watch
+    return Timing(count=count, seconds=ended - began, cpu_seconds=cpu_ended - cpu_began)
 
 
 def _drain(connection: Any, script: Script, count: int) -> None:

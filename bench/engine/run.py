@@ -12,7 +12,7 @@ from bench.engine import drain, driver, script, wake
 from bench.engine.databases import PLACES, Place, described, fill, standing
 from bench.engine.wake import Rests
 from bench.machine import versions
-from bench.measure import Stopwatch, apart
+from bench.measure import Timing, apart
 from bench.report import Figure, Measurement, Report, Unit, report
 from ledgerstone.settings import EngineSettings
 
@@ -47,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     scale: float
     chores: int
-    warm_up: int = 400
+    warm_up: int = 1000
     pairs: int
     wakes: Rests
     rested: Rests
@@ -57,7 +57,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """The plan of a scale; below some size nothing can be told from noise."""
         return cls(
             scale=scale,
-            chores=max(2000, round(20_000 * scale)),
+            chores=max(4000, round(20_000 * scale)),
             pairs=5 if scale >= 1 else 3,
             wakes=Rests(count=max(30, round(100 * scale)), seconds_min=0.02, seconds_max=0.2),
             rested=Rests(count=max(5, round(10 * scale)), seconds_min=1.1, seconds_max=1.3),
@@ -97,20 +97,19 @@ Found = tuple[list[Figure], list[Measurement]]
 def _drains(name: str, place: Place, plan: Plan, say: Say) -> Found:
     with place.fresh() as url:
         statements = script.overheard(url, limit=EngineSettings().batch_max)
-    sides: dict[str, Callable[..., Stopwatch]] = {
+    sides: dict[str, Callable[..., Timing]] = {
         "driver": partial(driver.drain, script=statements),
         "pump": drain.drain,
     }
-    watches: dict[str, list[Stopwatch]] = {side: [] for side in sides}
+    timings: dict[str, list[Timing]] = {side: [] for side in sides}
     for number in range(plan.pairs):
         for side, run in sides.items():
-            watches[side].append(_drained(place, plan, run))
-        rates = {side: plan.chores / taken[-1].seconds for side, taken in watches.items()}
-        told = ", ".join(f"{side} {rate:,.0f}/s" for side, rate in rates.items())
+            timings[side].append(_drained(place, plan, run))
+        told = ", ".join(f"{side} {taken[-1].rate:,.0f}/s" for side, taken in timings.items())
         say(f"{name} drain {number + 1} of {plan.pairs}: {told}")
     ratios = [
-        theirs.seconds / ours.seconds
-        for theirs, ours in zip(watches["driver"], watches["pump"], strict=True)
+        ours.rate / theirs.rate
+        for theirs, ours in zip(timings["driver"], timings["pump"], strict=True)
     ]
     figure = Figure(
         unit=Unit.RATIO,
@@ -119,33 +118,33 @@ def _drains(name: str, place: Place, plan: Plan, say: Say) -> Found:
         bound=DRAIN_BOUND,
     )
     return [figure], [
-        *(_rates(name, side, taken, plan.chores) for side, taken in watches.items()),
+        *(_rates(name, side, taken) for side, taken in timings.items()),
         Measurement(database=name, case="drain pump/driver", unit="ratio", values=ratios),
     ]
 
 
-def _drained(place: Place, plan: Plan, run: Callable[..., Stopwatch]) -> Stopwatch:
+def _drained(place: Place, plan: Plan, run: Callable[..., Timing]) -> Timing:
     """One side, on a database of its own; it must leave everything done and on record."""
     total = plan.warm_up + plan.chores
     with place.fresh() as url:
         fill(url, total)
         place.level(url)
-        watch = apart(run, url, warm_up=plan.warm_up, count=plan.chores)
+        timing = apart(run, url, warm_up=plan.warm_up, count=plan.chores)
         left = standing(url)
     moves = (">queued", "queued>running", "running>done", "done")
     if left != dict.fromkeys(moves, total):
         message = f"not all of {total} were done and recorded: {left}"
         raise RuntimeError(message)
-    return watch
+    return timing
 
 
-def _rates(name: str, side: str, taken: Sequence[Stopwatch], chores: int) -> Measurement:
-    cpu = median(watch.cpu_seconds for watch in taken) / chores * US_IN_SECOND
+def _rates(name: str, side: str, taken: Sequence[Timing]) -> Measurement:
+    cpu = median(timing.cpu_seconds / timing.count for timing in taken) * US_IN_SECOND
     return Measurement(
         database=name,
         case=f"drain {side}",
         unit="1/s",
-        values=[chores / watch.seconds for watch in taken],
+        values=[timing.rate for timing in taken],
         note=f"{cpu:.1f} µs CPU",
     )
 

@@ -20,7 +20,6 @@ NAMES = frozenset(
         "pump.ran",
         "pump.settling",
         "pump.settled",
-        "pump.returned",
         "rescue.rescued",
         "migrate.step",
     }

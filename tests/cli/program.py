@@ -80,10 +80,16 @@ class Program:
         )
         return Ended(done.returncode, done.stdout, done.stderr)
 
-    def start(self, *arguments: object, terminal: bool = False, **environment: str) -> Running:
-        """Start it, with pipes or on a terminal."""
+    def start(self, *arguments: object, **environment: str) -> Running:
+        """Start it, with its output in a pipe."""
         command = [*self.command, *map(str, arguments)]
-        return Running(command, self.folder, self.environment | environment, terminal=terminal)
+        return Running(command, self.folder, self.environment | environment, terminal=False)
+
+    def show(self, *arguments: object, **environment: str) -> Running:
+        """Start it on a terminal."""
+        command = [*self.command, *map(str, arguments)]
+        seen = {"TERM": "xterm-256color"}
+        return Running(command, self.folder, self.environment | seen | environment, terminal=True)
 
 
 class Running:
@@ -96,7 +102,7 @@ class Running:
         self._process = subprocess.Popen(
             command,
             cwd=folder,
-            env=environment | ({"TERM": "xterm-256color"} if terminal else {}),
+            env=environment,
             stdin=theirs if terminal else subprocess.DEVNULL,
             stdout=theirs,
             stderr=theirs,

@@ -57,9 +57,8 @@ def test_its_numbers_are_right(program: Program, home: Home) -> None:
     assert numbers["rescued_after_pause"] > 0
     assert numbers["late_settlements_refused"] > 0
     assert numbers["lost"] == numbers["done_twice"] == 0
-    with Ledger(settings=Settings.load(url=home.url, environ={})) as ledger:
-        with ledger.reading() as tx:
-            assert not inspect(tx.connection).has_table("chore")
+    with Ledger(settings=Settings.load(url=home.url, environ={})) as ledger, ledger.reading() as tx:
+        assert not inspect(tx.connection).has_table("chore")
     assert workers_of(program, home.url) == []
 
 

@@ -176,9 +176,9 @@ def test_no_color_is_respected(program: Program) -> None:
     """A terminal gets colours, unless NO_COLOR is set."""
     program.run("migrate")
 
-    with program.start("doctor", terminal=True) as coloured:
+    with program.show("doctor") as coloured:
         coloured.ended()
-    with program.start("doctor", terminal=True, NO_COLOR="1") as plain:
+    with program.show("doctor", NO_COLOR="1") as plain:
         plain.ended()
 
     assert f"{ESCAPE}32mok" in coloured.said

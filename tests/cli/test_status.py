@@ -198,7 +198,7 @@ def test_it_watches_on_a_terminal(program: Program) -> None:
     """On a terminal the screen is drawn over itself, and stays when it ends."""
     program.run("migrate")
 
-    with program.start("status", "--watch", terminal=True) as watching:
+    with program.show("status", "--watch") as watching:
         watching.says("up to date", times=2)
         watching.interrupt()
         code = watching.ended()

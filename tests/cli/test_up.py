@@ -17,7 +17,7 @@ from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.server import free_port
 from ledgerstone.testing.servers import PrivatePostgres
 from ledgerstone.testing.waiting import until
-from tests.cli.program import Program, Running
+from tests.cli.program import Program
 
 DEFAULT = ".ledgerstone/ledgerstone.db"
 STARTED = "up: ledgerstone"
@@ -116,7 +116,7 @@ def test_it_logs_as_the_settings_say(program: Program) -> None:
 
 def test_it_has_a_screen(program: Program) -> None:
     """On a terminal it shows a live screen and still ends with exit 0."""
-    with program.start("up", terminal=True) as running:
+    with program.show("up") as running:
         running.says("Ctrl-C stops it", times=2)
         running.interrupt()
         code = running.ended()
@@ -147,7 +147,7 @@ def test_the_second_signal_does_not_wait(program: Program, home: Home, ledger: L
 
 
 def test_the_grace_period_has_an_end(program: Program, home: Home, ledger: Ledger) -> None:
-    """A handler that does not end within the grace period is interrupted without a second signal."""
+    """A handler that outlasts the grace period is interrupted without a second signal."""
     program.command = [sys.executable, "-c", ENDLESS]
     with ledger.transaction() as tx:
         chore_id = tx.chores.enqueue("endless").id
@@ -162,7 +162,7 @@ def test_the_grace_period_has_an_end(program: Program, home: Home, ledger: Ledge
 
 
 def test_a_server_is_migrated_only_if_allowed(program: Program, home: Home) -> None:
-    """Where migrating at the start is not allowed it refuses with what to run; where it is, it starts."""
+    """Where it may not migrate it refuses and says what to run; where it may, it starts."""
     refused = program.run("--url", home.url, "up", LEDGERSTONE_STORE_AUTO_MIGRATE="never")
 
     with program.start("--url", home.url, "up", LEDGERSTONE_STORE_AUTO_MIGRATE="always") as running:

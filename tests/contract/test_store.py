@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from ledgerstone.testing.contract.batches import BatchContract
+from ledgerstone.testing.contract.joins import JoinContract, JoinedWorkContract
 from ledgerstone.testing.contract.leases import LeaseContract
+from ledgerstone.testing.contract.measures import MeasureContract
+from ledgerstone.testing.contract.migrations import MigrationContract
 from ledgerstone.testing.contract.pages import PageContract
 from ledgerstone.testing.contract.transactions import TransactionContract
+from ledgerstone.testing.contract.wakeups import WakeupContract
 
 
 class TestTransactions(TransactionContract):
@@ -22,3 +26,23 @@ class TestPages(PageContract):
 
 class TestBatches(BatchContract):
     """Many rows in one statement."""
+
+
+class TestMeasures(MeasureContract):
+    """Every row is counted."""
+
+
+class TestWakeups(WakeupContract):
+    """A commit rings."""
+
+
+class TestMigrations(MigrationContract):
+    """The schema."""
+
+
+class TestJoins(JoinContract):
+    """In the user's own transaction."""
+
+
+class TestJoinedWork(JoinedWorkContract):
+    """What was enqueued there."""

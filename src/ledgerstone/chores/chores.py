@@ -135,7 +135,9 @@ _counts = Statement("chores.counts", select(chore.c.status, func.count()).group_
 
 def install(database: Database[Any]) -> None:
     """Add the tables of chores to a database, if they are not there."""
-    tables.create_all(database.engine, checkfirst=True)
+    # Held off from others that install: two could find a table missing, and one would fail.
+    with database.transaction() as tx, database.dialect.migrating(tx.connection):
+        tables.create_all(tx.connection, checkfirst=True)
 
 
 class Chores:

@@ -20,8 +20,6 @@ from ledgerstone.store.statement import Row, Statement
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
-CRASHES_MAX = 3
-
 _held = (chore.c.id, chore.c.attempt, chore.c.token)
 
 _claim = ClaimEach(
@@ -208,13 +206,13 @@ class ChoreSource:
         rows = [(claim.key, claim.attempt, claim.token) for claim in claims]
         return [claims[i] for i in _extend.run(tx, rows, lease_ms=round(lease_seconds * 1000))]
 
-    def rescue(self, tx: Transaction, limit: int) -> int:
+    def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
         expired = _expired.rows(tx, limit=limit)
         if not expired:
             return 0
         rows = []
         for key, attempt, token, crashes, worker in expired:
-            dead = crashes + 1 >= CRASHES_MAX
+            dead = crashes + 1 >= crashes_max
             status = Status.DEAD if dead else Status.QUEUED
             rows.append((key, attempt, token, status.value, f"the lease of {worker} ran out"))
         lost = set(_rescue.run(tx, rows))

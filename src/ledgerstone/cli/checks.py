@@ -119,7 +119,7 @@ def _problem(name: str, found: str, todo: str | None) -> Check:
 
 
 def _refused(name: str, error: LedgerstoneError) -> Check:
-    return _problem(name, error.message, error.hint)
+    return _problem(name, " ".join(error.message.split()), error.hint)
 
 
 def _file(database: Examined) -> Iterator[Check]:

@@ -70,14 +70,15 @@ def demo(
         def start() -> list[WorkerProcess]:
             return [stack.enter_context(_worker(call, settings)) for _ in range(workers)]
 
-        console.print(f"[bold]{HEADLINE}[/]\n[dim]{settings.url_masked}[/]\n")
+        console.print(Text(HEADLINE, "bold"), Text(f"{settings.url_masked}\n", "dim"), sep="\n")
         facts = _told(console, tour, start)
         story = tour.story()
     if call.json:
         output.show_json(facts)
     console.print(numbers(facts), history(story, tour.ids), verdict(facts), sep="\n")
     if keep:
-        console.print(f"kept; look around: ledgerstone --url {settings.url_masked} status")
+        # One line, however long, to be copied.
+        console.print(Text(f"ledgerstone --url {settings.url_masked} status"), soft_wrap=True)
     if not facts.kept:
         raise typer.Exit(EXIT_REFUSED)
 

@@ -12,9 +12,9 @@ ROOT = "ledgerstone"
 
 
 def to_stderr(*, level: str, json: bool = False) -> None:
-    """From now on messages of at least this level are written to stderr, one line each."""
+    """From now on messages of at least this level are written to stderr."""
     handler = _Stderr()
-    handler.setFormatter(_Json() if json else logging.Formatter(_TEXT))
+    handler.setFormatter(_Json() if json else _Text(_TEXT))
     logger = logging.getLogger(ROOT)
     logger.handlers[:] = [handler]
     logger.propagate = False
@@ -31,6 +31,14 @@ class _Stderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         sys.stderr.write(self.format(record) + "\n")
         sys.stderr.flush()
+
+
+class _Text(logging.Formatter):
+    """One line, also where a driver said something in several; a traceback follows as it is."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - its name there
+        record.message = " ".join(record.message.split())
+        return super().formatMessage(record)
 
 
 class _Json(logging.Formatter):

@@ -94,6 +94,11 @@ def foldable(listed: str) -> str:
     return re.sub(r",(?=\S)", ", ", listed)
 
 
+def one_line(words: str | None) -> str | None:
+    """What a driver said in several lines, in one."""
+    return None if words is None else " ".join(words.split())
+
+
 def short(identity: str | None) -> str:
     """The end of an id: ids made at the same time begin alike."""
     return "" if identity is None else f"…{identity[-SHORT_ID_CHARS:]}"

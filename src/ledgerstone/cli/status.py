@@ -149,7 +149,7 @@ def _worker(seen: workers.WorkerSeen, silent_after_ms: float) -> WorkerFacts:
         done=total("done"),
         failed=total("failed"),
         refused=total("refused"),
-        trouble=next((tally["trouble"] for tally in tallies if tally.get("trouble")), None),
+        trouble=output.one_line(next((t["trouble"] for t in tallies if t.get("trouble")), None)),
     )
 
 
@@ -190,7 +190,7 @@ def _database_rows(facts: StatusFacts) -> dict[str, RenderableType]:
         standing = f"[yellow]{schema.current}, {schema.newest} is needed: `ledgerstone migrate`[/]"
     return {
         "database": Text(facts.url),
-        "server": f"{server}, driver {driver}",
+        "server": Text(f"{server}, driver {driver}"),
         "settings": Text(
             "; ".join(f"{name} {output.foldable(settings[name])}" for name in settings)
         ),

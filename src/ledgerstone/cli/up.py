@@ -71,8 +71,8 @@ class UpFacts(msgspec.Struct, frozen=True):
 def up(call: Call) -> None:
     """Run everything in one process: on an embedded database, or on that of the URL."""
     settings = call.settings()
-    if not call.verbose:
-        logs.to_stderr(level=settings.log.level, json=settings.log.json)
+    level = "DEBUG" if call.verbose else settings.log.level
+    logs.to_stderr(level=level, json=settings.log.json)
     with Ledger(settings=settings) as ledger:
         chores.install(ledger.database)
         facts = serve(ledger, [chores.ChoreSource(Handler(echo))], json=call.json)
@@ -176,7 +176,7 @@ class _Observer:
             returned=sum(tally.returned for tally in tallies),
             refused=sum(tally.refused for tally in tallies),
             prompt=report.prompt,
-            trouble=next(iter(troubles), unreached),
+            trouble=output.one_line(next(iter(troubles), unreached)),
             chores=self._chores,
         )
 
@@ -281,18 +281,18 @@ class _Screen:
 
 def screen(facts: UpFacts, *, per_second: float) -> RenderableType:
     """The facts as people see them."""
-    work = f"{facts.running} running of {facts.concurrency}, {facts.waiting} waiting"
     rows: dict[str, RenderableType] = {
         "database": Text(facts.url),
         "worker": f"{output.short(facts.worker)}, up {output.lasting(facts.up_ms)}",
         "sources": ", ".join(facts.sources),
-        "wake-ups": "at once" if facts.prompt else "by polling",
-        "work": f"{work}, [bold]{per_second:,.0f}[/] done per second",
-        "so far": Text(_counts(facts)),
     }
+    if facts.state is not UpState.STOPPED:
+        work = f"{facts.running} running of {facts.concurrency}, {facts.waiting} waiting"
+        rows["wake-ups"] = "at once" if facts.prompt else "by polling"
+        rows["work"] = f"{work}, [bold]{per_second:,.0f}[/] done per second"
+    rows["so far"] = Text(_counts(facts))
     if facts.chores is not None:
-        counts = (f"{name} {count:,}" for name, count in facts.chores.items())
-        rows["chores"] = ", ".join(counts)
+        rows["chores"] = ", ".join(f"{name} {count:,}" for name, count in facts.chores.items())
     if facts.trouble:
         rows["trouble"] = Text(facts.trouble, "red")
     return Group(f"[bold]Ledgerstone {__version__}[/]  {_state(facts)}", output.pairs(rows))

@@ -137,7 +137,12 @@ class Pump:
 
     def rescue(self) -> int:
         """Make the items of expired claims due again, a bounded number."""
-        rescued = self._database.run(lambda tx: self.source.rescue(tx, RESCUE_MAX))
+        return self._database.run(self.rescue_in)
+
+    def rescue_in(self, tx: Transaction) -> int:
+        """The same, in a transaction that is open."""
+        crashes_max = self._settings.crashes_max
+        rescued = self.source.rescue(tx, limit=RESCUE_MAX, crashes_max=crashes_max)
         self.tally.rescued += rescued
         hit("rescue.rescued")
         return rescued
@@ -196,7 +201,6 @@ class Pump:
             # Their leases will run out and they are rescued.
             left = len(self._held)
             _log.warning("%s: %d claims could not be returned: %s", self.source.name, left, error)
-        hit("pump.returned")
         self._crew.stop()
 
     def held(self) -> dict[str, Claim]:
@@ -293,6 +297,7 @@ class Pump:
         return self.source.claim(tx, ask)
 
     def _dispatch(self, claims: Sequence[Claim]) -> None:
+        self.tally.trouble = None
         if not claims:
             return
         hit("pump.claimed")

@@ -111,7 +111,8 @@ class Source(Protocol):
     - `settle` writes how claims came out; a claim that is no longer held changes nothing, is
       recorded, and is answered back. Settling what this same claim settled before is no refusal.
     - `extend` renews the lease of claims still held and answers the lost ones.
-    - `rescue` makes items of expired claims due again, or dead if they keep killing their worker.
+    - `rescue` makes items of expired claims due again, a bounded number; one whose workers died
+      `crashes_max` times is dead.
     - `handler` answers what runs a claim.
     """
 
@@ -129,6 +130,6 @@ class Source(Protocol):
         self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
     ) -> Sequence[Claim]: ...
 
-    def rescue(self, tx: Transaction, limit: int) -> int: ...
+    def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int: ...
 
     def handler(self, claim: Claim) -> Handler: ...

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerstone.engine.duties import Duties, Duty
 from ledgerstone.engine.heartbeat import Heartbeat
-from ledgerstone.engine.pump import RESCUE_MAX, Pump, Tick
+from ledgerstone.engine.pump import Pump, Tick
 from ledgerstone.engine.source import Source
 from ledgerstone.engine.workers import WorkerReport, prune, sign_in, sign_off
 from ledgerstone.errors import LedgerstoneError
@@ -154,15 +154,9 @@ class Worker:
         )
 
     def _own_duties(self) -> list[Duty]:
-        def rescue(source: Source) -> Duty:
-            return Duty(
-                f"rescue:{source.name}",
-                self._settings.rescue_seconds,
-                lambda tx: source.rescue(tx, RESCUE_MAX),
-            )
-
+        every = self._settings.rescue_seconds
         return [
-            *(rescue(pump.source) for pump in self.pumps),
+            *(Duty(f"rescue:{pump.source.name}", every, pump.rescue_in) for pump in self.pumps),
             Duty("prune:workers", PRUNE_SECONDS, prune),
         ]
 

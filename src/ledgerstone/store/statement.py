@@ -32,13 +32,15 @@ class Compiled:
 
     __slots__ = ("_fixed", "_order", "_processors", "takes_now", "text")
 
-    def __init__(self, expression: ClauseElement, driver: DriverDialect) -> None:
+    def __init__(
+        self, expression: ClauseElement, driver: DriverDialect, amend: Callable[[str], str]
+    ) -> None:
         # `Any`: which compiler answers depends on the driver, and its bind processors, the
         # conversions its types ask for, have no public name.
         compiled: Any = expression.compile(
             dialect=driver, compile_kwargs={"render_postcompile": True}
         )
-        self.text: str = compiled.string
+        self.text = amend(compiled.string)
         self._order: list[str] | None = compiled.positiontup if compiled.positional else None
         self._processors: dict[str, Callable[[Any], Any]] = dict(compiled._bind_processors)  # noqa: SLF001
         self._fixed: dict[str, Any] = {
@@ -74,11 +76,14 @@ class Compiled:
 
 
 class Statement:
-    """One named statement."""
+    """One named statement; `amend` adds to its text what SQLAlchemy has no words for."""
 
-    def __init__(self, name: str, expression: ClauseElement) -> None:
+    def __init__(
+        self, name: str, expression: ClauseElement, *, amend: Callable[[str], str] = str
+    ) -> None:
         self.name = name
         self._expression = expression
+        self._amend = amend
         self._writes = isinstance(expression, UpdateBase)
         self._compiled: dict[Any, Compiled] = {}
 
@@ -140,7 +145,7 @@ class Statement:
         key = (driver.name, driver.driver, getattr(driver, "is_mariadb", False))
         compiled = self._compiled.get(key)
         if compiled is None:
-            compiled = self._compiled[key] = Compiled(self._expression, driver)
+            compiled = self._compiled[key] = Compiled(self._expression, driver, self._amend)
         return compiled
 
     def _execute(self, tx: Transaction, values: dict[str, Any]) -> tuple[Any, float]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ledgerstone.chores import ChoreSource, NewChore, Status
 from ledgerstone.chores.chores import MAX_ATTEMPTS
-from ledgerstone.chores.source import CRASHES_MAX
+from ledgerstone.chores.tables import chore, chore_event
+from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.source import Handler
 from ledgerstone.ledger import Transaction
 from ledgerstone.testing.work import nothing
@@ -22,10 +23,17 @@ class ChoreSubject:
     """Chores."""
 
     attempts_max = MAX_ATTEMPTS
-    crashes_max = CRASHES_MAX
 
     def __init__(self) -> None:
-        self.source = ChoreSource(Handler(nothing))
+        self._backoff = Backoff(jitter=0)
+        self.source = ChoreSource(Handler(nothing), backoff=self._backoff)
+
+    def retry_seconds(self, failures: int) -> float:
+        return self._backoff.after(failures)
+
+    def clear(self, tx: Transaction) -> None:
+        tx.connection.execute(chore_event.delete())
+        tx.connection.execute(chore.delete())
 
     def add(self, tx: Transaction, count: int) -> list[str]:
         added = tx.chores.enqueue_many([NewChore(body=number) for number in range(count)])

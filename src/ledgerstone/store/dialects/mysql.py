@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ from sqlalchemy import (
     BigInteger,
     Engine,
     Text,
+    UniqueConstraint,
+    Update,
     bindparam,
     column,
     create_engine,
@@ -41,6 +44,7 @@ MARIADB_MIN = (10, 6)
 MYSQL_MIN = (8, 0, 4)
 """SKIP LOCKED and JSON_TABLE."""
 BIGINT_DIGITS = 19
+_UPDATE = re.compile(r"^UPDATE (\S+), (JSON_TABLE\(.*\) AS incoming) SET ", re.DOTALL)
 MIGRATION_LOCK = "ledgerstone.migrate"
 MIGRATION_WAIT_SECONDS_MAX = 60
 
@@ -83,7 +87,7 @@ class MySQL:
         statement = operation.statements.get(self.name)
         if statement is None:
             row = _travelling(operation.incoming, key=operation.key)
-            statement = Statement(operation.name, operation.build(row))
+            statement = _by_key(operation.name, operation.build(row), operation.key)
             operation.statements[self.name] = statement
         # In key order, so that two batches over the same rows wait for each other, not in a circle.
         position = operation.key_position
@@ -157,11 +161,12 @@ class MySQL:
                 .with_for_update(skip_locked=True),
             )
             row = _travelling([operation.key], key=operation.key)
-            take = Statement(
+            take = _by_key(
                 operation.name,
                 update(operation.table)
                 .where(operation.key == getattr(row, operation.key.name))
                 .values(dict(operation.set_)),
+                operation.key,
             )
             operation.statements[f"{self.name}.pick"] = pick
             operation.statements[f"{self.name}.take"] = take
@@ -259,6 +264,32 @@ def _travelling(columns: Sequence[Any], *, key: Any = None) -> Incoming:
     table = _JsonTable(columns, key.key if key is not None else None)
     alias = table.table_valued(*[column(c.name, c.type) for c in columns], name="incoming")
     return Incoming({c.name: alias.c[c.name] for c in columns})
+
+
+def _by_key(name: str, updating: Update, key: Any) -> Statement:
+    """An UPDATE that looks its rows up by the key, one by one, in the order that they travel in.
+
+    Left to itself the server reads all of a small table and compares it with the document: it then
+    waits for rows that are another's, and locks those that others look for.
+    """
+
+    def amend(text: str) -> str:
+        index = _index_of(key)
+        forced = f" FORCE INDEX ({index})" if index else ""
+        return _UPDATE.sub(rf"UPDATE \2 STRAIGHT_JOIN \1{forced} SET ", text)  # noqa: S608 - our own
+
+    return Statement(name, updating, amend=amend)
+
+
+def _index_of(key: Any) -> str | None:
+    """The name of an index that begins with the column."""
+    if next(iter(key.table.primary_key), None) is key:
+        return "PRIMARY"
+    unique = [c for c in key.table.constraints if isinstance(c, UniqueConstraint)]
+    for index in (*unique, *key.table.indexes):
+        if index.columns[0] is key:
+            return str(index.name)
+    return None
 
 
 def _document(rows: Sequence[Row]) -> str:

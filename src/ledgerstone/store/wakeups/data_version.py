@@ -57,10 +57,13 @@ class DataVersionWatcher:
                 version = self._look(connection)
             except self._driver.Error:
                 # A writer may hold the file for a moment, for example to truncate its log.
+                self.prompt = False
                 continue
+            self.prompt = True
             if version != seen:
                 seen = version
                 self._bells.ring((ALL,))
+        self.prompt = False
         connection.close()
 
     @staticmethod

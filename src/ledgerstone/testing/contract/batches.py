@@ -360,6 +360,27 @@ class BatchContract:
         assert holding.result() == [3, 2]
         assert second == [1, 0]
 
+    def test_changing_waits_for_no_other_rows(self, ledger: Ledger) -> None:
+        """Where writers work side by side, a batch waits only for whoever changes its own rows."""
+        ledger.run(lambda tx: add(tx, [(i, None, None) for i in range(4)]))
+        changed, over = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with ledger.transaction() as tx:
+                add(tx, [(4, None, None)])
+                change.run(tx, [(0, 1, "x"), (2, 1, "x")], extra_=None)
+                changed.set()
+                if not ledger.database.dialect.one_writer:
+                    over.wait(WAIT_SECONDS_MAX)
+
+        with aside(hold):
+            changed.wait(WAIT_SECONDS_MAX)
+            refused = ledger.run(lambda tx: change.run(tx, [(1, 1, "y"), (3, 1, "y")], extra_=None))
+            over.set()
+
+        assert refused == []
+        assert [row[2] for row in stored(ledger)] == ["x", "y", "x", "y", None]
+
     def test_batches_over_the_same_rows(self, ledger: Ledger) -> None:
         """Batches that change the same rows in opposite orders both come through."""
         count = 100

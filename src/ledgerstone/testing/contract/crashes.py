@@ -31,6 +31,7 @@ FAILPOINTS = [
     "pump.ran=kill@150",
     "pump.settling=kill@2",
     "pump.settled=kill@2",
+    "rescue.rescued=kill@1",
     "transaction.before_commit=kill@5",
     "transaction.after_commit=kill@5",
     "pump.claimed=stop@2",

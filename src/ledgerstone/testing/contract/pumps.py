@@ -132,7 +132,7 @@ class PumpContract:
         def too_slow(tx: Transaction, _: Claim) -> None:
             tx.chores.enqueue("after")
             clock.advance(3600)
-            source.rescue(tx, 10)
+            source.rescue(tx, limit=10, crashes_max=3)
 
         source = chores(too_slow, atomic=True)
         worker = ledger.worker(source)
@@ -167,10 +167,15 @@ class PumpContract:
         lease = ledger.settings.engine.lease_seconds
 
         def long(_: Claim) -> None:
-            for _ in range(6):
+            for _turn in range(6):
                 clock.advance(lease / 3)
                 extended.append(worker.beat())
-                assert ledger.run(lambda tx: worker.pumps[0].source.rescue(tx, 10)) == 0
+                assert (
+                    ledger.run(
+                        lambda tx: worker.pumps[0].source.rescue(tx, limit=10, crashes_max=3)
+                    )
+                    == 0
+                )
 
         worker = ledger.worker(chores(long))
         worker.tick()
@@ -558,7 +563,7 @@ def _take_away(ledger: Ledger, key: str) -> None:
     """As if the lease had run out and another had claimed it."""
     with ledger.transaction() as tx:
         tx.connection.exec_driver_sql("UPDATE chore SET lease_until_ms = 0")
-        ChoreSource(Handler(_nothing)).rescue(tx, 10)
+        ChoreSource(Handler(_nothing)).rescue(tx, limit=10, crashes_max=3)
         assert tx.chores.get(key).status is Status.QUEUED
         # Not due again: the handler that lost it is to be seen alone.
         tx.connection.exec_driver_sql("UPDATE chore SET available_at_ms = 9999999999999")

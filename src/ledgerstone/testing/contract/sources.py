@@ -17,6 +17,7 @@ from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing.clock import ManualClock
 
 LEASE_SECONDS = 30.0
+CRASHES_MAX = 3
 
 
 class Subject(Protocol):
@@ -25,7 +26,8 @@ class Subject(Protocol):
     - `add` accepts so many items that are due now and answers their keys.
     - `state` answers due, held, done, dead or canceled; `attempt` how many attempts were begun.
     - `refusals` counts the late settlements of an item that are on record, `moves` its transitions.
-    - `attempts_max` and `crashes_max` are the limits after which an item is dead.
+    - `attempts_max` is how many attempts an item has, `retry_seconds` the wait after the nth.
+    - `clear` removes every item.
     """
 
     @property
@@ -34,8 +36,9 @@ class Subject(Protocol):
     @property
     def attempts_max(self) -> int: ...
 
-    @property
-    def crashes_max(self) -> int: ...
+    def retry_seconds(self, failures: int) -> float: ...
+
+    def clear(self, tx: Transaction) -> None: ...
 
     def add(self, tx: Transaction, count: int) -> list[str]: ...
 
@@ -177,6 +180,24 @@ class SourceContract:
         with ledger.reading() as tx:
             assert subject.state(tx, key) == "due"
 
+    def test_a_returned_claim_is_not_the_next_one(
+        self, ledger: Ledger, clock: ManualClock, subject: Subject
+    ) -> None:
+        """A claim that was returned and refunded cannot settle the claim that followed it."""
+        (key,) = _added(ledger, subject, 1)
+        (first,) = claim(ledger, subject)
+        settle(ledger, subject, first, Verdict.RETURNED)
+        (second,) = claim(ledger, subject)
+
+        refused = {verdict: settle(ledger, subject, first, verdict) for verdict in Verdict}
+
+        assert first.attempt == second.attempt
+        assert all(refused.values())
+        with ledger.reading() as tx:
+            assert subject.state(tx, key) == "held"
+        assert extend(ledger, subject, [first]) == [first]
+        assert settle(ledger, subject, second, Verdict.DONE) == []
+
     def test_only_the_lost_ones_of_a_batch_are_refused(
         self, ledger: Ledger, clock: ManualClock, subject: Subject
     ) -> None:
@@ -245,7 +266,7 @@ class SourceContract:
             rescue(ledger, subject)
             clock.advance(3600)
 
-        assert deaths == subject.crashes_max
+        assert deaths == CRASHES_MAX
         with ledger.reading() as tx:
             assert subject.state(tx, key) == "dead"
 
@@ -336,7 +357,7 @@ def extend(ledger: Ledger, subject: Subject, claims: list[Claim]) -> list[Claim]
 
 def rescue(ledger: Ledger, subject: Subject, *, limit: int = 100) -> int:
     """Rescue in a transaction."""
-    return ledger.run(lambda tx: subject.source.rescue(tx, limit))
+    return ledger.run(lambda tx: subject.source.rescue(tx, limit=limit, crashes_max=CRASHES_MAX))
 
 
 def _added(ledger: Ledger, subject: Subject, count: int) -> list[str]:

@@ -1,0 +1,154 @@
+"""The wake-up contract: a commit rings, a rollback does not, and polling finds all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from ledgerstone.chores import Status
+from ledgerstone.chores.chores import CHANNEL
+from ledgerstone.ledger import Ledger
+from ledgerstone.store.wakeup import ALL, Bell, Bells
+from ledgerstone.testing.contract import PATIENCE_SECONDS, WAIT_SECONDS_MAX, Child
+from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.processes import WorkerProcess
+from ledgerstone.testing.waiting import until
+
+ENQUEUE = """
+from ledgerstone import Ledger
+
+with Ledger(sys.argv[1]) as ledger:
+    ready()
+    with ledger.transaction() as tx:
+        tx.chores.enqueue(1)
+    ready()
+"""
+
+
+class Undone(Exception):
+    """Rolls a transaction back."""
+
+
+class WakeupContract:
+    """What holds for bells and watchers. Fixtures: `ledger`, `home`."""
+
+    def test_a_commit_rings(self, ledger: Ledger) -> None:
+        """Who waits in the same process for a channel is rung by the commit, and not before."""
+        with hung(ledger) as bell:
+            with ledger.transaction() as tx:
+                tx.chores.enqueue(1)
+                before = bell.wait(0)
+
+            assert not before
+            assert bell.wait(0)
+
+    def test_a_rollback_does_not_ring(self, ledger: Ledger) -> None:
+        """What was undone rings nobody."""
+        with hung(ledger) as bell:
+            with pytest.raises(Undone), ledger.transaction() as tx:
+                tx.chores.enqueue(1)
+                raise Undone
+
+            assert not bell.wait(0)
+
+    def test_only_its_channel_rings(self, ledger: Ledger) -> None:
+        """A bell rings for its own channel; and for none once it is taken down."""
+        with hung(ledger, "elsewhere") as other, hung(ledger) as bell:
+            ledger.run(lambda tx: tx.wake("elsewhere"))
+            rang = (other.wait(0), bell.wait(0))
+
+        ledger.run(lambda tx: tx.wake("elsewhere"))
+        assert rang == (True, False)
+        assert not other.wait(0)
+
+    def test_siblings_ring_the_same_bells(self, ledger: Ledger) -> None:
+        """A commit through other connections of the same process rings too."""
+        sibling = ledger.database.sibling(connections=1)
+        with hung(ledger) as bell:
+            sibling.run(lambda tx: tx.wake(CHANNEL))
+
+            assert bell.wait(0)
+        sibling.close()
+
+    def test_a_ring_before_the_wait_is_kept(self) -> None:
+        """A ring while nobody waits ends the next wait at once, and only that one."""
+        bells, bell = Bells(), Bell()
+        bells.hang("a", bell)
+        bells.hang("b", bell)
+
+        bells.ring(("a", "b"))
+        first, second = bell.wait(0), bell.wait(0)
+        bells.ring((ALL,))
+
+        assert (first, second) == (True, False)
+        assert bell.wait(0)
+
+    def test_another_process_rings(self, ledger: Ledger, home: Home) -> None:
+        """Where there is a watcher, what another process commits rings here; else it is polled."""
+        watcher = ledger.database.watcher()
+        with Child(ENQUEUE, home.url) as child, hung(ledger) as bell:
+            if watcher is not None:
+                watcher.start()
+                assert watcher.prompt
+                bell.wait(0)
+            try:
+                child.go()
+                rang = bell.wait(WAIT_SECONDS_MAX) if watcher is not None else True
+            finally:
+                if watcher is not None:
+                    watcher.stop()
+            child.go()
+            code, _ = child.ended()
+
+        assert rang
+        assert code == 0
+
+    def test_a_rollback_elsewhere_does_not_ring(self, ledger: Ledger) -> None:
+        """What another connection undid rings nobody, by whatever way the watcher looks."""
+        watcher = ledger.database.watcher()
+        with hung(ledger) as bell:
+            if watcher is not None:
+                watcher.start()
+            bell.wait(0)
+            with pytest.raises(Undone), ledger.transaction() as tx:
+                tx.chores.enqueue(1)
+                raise Undone
+            rang = bell.wait(PATIENCE_SECONDS)
+            if watcher is not None:
+                watcher.stop()
+
+        assert not rang
+
+    def test_a_stopped_watcher_can_be_followed(self, ledger: Ledger) -> None:
+        """Stopping ends the watcher's thread and connection; stopping twice is fine."""
+        for _ in range(2):
+            watcher = ledger.database.watcher()
+            if watcher is not None:
+                watcher.start()
+                watcher.stop()
+                watcher.stop()
+
+                assert not watcher.prompt
+
+    def test_a_worker_elsewhere_finds_it(self, ledger: Ledger, home: Home) -> None:
+        """What is committed here is done by a worker in another process, rung or polled."""
+        with WorkerProcess(home.url, settings={"engine_poll_seconds_max": 0.2}) as worker:
+            worker.ready()
+            chore = ledger.run(lambda tx: tx.chores.enqueue(1))
+
+            def done() -> bool:
+                with ledger.reading() as tx:
+                    return tx.chores.get(chore.id).status is Status.DONE
+
+            until(done, what="the chore")
+
+
+@contextmanager
+def hung(ledger: Ledger, channel: str = CHANNEL) -> Iterator[Bell]:
+    """A bell that rings for the channel."""
+    bell = Bell()
+    ledger.database.bells.hang(channel, bell)
+    yield bell
+    ledger.database.bells.take_down(channel, bell)

@@ -1,0 +1,29 @@
+"""Random histories of every source, on every database."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from ledgerstone import Ledger
+from ledgerstone.testing.clock import ManualClock
+from ledgerstone.testing.contract.histories import Histories
+from ledgerstone.testing.subjects import ChoreSubject
+
+DRAWN = settings(
+    max_examples=40,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def test_chores(ledger: Ledger, clock: ManualClock) -> None:
+    """Chores agree with their model after every step of every history."""
+
+    class Chores(Histories):
+        pass
+
+    Chores.ledger, Chores.clock, Chores.subject = ledger, clock, ChoreSubject()
+
+    run_state_machine_as_test(Chores, settings=DRAWN)

@@ -1,0 +1,52 @@
+"""Back-off: pure, so proven by drawn numbers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledgerstone.engine import Backoff, BackoffPolicy
+
+SECONDS = st.floats(0.001, 1000)
+FAILURES = st.integers(-1, 10_000)
+
+
+@given(seconds=SECONDS, seconds_max=SECONDS, jitter=st.floats(0, 1), failures=FAILURES)
+def test_bounded(seconds: float, seconds_max: float, jitter: float, failures: int) -> None:
+    """No wait is negative or longer than its maximum, after however many failures."""
+    backoff = Backoff(seconds=seconds, seconds_max=seconds_max, jitter=jitter)
+
+    assert 0 <= backoff.after(failures) <= seconds_max
+
+
+@given(seconds=SECONDS, failures=st.integers(1, 100))
+def test_never_shorter_than_before(seconds: float, failures: int) -> None:
+    """Without its jitter, each wait is at least as long as the one before."""
+    backoff = Backoff(seconds=seconds)
+
+    assert backoff.after(failures + 1, chance=0) >= backoff.after(failures, chance=0)
+
+
+def test_exponential() -> None:
+    """exp multiplies after each failure up to the maximum."""
+    backoff = Backoff(seconds=1, multiplier=2, seconds_max=10, jitter=0)
+
+    assert [backoff.after(n) for n in range(1, 7)] == [1, 2, 4, 8, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("policy", "waits"), [(BackoffPolicy.NONE, [0, 0, 0]), (BackoffPolicy.FIXED, [5, 5, 5])]
+)
+def test_other_policies(policy: BackoffPolicy, waits: list[float]) -> None:
+    """none does not wait, fixed always waits the same."""
+    backoff = Backoff(policy=policy, seconds=5, jitter=0)
+
+    assert [backoff.after(n) for n in (1, 2, 30)] == waits
+
+
+def test_jitter_takes_off() -> None:
+    """Jitter shortens the wait by at most its part."""
+    backoff = Backoff(policy=BackoffPolicy.FIXED, seconds=10, jitter=0.2)
+
+    assert (backoff.after(1, chance=0), backoff.after(1, chance=1)) == (10, 8)
