@@ -53,25 +53,33 @@ def _drain(connection: Any, script: Script, count: int) -> None:
 
 
 def _execute(cursor: Any, call: Call, rows: Rows) -> None:
+    if call.travel is Travel.ROWS:
+        cursor.executemany(call.text, zip(*_columns(call.parts, rows), strict=True))
+        return
+    parameters = call.parameters.copy()
     match call.travel:
-        case Travel.ROWS:
-            cursor.executemany(call.text, zip(*_columns(call.parts, rows), strict=True))
         case Travel.ARRAYS:
-            arrays = zip(call.names, _columns(call.parts, rows), strict=True)
-            cursor.execute(call.text, call.parameters | dict(arrays))
+            for slot, array in zip(call.slots, _columns(call.parts, rows), strict=True):
+                parameters[slot] = array
         case Travel.DOCUMENT:
             travelling = list(zip(*_columns(call.parts, rows), strict=True))
-            document = msgspec.json.encode(travelling).decode()
-            cursor.execute(call.text, call.parameters | {call.names[0]: document})
+            parameters[call.slots[0]] = msgspec.json.encode(travelling).decode()
         case Travel.NONE:
-            cursor.execute(call.text, call.parameters)
+            pass
         case _:
             assert_never(call.travel)
+    cursor.execute(call.text, parameters)
+    if cursor.description:
+        cursor.fetchall()
 
 
 def _columns(parts: Sequence[Part], rows: Rows) -> list[list[Any]]:
     """Column by column, what travels for the rows."""
-    return [
-        [part.value] * len(rows) if part.column is None else [row[part.column] for row in rows]
-        for part in parts
-    ]
+    return [_column(part, rows) for part in parts]
+
+
+def _column(part: Part, rows: Rows) -> list[Any]:
+    if part.column is not None:
+        column = part.column
+        return [row[column] for row in rows]
+    return list(range(len(rows))) if part.position else [part.value] * len(rows)

@@ -8,7 +8,7 @@ to find a refused row, and a program that met none would not need them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
@@ -39,10 +39,11 @@ class Travel(Enum):
     """One JSON document among the parameters."""
 
 
-class Part(msgspec.Struct, frozen=True):
-    """One value of a travelling row: a column of the claimed row, or the same for all."""
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One value of a travelling row: of a column of the claimed row, its position, or a constant."""
 
-    column: int | None
+    column: int | None = None
+    position: bool = False
     value: Any = None
 
 
@@ -52,7 +53,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     travel: Travel
     parameters: Any = ()
-    names: tuple[str, ...] = ()
+    slots: tuple[Any, ...] = ()
     """The parameters by which rows travel: one for each array, or the one of the document."""
     parts: tuple[Part, ...] = ()
 
@@ -79,7 +80,7 @@ def overheard(url: str, *, limit: int) -> Script:
             claims = source.claim(tx, ask)
         with _listening(ledger) as (tx, settling):
             source.settle(tx, [Outcome(claim, Verdict.DONE) for claim in claims])
-        marks = _Marks(claiming[0].answer[0])
+        marks = _Marks(claiming[0].answer)
         return Script(
             begin="BEGIN IMMEDIATE" if ledger.database.dialect.one_writer else None,
             claim=tuple(_call(heard, marks) for heard in claiming),
@@ -121,13 +122,14 @@ class _Cursor:
         self._heard.append(_Heard(text, parameters, many=False))
         return self._cursor.execute(text, parameters)
 
-    def executemany(self, text: str, rows: Sequence[Any]) -> Any:
-        self._heard.append(_Heard(text, rows[0], many=True))
-        return self._cursor.executemany(text, rows)
+    def executemany(self, text: str, rows: Iterable[Any]) -> Any:
+        given = list(rows)
+        self._heard.append(_Heard(text, given, many=True))
+        return self._cursor.executemany(text, given)
 
     def fetchall(self) -> list[Any]:
         rows: list[Any] = self._cursor.fetchall()
-        self._heard[-1].answer = rows
+        self._heard[-1].answer = list(rows)
         return rows
 
 
@@ -140,42 +142,41 @@ def _listening(ledger: Ledger) -> Iterator[tuple[Transaction, list[_Heard]]]:
 
 
 class _Marks:
-    """Which column of the first claimed row a value came from, if it came from there."""
+    """Where the values of a column come from, told by those that travel for the two claimed rows."""
 
-    def __init__(self, row: Sequence[Any]) -> None:
-        marked = (row[0], ATTEMPT_MARK + 1, TOKEN_MARK + 1)
-        self._columns = {value: row.index(value) for value in marked}
+    def __init__(self, rows: Sequence[Any]) -> None:
+        first = rows[0]
+        marked = (first[0], ATTEMPT_MARK + 1, TOKEN_MARK + 1)
+        self._columns = {value: first.index(value) for value in marked}
 
-    def part(self, value: Any) -> Part:
-        column = self._columns.get(value)
-        return Part(column) if column is not None else Part(None, value)
+    def part(self, values: Sequence[Any]) -> Part:
+        if list(values) == [0, 1]:
+            return Part(position=True)
+        column = self._columns.get(values[0])
+        return Part(column=column) if column is not None else Part(value=values[0])
+
+    def parts(self, rows: Sequence[Sequence[Any]]) -> tuple[Part, ...]:
+        return tuple(self.part(column) for column in zip(*rows, strict=True))
 
 
 def _call(heard: _Heard, marks: _Marks) -> Call:
-    """The statement with its first row replaced by where the row's values come from."""
-    given = heard.parameters
+    """The statement with its rows replaced by where their values come from."""
+    text, given = heard.text, heard.parameters
     if heard.many:
-        parts = tuple(map(marks.part, given))
-        return Call(text=heard.text, travel=Travel.ROWS, parts=parts)
-    if isinstance(given, dict):
-        travelling = {name: row for name, value in given.items() if (row := _travelling(value))}
-        if travelling:
-            document = isinstance(given[next(iter(travelling))], str)
+        return Call(text=text, travel=Travel.ROWS, parts=marks.parts(given))
+    parameters = given.copy() if isinstance(given, dict) else list(given)
+    named = list(given.items() if isinstance(given, dict) else enumerate(given))
+    arrays = {slot: value for slot, value in named if isinstance(value, list)}
+    if arrays:
+        parts = tuple(map(marks.part, arrays.values()))
+        slots = tuple(arrays)
+        return Call(
+            text=text, travel=Travel.ARRAYS, parameters=parameters, slots=slots, parts=parts
+        )
+    for slot, value in named:
+        if isinstance(value, str) and value.startswith("[["):
+            parts = marks.parts(msgspec.json.decode(value))
             return Call(
-                text=heard.text,
-                travel=Travel.DOCUMENT if document else Travel.ARRAYS,
-                parameters={name: given[name] for name in given if name not in travelling},
-                names=tuple(travelling),
-                parts=tuple(marks.part(value) for row in travelling.values() for value in row),
+                text=text, travel=Travel.DOCUMENT, parameters=parameters, slots=(slot,), parts=parts
             )
-    return Call(text=heard.text, travel=Travel.NONE, parameters=given)
-
-
-def _travelling(value: Any) -> list[Any]:
-    """What a parameter carries for the first row: an array one value, a document all of them."""
-    if isinstance(value, list):
-        return value[:1]
-    if isinstance(value, str) and value.startswith("[["):
-        row: list[Any] = msgspec.json.decode(value)[0]
-        return row
-    return []
+    return Call(text=text, travel=Travel.NONE, parameters=parameters)

@@ -59,16 +59,17 @@ def demo(
     """
     console = Console(highlight=False, quiet=call.json)
     with ExitStack() as stack, _undisturbed_end():
-        settings = stack.enter_context(
-            _private(call, keep=keep) if call.url is None else _given(call)
-        )
+        with _uninterrupted():
+            chosen = _private(call, keep=keep) if call.url is None else _given(call)
+            settings = stack.enter_context(chosen)
         ledger = stack.enter_context(Ledger(settings=settings))
         if call.url is None:
             ledger.migrate()
         tour = stack.enter_context(_prepared(ledger, items=items, workers=workers, keep=keep))
 
         def start() -> list[WorkerProcess]:
-            return [stack.enter_context(_worker(call, settings)) for _ in range(workers)]
+            with _uninterrupted():
+                return [stack.enter_context(_worker(call, settings)) for _ in range(workers)]
 
         console.print(Text(HEADLINE, "bold"), Text(f"{settings.url_masked}\n", "dim"), sep="\n")
         facts = _told(console, tour, start)
@@ -137,6 +138,28 @@ def _undisturbed_end() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A signal is obeyed at the end of the block: what was made in it is known and can be undone.
+
+    A worker whose start was interrupted half-way would belong to nobody, and make the removed file
+    anew.
+    """
+    came: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def _worker(call: Call, settings: Settings) -> WorkerProcess:

@@ -25,7 +25,7 @@ def encode(value: Any, *, bytes_max: int) -> str:
         hint = "raise store.body_bytes_max, or keep it elsewhere and refer to it"
         raise TooLarge(message, hint=hint)
     # JSON has no NaN or infinity; the encoder would write null for them in silence.
-    if b"null" in encoded and _has_no_number(value):
+    if b"null" in encoded and _has_no_number(msgspec.to_builtins(value)):
         message = "the body holds a float that JSON cannot write (NaN or infinity)"
         raise BadInput(message, hint="send null or a string instead")
     return text

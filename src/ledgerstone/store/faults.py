@@ -27,7 +27,12 @@ _POSTGRES_CLASS: dict[str, type[errors.StoreError]] = {
     "28": errors.StoreDenied,
 }
 # A refused connection carries no SQLSTATE, only words.
-_POSTGRES_DENIED = ("authentication failed", "does not exist", "no pg_hba.conf entry")
+_POSTGRES_DENIED = (
+    "authentication failed",
+    "no password supplied",
+    "does not exist",
+    "no pg_hba.conf entry",
+)
 _MYSQL: dict[int, type[errors.StoreError]] = {
     **dict.fromkeys((1205, 1213, 3572, 3058), errors.StoreBusy),
     **dict.fromkeys((1040, 1053, 1080, 1152, 1158, 1159, 1160, 1161), errors.StoreUnavailable),
@@ -90,7 +95,8 @@ def _kind(error: BaseException) -> type[errors.StoreError] | None:
     module = type(error).__module__.partition(".")[0]
     if "Error" not in names or module in {"builtins", "ledgerstone"}:
         return None
-    if module in {"psycopg", "asyncpg", "psycopg2"}:
+    # SQLAlchemy has errors of its own for asyncpg, which has none of DB-API's.
+    if module in {"psycopg", "psycopg2"} or "asyncpg" in type(error).__module__:
         return _postgres(error, names)
     if module in {"pymysql", "MySQLdb", "asyncmy", "aiomysql"}:
         return _mysql(error, names)

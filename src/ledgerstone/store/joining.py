@@ -17,12 +17,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Engine, inspect
+from sqlalchemy import Connection, Engine, inspect, select
 from sqlalchemy import exc as sa_exc
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
-from ledgerstone.errors import BadInput, NotInTransaction, Unsupported, WrongDatabase
+from ledgerstone.errors import (
+    BadInput,
+    NotInTransaction,
+    SchemaMissing,
+    Unsupported,
+    WrongDatabase,
+)
 from ledgerstone.store.cursors import Plain
 from ledgerstone.store.faults import translated
 from ledgerstone.store.tables import ledger_identity
@@ -159,12 +165,22 @@ class Joiner:
 
 
 def _identity_seen_by(connection: Connection) -> str | None:
-    # Asked first, for a statement that fails would end a PostgreSQL transaction.
-    if not inspect(connection).has_table(ledger_identity.name):
+    # Asked first, as a statement that fails would end a PostgreSQL transaction. Not on MySQL, where
+    # it would be looked for in the ledger's database instead of the connection's.
+    if connection.dialect.name == "postgresql" and not _has_identity(connection):
         return None
-    found = connection.execute(ledger_identity.select().with_only_columns(ledger_identity.c.id))
+    try:
+        found = connection.execute(select(ledger_identity.c.id))
+    except sa_exc.DBAPIError as error:
+        if isinstance(translated(error), SchemaMissing):
+            return None
+        raise
     value = found.scalar()
     return None if value is None else str(value)
+
+
+def _has_identity(connection: Connection) -> bool:
+    return inspect(connection).has_table(ledger_identity.name)
 
 
 def _other_driver(driver: str, ours: DriverDialect) -> DriverDialect:

@@ -57,13 +57,17 @@ class MySQL:
     embedded = False
 
     def open(self, url: URL, settings: StoreSettings) -> Engine:
+        patience = {"connect_timeout": max(1, round(settings.connect_timeout_seconds))}
+        if url.get_driver_name() == "pymysql":
+            # Its connect_timeout ends when the port answers; a server may still say nothing.
+            patience["read_timeout"] = patience["connect_timeout"]
         engine = create_engine(
             url.update_query_dict({"charset": "utf8mb4"}),
             isolation_level="READ COMMITTED",
             pool_size=settings.pool_size_max,
             max_overflow=0,
             pool_timeout=settings.lock_timeout_seconds,
-            connect_args={"connect_timeout": max(1, round(settings.connect_timeout_seconds))},
+            connect_args=patience,
         )
         event.listen(engine, "connect", lambda connection, _: _configure(connection, settings))
         return engine
@@ -196,6 +200,8 @@ class MySQL:
 
 
 def _configure(connection: Any, settings: StoreSettings) -> None:
+    if hasattr(connection, "_read_timeout"):
+        connection._read_timeout = None  # noqa: SLF001 - connected: a statement may take its time
     cursor = connection.cursor()
     cursor.execute("SELECT @@version")
     (version,) = cursor.fetchone()

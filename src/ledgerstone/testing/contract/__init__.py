@@ -12,6 +12,7 @@ with the fixtures of `ledgerstone.testing.fixtures`, or with a `ledger` of one's
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -58,6 +59,8 @@ WAIT_SECONDS_MAX = 60.0
 PATIENCE_SECONDS = 0.15
 """How long a test watches that something does not happen."""
 
+_numbers = itertools.count(1)
+
 tables = metadata()
 note = Table(
     "note",
@@ -95,10 +98,13 @@ def another(home: Home, folder: Path) -> Iterator[Ledger]:
         with opened(f"sqlite:///{folder}/another.db") as ledger:
             yield ledger
         return
-    name = f"another_{os.getpid()}"
-    with opened(home.server.create_database(name)) as ledger:
-        yield ledger
-    home.server.drop_database(name)
+    name = f"another_{os.getpid()}_{next(_numbers)}"
+    url = home.server.create_database(name)
+    try:
+        with opened(url) as ledger:
+            yield ledger
+    finally:
+        home.server.drop_database(name)
 
 
 class Undone(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
@@ -139,12 +140,13 @@ class PrivateMariaDB:
     def _disconnect_all(self, database: str) -> None:
         table = self._client("SELECT id, db FROM information_schema.processlist")
         rows = [row.split("\t") for row in table.splitlines()]
-        kills = [f"KILL {connection}" for connection, used in rows if used == database]
-        # Some may leave by themselves meanwhile: --force goes on to the next one.
-        self._client(";".join(kills), "--force")
+        for connection in (connection for connection, used in rows if used == database):
+            # It may leave by itself meanwhile; then there is nothing to kill.
+            with contextlib.suppress(ServerFailed):
+                self._client(f"KILL {connection}")
 
-    def _client(self, statement: str, *options: str) -> str:
+    def _client(self, statement: str) -> str:
         where = [f"--host={HOST}", f"--port={self.port}", "--protocol=tcp", "--user=root"]
         patience = f"--connect-timeout={CONNECT_SECONDS_MAX}"
-        fixed = ["--no-defaults", *where, patience, *options]
+        fixed = ["--no-defaults", *where, patience]
         return ask([self._program("mariadb"), *fixed, "-NBe", statement])

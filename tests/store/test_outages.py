@@ -1,0 +1,222 @@
+"""Servers that die, come back, refuse, or are not there."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+
+import pymysql
+import pytest
+from sqlalchemy.engine import make_url
+
+from ledgerstone import Ledger, errors
+from ledgerstone.settings import Settings
+from ledgerstone.store.wakeup import Bell
+from ledgerstone.testing.clock import ManualClock
+from ledgerstone.testing.contract import note, notes_kept, opened, tables
+from ledgerstone.testing.contract.transactions import write
+from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.server import free_port
+from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
+
+ANSWER_SECONDS_MAX = 60.0
+SCRAM = "host all locked 127.0.0.1/32 scram-sha-256\n"
+
+
+def restart(home: Home) -> None:
+    assert home.server is not None
+    home.server.kill()
+    home.server.restart()
+
+
+@pytest.fixture
+def ledger(mortal: Home, clock: ManualClock) -> Ledger:
+    settings = Settings.load(url=mortal.url, environ={})
+    ledger = Ledger(mortal.url, settings=settings, clock=clock)
+    ledger.migrate()
+    tables.create_all(ledger.database.engine)
+    return ledger
+
+
+def test_a_stale_connection_is_replaced(ledger: Ledger, mortal: Home, clock: ManualClock) -> None:
+    """A connection from before a restart is replaced in silence once it has rested a second."""
+    ledger.run(lambda tx: write(tx, "before"))
+    restart(mortal)
+    clock.advance(1)
+
+    ledger.run(lambda tx: write(tx, "after"))
+
+    assert notes_kept(ledger) == ["after", "before"]
+    ledger.close()
+
+
+def test_one_failure_warns_of_the_others(ledger: Ledger, mortal: Home) -> None:
+    """Without a rest the first use fails as retryable; after it no other connection does."""
+    with ledger.transaction() as one, ledger.reading() as two, ledger.reading() as three:
+        write(one, "before")
+        assert notes_in(two) == notes_in(three) == []
+    restart(mortal)
+
+    with pytest.raises(errors.StoreUnavailable) as raised:
+        ledger.run(lambda tx: write(tx, "lost"))
+
+    assert raised.value.retryable
+    with ledger.transaction() as one, ledger.reading() as two, ledger.reading() as three:
+        write(one, "after")
+        assert notes_in(two) == notes_in(three) == ["before"]
+    assert notes_kept(ledger) == ["after", "before"]
+    ledger.close()
+
+
+def notes_in(tx: object) -> list[str]:
+    connection = tx.connection  # type: ignore[attr-defined]
+    return sorted(connection.execute(note.select().with_only_columns(note.c.name)).scalars())
+
+
+def test_killed_inside_a_transaction(ledger: Ledger, mortal: Home) -> None:
+    """A server that dies under a transaction makes it StoreUnavailable, and none of it is kept."""
+    with pytest.raises(errors.StoreUnavailable), ledger.transaction() as tx:
+        write(tx, "mine")
+        restart(mortal)
+        write(tx, "more")
+
+    assert notes_kept(ledger) == []
+    ledger.close()
+
+
+def test_killed_before_the_commit(ledger: Ledger, mortal: Home) -> None:
+    """So does one that dies between the last statement and the commit."""
+    with pytest.raises(errors.StoreUnavailable), ledger.transaction() as tx:
+        write(tx, "mine")
+        restart(mortal)
+
+    assert notes_kept(ledger) == []
+    ledger.close()
+
+
+def test_killed_while_reading(ledger: Ledger, mortal: Home) -> None:
+    """And one that dies at the end of a reader: no error of the driver comes out."""
+    with pytest.raises(errors.StoreUnavailable), ledger.reading() as tx:
+        notes_in(tx)
+        restart(mortal)
+
+    assert notes_kept(ledger) == []
+    ledger.close()
+
+
+def test_killed_inside_a_savepoint(ledger: Ledger, mortal: Home) -> None:
+    """An error inside a savepoint whose server is gone says that the server is gone."""
+    with pytest.raises(errors.StoreUnavailable), ledger.transaction() as tx, tx.savepoint():
+        write(tx, "mine")
+        restart(mortal)
+        message = "something else"
+        raise ValueError(message)
+
+    assert notes_kept(ledger) == []
+    ledger.close()
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql"])
+def test_nobody_answers(scheme: str) -> None:
+    """Where no server is, opening is StoreUnavailable, and says where."""
+    url = f"{scheme}://root@127.0.0.1:{free_port()}/ledger"
+
+    with pytest.raises(errors.StoreUnavailable) as raised:
+        opened(url)
+
+    assert raised.value.retryable
+    assert "127.0.0.1" in str(raised.value)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql"])
+def test_somebody_else_answers(scheme: str) -> None:
+    """A port that accepts and says nothing is given up after the setting: StoreUnavailable."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        url = f"{scheme}://root@127.0.0.1:{silent.getsockname()[1]}/ledger"
+
+        with pytest.raises(errors.StoreUnavailable):
+            opened(url, store={"connect_timeout_seconds": 1})
+
+
+@pytest.mark.postgres
+@pytest.mark.xdist_group("mortal-p")
+def test_a_wrong_password_on_postgresql(mortal_postgres: PrivatePostgres) -> None:
+    """A wrong password, user or database is StoreDenied, which waiting does not help."""
+    mortal_postgres.psql("CREATE ROLE locked LOGIN PASSWORD 'right'")
+    rules = mortal_postgres.folder / "data" / "pg_hba.conf"
+    rules.write_text(SCRAM + rules.read_text())
+    mortal_postgres.kill()
+    mortal_postgres.restart()
+    address = f"127.0.0.1:{mortal_postgres.port}"
+
+    for url in (
+        f"postgresql://locked:wrong@{address}/postgres",
+        f"postgresql://locked@{address}/postgres",
+        f"postgresql://nobody@{address}/postgres",
+        f"postgresql://postgres@{address}/nowhere",
+    ):
+        with pytest.raises(errors.StoreDenied) as raised:
+            opened(url)
+
+        assert not raised.value.retryable
+        assert "wrong" not in str(raised.value)
+    with pytest.raises(errors.StoreDenied, match="permission"):
+        opened(f"postgresql://locked:right@{address}/postgres")
+
+
+@pytest.mark.mysql
+def test_a_wrong_password_on_mysql(quick_mariadb: PrivateMariaDB) -> None:
+    """A wrong password, user or database is StoreDenied, which waiting does not help."""
+    with closing(
+        pymysql.connect(host="127.0.0.1", port=quick_mariadb.port, user="root")
+    ) as connection:
+        connection.cursor().execute("CREATE OR REPLACE USER locked IDENTIFIED BY 'right'")
+    address = f"127.0.0.1:{quick_mariadb.port}"
+
+    for url in (
+        f"mysql://locked:wrong@{address}/test",
+        f"mysql://locked@{address}/test",
+        f"mysql://root@{address}/nowhere",
+    ):
+        with pytest.raises(errors.StoreDenied) as raised:
+            opened(url)
+
+        assert not raised.value.retryable
+        assert "wrong" not in str(raised.value)
+
+
+@pytest.mark.postgres
+@pytest.mark.xdist_group("mortal-p")
+def test_a_watcher_survives_a_restart(mortal_postgres: PrivatePostgres) -> None:
+    """The watcher of PostgreSQL finds its way back, rings for what it missed, and is prompt."""
+    url = mortal_postgres.create_database("watched")
+    with opened(url) as ledger:
+        bell = Bell()
+        ledger.database.bells.hang("chores", bell)
+        watcher = ledger.database.watcher()
+        assert watcher is not None
+        watcher.start()
+        assert watcher.prompt
+        bell.wait(0)
+
+        mortal_postgres.kill()
+        mortal_postgres.restart()
+        assert bell.wait(ANSWER_SECONDS_MAX)
+
+        assert watcher.prompt
+        with opened(url) as elsewhere:
+            elsewhere.run(lambda tx: tx.wake("chores"))
+        assert bell.wait(ANSWER_SECONDS_MAX)
+        watcher.stop()
+
+
+def test_passwords_stay_secret() -> None:
+    """Neither a ledger nor its database shows the password of its URL."""
+    url = "postgresql://ann:geheim@127.0.0.1:1/ledger"
+    ledger = Ledger(url, settings=Settings.load(url=url, environ={}))
+
+    assert make_url(url).password == "geheim"
+    assert "geheim" not in repr(ledger) + repr(ledger.database) + repr(ledger.settings)
+    with pytest.raises(errors.StoreUnavailable) as raised:
+        ledger.run(lambda _: None)
+    assert "geheim" not in str(raised.value)
