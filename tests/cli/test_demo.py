@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+
 import psutil
 import pytest
 from sqlalchemy import inspect
 
 from ledgerstone import chores
+from ledgerstone.cli import demo
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.testing.fixtures import Home
@@ -85,6 +88,17 @@ def test_ctrl_c_leaves_nothing(program: Program, step: str) -> None:
     assert "Traceback" not in running.said
     assert list(program.folder.iterdir()) == []
     until(lambda: workers_of(program) == [], what="the end of the workers")
+
+
+def test_a_start_is_not_interrupted_half_way() -> None:
+    """Ctrl-C while processes are started is obeyed when all of them are known."""
+    started = []
+
+    with pytest.raises(KeyboardInterrupt), demo._uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+        started.append("one")
+
+    assert started == ["one"]
 
 
 def test_sigterm_leaves_nothing(program: Program) -> None:

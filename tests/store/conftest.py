@@ -15,15 +15,20 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def mortal_postgres() -> Iterator[PrivatePostgres]:
-    """A PostgreSQL that keeps its commits when it is killed."""
-    with PrivatePostgres() as server:
+    """A PostgreSQL that keeps its commits when it is killed, though not when the machine dies."""
+    with PrivatePostgres(settings={"fsync": "off"}) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def mortal_mariadb() -> Iterator[PrivateMariaDB]:
-    """A MariaDB that keeps its commits when it is killed."""
-    with PrivateMariaDB() as server:
+    """A MariaDB that keeps its commits when it is killed, though not when the machine dies."""
+    settings = {
+        "innodb-flush-log-at-trx-commit": "2",
+        "innodb-flush-method": "nosync",
+        "debug-no-sync": "ON",
+    }
+    with PrivateMariaDB(settings=settings) as server:
         yield server
 
 

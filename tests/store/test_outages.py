@@ -81,6 +81,7 @@ def test_killed_inside_a_transaction(ledger: Ledger, mortal: Home) -> None:
         write(tx, "more")
 
     assert notes_kept(ledger) == []
+    assert ledger.database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     ledger.close()
 
 
@@ -91,6 +92,7 @@ def test_killed_before_the_commit(ledger: Ledger, mortal: Home) -> None:
         restart(mortal)
 
     assert notes_kept(ledger) == []
+    assert ledger.database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     ledger.close()
 
 
@@ -101,6 +103,7 @@ def test_killed_while_reading(ledger: Ledger, mortal: Home) -> None:
         restart(mortal)
 
     assert notes_kept(ledger) == []
+    assert ledger.database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     ledger.close()
 
 
@@ -113,6 +116,7 @@ def test_killed_inside_a_savepoint(ledger: Ledger, mortal: Home) -> None:
         raise ValueError(message)
 
     assert notes_kept(ledger) == []
+    assert ledger.database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     ledger.close()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import random
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakSet
 
 import msgspec
 from sqlalchemy import event, select
@@ -34,6 +34,7 @@ from ledgerstone.store.wakeup import Bells, Watcher
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
+    from sqlalchemy.engine import URL
 
     from ledgerstone.settings import StoreSettings
 
@@ -76,6 +77,9 @@ class Database(Generic[Tx]):
         self._identity: str | None = None
         self._trust: _Trust | None = None
         self._siblings: WeakSet[Database[Tx]] = WeakSet()
+        self._is_sibling = False
+        if self._turn is not None:
+            self._turn.users.add(self)
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -92,11 +96,34 @@ class Database(Generic[Tx]):
 
     def _opened(self) -> Engine:
         try:
-            return self.dialect.open(self.url, self.settings)
+            return self.dialect.open(self._url_to_open, self.settings)
         except ModuleNotFoundError as error:
             message = f"the driver {error.name} is not installed"
             hint = "install ledgerstone[postgres] or ledgerstone[mysql]"
             raise Unsupported(message, hint=hint) from error
+
+    def share_library(self, library: str) -> None:
+        """From now on open the file with this copy of SQLite, like the rest of the process.
+
+        Two copies in one process do not see each other's locks. What is open through the other one
+        is left open and not used again: closing it would drop locks that are in use.
+        """
+        turn = self._turn
+        if turn is None:
+            return
+        with self._writing_turn():
+            users = [database for database in turn.users if database._engine is not None]  # noqa: SLF001
+            if any(database._is_sibling for database in users):  # noqa: SLF001
+                message = (
+                    f"the connection is one of {library}, and a worker of this process has the "
+                    "file open with another copy of SQLite: they would not see each other's locks"
+                )
+                hint = f"open the ledger with sqlite:///FILE?driver={library}"
+                raise Unsupported(message, hint=hint)
+            for database in users:
+                turn.left_open.append(database._engine)  # noqa: SLF001
+                database._engine = None  # noqa: SLF001
+            turn.library = library
 
     @property
     def identity(self) -> str:
@@ -130,12 +157,13 @@ class Database(Generic[Tx]):
         twin.measure = self.measure
         twin.bells = self.bells
         twin.dialect = self.dialect
+        twin._is_sibling = True  # noqa: SLF001 - of the same class
         self._siblings.add(twin)
         return twin
 
     def watcher(self) -> Watcher | None:
         """What rings the bells when other processes commit, if there is such a thing here."""
-        return self.dialect.watcher(self.url, self.settings, self.bells)
+        return self.dialect.watcher(self._url_to_open, self.settings, self.bells)
 
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
@@ -182,6 +210,13 @@ class Database(Generic[Tx]):
         if engine is not None:
             engine.dispose()
 
+    @property
+    def _url_to_open(self) -> URL:
+        """The URL, with the copy of SQLite that this process uses for the file."""
+        if self._turn is None or self._turn.library is None or self.url.query:
+            return self.url
+        return self.url.update_query_dict({"driver": self._turn.library})
+
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
         engine = self.engine
@@ -222,15 +257,21 @@ class Database(Generic[Tx]):
 
 
 class _Turn:
-    """Whose turn it is to write to a file, among the threads of this process."""
+    """Whose turn it is to write to a file, among the threads of this process.
+
+    And through which copy of SQLite: one for all of them, see `share_library`.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.holder: int | None = None
+        self.library: str | None = None
+        self.users: WeakSet[Database[Any]] = WeakSet()
+        self.left_open: list[Engine | None] = []
 
 
 # A file is one thing for the whole process, however many ledgers have it open.
-_turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()
+_turns: dict[str, _Turn] = {}
 _turns_lock = threading.Lock()
 
 
@@ -247,6 +288,9 @@ def _turn_of(path: str | None) -> _Turn:
 
 def _give_up(connection: Connection, *, lost: bool) -> None:
     """Undo and return a connection whose transaction failed, or throw it away."""
+    if connection.closed:
+        # It was lost while it was closed, and is thrown away already.
+        return
     try:
         if lost:
             connection.invalidate()

@@ -78,11 +78,11 @@ class Joiner:
             connection = joined
             if not connection.in_transaction():
                 connection.begin()
+            self._check_kind(connection.dialect.name)
+            self._check_library(connection.connection.dbapi_connection)
         else:
             connection = self._laid_over(self._driver_connection(joined))
         raw: Any = connection.connection.dbapi_connection
-        self._check_kind(connection.dialect.name)
-        self._check_library(raw)
         _check_open_transaction(raw, self._database.dialect.name)
         self._check_identity(connection)
         return connection
@@ -106,6 +106,7 @@ class Joiner:
     def _laid_over(self, raw: Any) -> Connection:
         driver = next(name for name in _names(raw) if name in DRIVERS)
         self._check_kind(DRIVERS[driver])
+        self._check_library(raw)
         plain: Any = Plain(driver, raw)
         pool = StaticPool(lambda: plain, reset_on_return=None)
         engine = Engine(pool, self._driver_dialect(driver), self._database.engine.url)
@@ -117,8 +118,7 @@ class Joiner:
         if known is not None:
             return known
         ours = self._database.engine.dialect
-        # Another library of SQLite will be refused; until then any dialect of SQLite's will do.
-        if self._library == driver or DRIVERS[driver] == "sqlite":
+        if self._library == driver:
             # A dialect is ready once it has connected.
             with self._database.reading():
                 dialect = ours
@@ -133,17 +133,21 @@ class Joiner:
         return str(self._database.engine.dialect.loaded_dbapi.__name__).partition(".")[0]
 
     def _check_library(self, raw: Any) -> None:
-        """Refuse another copy of SQLite: the two would not see each other's locks on the file."""
+        """One copy of SQLite for the file: two would not see each other's locks on it."""
         if self._database.dialect.name != "sqlite":
             return
         theirs = _names(_innermost(raw))[0]
-        if theirs != self._library:
+        if theirs == self._library:
+            return
+        if "driver" in self._database.url.query:
             message = (
-                f"the connection is one of {theirs}, the ledger's own are of {self._library}: "
-                "two SQLite libraries in one process lose each other's commits"
+                f"the connection is one of {theirs}, the ledger was opened with {self._library}: "
+                "two copies of SQLite in one process do not see each other's locks"
             )
             hint = f"open the ledger with sqlite:///FILE?driver={theirs}"
             raise Unsupported(message, hint=hint)
+        self._database.share_library(theirs)
+        self._drivers.clear()
 
     def _check_kind(self, kind: str) -> None:
         kind = "mysql" if kind == "mariadb" else kind

@@ -5,8 +5,8 @@
        │                    ▼                               │
        └──── later ──── not prompt  ◀──connection lost──────┘
 
-A connection through a transaction pooler accepts LISTEN and never hears anything: so the watcher
-first sends itself a message, and counts as prompt only when that arrives.
+A connection through a transaction pooler accepts LISTEN and never hears what others say: so the
+watcher first has another connection send it a message, and counts as prompt only when that arrives.
 """
 
 from __future__ import annotations
@@ -59,13 +59,7 @@ class ListenWatcher:
 
         while not self._stop.is_set():
             try:
-                with psycopg.connect(
-                    self._conninfo,
-                    autocommit=True,
-                    connect_timeout=self._connect_timeout,
-                    application_name="ledgerstone listen",
-                    prepare_threshold=None,
-                ) as connection:
+                with self._connected() as connection:
                     connection.execute(f"LISTEN {CHANNEL}")
                     self._listen(connection)
             except psycopg.Error as error:
@@ -75,9 +69,21 @@ class ListenWatcher:
             self._tried.set()
             self._stop.wait(RECONNECT_SECONDS)
 
+    def _connected(self) -> Any:
+        import psycopg
+
+        return psycopg.connect(
+            self._conninfo,
+            autocommit=True,
+            connect_timeout=self._connect_timeout,
+            application_name="ledgerstone listen",
+            prepare_threshold=None,
+        )
+
     def _listen(self, connection: Any) -> None:
         probe = PROBE + new_id()
-        connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, probe))
+        with self._connected() as other:
+            other.execute("SELECT pg_notify(%s, %s)", (CHANNEL, probe))
         for notification in connection.notifies(timeout=TEST_SECONDS_MAX):
             if notification.payload == probe:
                 self.prompt = True

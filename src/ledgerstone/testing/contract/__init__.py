@@ -86,8 +86,12 @@ def notes_kept(ledger: Ledger) -> list[str]:
 def opened(url: str, **settings: object) -> Ledger:
     """A ledger with settings of its own, migrated, with chores."""
     ledger = Ledger(url, settings=Settings.load(url=url, environ={}, **settings))
-    ledger.migrate()
-    chores.install(ledger.database)
+    try:
+        ledger.migrate()
+        chores.install(ledger.database)
+    except BaseException:
+        ledger.close()
+        raise
     return ledger
 
 

@@ -1,0 +1,212 @@
+"""PostgreSQL: what is announced, by whom it is heard, and what is different behind a pooler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import text
+
+from ledgerstone import Ledger, errors
+from ledgerstone.chores import ChoreSource
+from ledgerstone.engine.source import Handler
+from ledgerstone.store.dialects.postgres import PostgreSQL
+from ledgerstone.store.wakeups.listen import CHANNEL, ListenWatcher
+from ledgerstone.testing.contract import opened, tables
+from ledgerstone.testing.contract.transactions import write
+from ledgerstone.testing.fixtures import Home, new_home
+from ledgerstone.testing.processes import WorkerProcess
+from ledgerstone.testing.servers import PrivatePgBouncer
+from ledgerstone.testing.waiting import until
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+    """A fresh database of PostgreSQL."""
+    yield from new_home(request, "postgres", tmp_path)
+
+
+@pytest.fixture
+def listener(home: Home) -> Iterator[Any]:
+    """A connection that hears everything."""
+    with psycopg.connect(home.url, autocommit=True) as connection:
+        connection.execute(f"LISTEN {CHANNEL}")
+        yield connection
+
+
+def heard(listener: Any) -> list[str]:
+    """What was announced until now: a notification of our own is the last."""
+    listener.execute("SELECT pg_notify(%s, 'end')", (CHANNEL,))
+    payloads = []
+    for notification in listener.notifies(timeout=30):
+        if notification.payload == "end":
+            return payloads
+        payloads.append(notification.payload)
+    pytest.fail("the last notification did not arrive")
+
+
+def test_one_announcement_for_each_channel(ledger: Ledger, listener: Any) -> None:
+    """However often a transaction wakes a channel, it is announced once, and only if it commits."""
+    with ledger.transaction() as tx:
+        for number in range(5):
+            tx.chores.enqueue(number)
+            tx.wake("other")
+    with pytest.raises(ValueError, match="no"), ledger.transaction() as tx:
+        tx.wake("undone")
+        message = "no"
+        raise ValueError(message)
+
+    assert heard(listener) == ["chores", "other"]
+
+
+def test_a_joined_one_announces_at_the_users_commit(
+    ledger: Ledger, home: Home, listener: Any
+) -> None:
+    """In the user's transaction a channel is announced once, by their commit and not before."""
+    with psycopg.connect(home.url) as theirs:
+        for number in range(5):
+            ledger.join(theirs).chores.enqueue(number)
+        before = heard(listener)
+        theirs.commit()
+        after = heard(listener)
+        ledger.join(theirs).chores.enqueue(6)
+        theirs.rollback()
+
+        assert (before, after) == ([], ["chores"])
+        assert heard(listener) == []
+
+
+def test_announcing_can_be_turned_off(home: Home, listener: Any) -> None:
+    """With `notify` off nothing is announced, and nobody listens."""
+    with opened(home.url, store={"notify": "off"}) as ledger:
+        ledger.run(lambda tx: tx.chores.enqueue(1))
+
+        assert ledger.database.watcher() is None
+    assert heard(listener) == []
+
+
+def test_reading_announces_nothing(ledger: Ledger, listener: Any) -> None:
+    """What is woken in a transaction that only reads is not announced."""
+    with ledger.reading() as tx:
+        tx.wake("chores")
+
+    assert heard(listener) == []
+
+
+def test_ids_are_plain_text(ledger: Ledger) -> None:
+    """Ids come back as the strings that went in, on our own connections."""
+    chore = ledger.run(lambda tx: tx.chores.enqueue(1))
+
+    with ledger.reading() as tx:
+        (row,) = tx.connection.exec_driver_sql("SELECT id FROM chore").all()
+
+    assert row[0] == chore.id
+
+
+def test_the_settings_of_a_connection(home: Home) -> None:
+    """Waiting for locks is limited, and the connection says whose it is."""
+    with opened(home.url, store={"lock_timeout_seconds": 7}) as ledger, ledger.reading() as tx:
+        told = ledger.database.dialect.describe(tx.connection)
+
+        assert tx.connection.execute(text("SHOW lock_timeout")).scalar() == "7s"
+        assert tx.connection.execute(text("SHOW application_name")).scalar() == "ledgerstone"
+        assert told["pooler"] == "no"
+
+
+def test_an_old_server_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server before version 13 is Unsupported, and the hint says what is needed."""
+    monkeypatch.setattr("ledgerstone.store.dialects.postgres.VERSION_MIN", 990000)
+
+    with pytest.raises(errors.Unsupported, match="PostgreSQL 13"):
+        opened(home.url)
+
+
+@pytest.fixture
+def pooled(pooler: PrivatePgBouncer, home: Home) -> Iterator[Ledger]:
+    """A ledger behind PgBouncer."""
+    name = home.url.rpartition("/")[2]
+    url = f"postgresql://postgres@127.0.0.1:{pooler.port}/{name}"
+    with opened(url, store={"lock_timeout_seconds": 1}) as ledger:
+        tables.create_all(ledger.database.engine)
+        yield ledger
+
+
+@pytest.mark.pgbouncer
+def test_a_pooler_is_noticed(pooled: Ledger, ledger: Ledger) -> None:
+    """Behind a pooler the ledger knows it: nothing is prepared and nobody listens."""
+    assert isinstance(pooled.database.dialect, PostgreSQL)
+    assert isinstance(ledger.database.dialect, PostgreSQL)
+
+    for _ in range(10):
+        pooled.run(lambda tx: tx.chores.enqueue(1))
+    with pooled.reading() as tx:
+        told = pooled.database.dialect.describe(tx.connection)
+        prepared = tx.connection.execute(text("SELECT COUNT(*) FROM pg_prepared_statements"))
+
+        assert prepared.scalar() == 0
+        assert told["pooler"].startswith("yes")
+    assert pooled.database.dialect.pooled
+    assert pooled.database.watcher() is None
+    assert not ledger.database.dialect.pooled
+    assert isinstance(ledger.database.watcher(), ListenWatcher)
+
+
+@pytest.mark.pgbouncer
+def test_waiting_has_an_end_behind_a_pooler(pooled: Ledger, ledger: Ledger) -> None:
+    """Waiting for a lock is limited there too, and leaves no setting in the server's session."""
+    pooled.run(lambda tx: write(tx, "a"))
+    with ledger.transaction() as tx:
+        tx.connection.execute(text("UPDATE note SET count = 1"))
+        with pytest.raises(errors.StoreBusy), pooled.transaction() as other:
+            other.connection.execute(text("UPDATE note SET count = 2"))
+
+    with psycopg.connect(
+        pooled.database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    ) as theirs:
+        assert theirs.execute("SHOW lock_timeout").fetchone() == ("0",)
+
+
+@pytest.mark.pgbouncer
+def test_work_is_found_behind_a_pooler(pooled: Ledger, ledger: Ledger) -> None:
+    """Without wake-ups, what others commit is found by polling, here and in another process."""
+    done: list[str] = []
+    here = pooled.worker(ChoreSource(Handler(lambda claim: done.append(claim.body))))
+    ledger.run(lambda tx: tx.chores.enqueue("here"))
+    here.tick()
+    until(lambda: done)
+    here.stop()
+
+    url = pooled.database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with WorkerProcess(url, settings={"engine_poll_seconds_max": 0.1}) as elsewhere:
+        elsewhere.ready()
+        ledger.run(lambda tx: tx.chores.enqueue("elsewhere"))
+
+        def all_done() -> bool:
+            with ledger.reading() as tx:
+                return tx.connection.execute(
+                    text("SELECT COUNT(*) = 2 FROM chore WHERE status = 'done'")
+                ).scalar_one()
+
+        until(all_done)
+
+    assert done == ['"here"']
+
+
+@pytest.mark.pgbouncer
+def test_a_listener_that_hears_nothing_is_not_prompt(
+    pooler: PrivatePgBouncer, ledger: Ledger
+) -> None:
+    """A watcher behind a pooler finds out by itself that it hears nothing, and says so."""
+    url = ledger.database.url.set(port=pooler.port)
+    watcher = ListenWatcher(url, ledger.database.bells, connect_timeout_seconds=5)
+
+    watcher.start()
+    prompt = watcher.prompt
+    watcher.stop()
+
+    assert not prompt
