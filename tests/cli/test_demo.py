@@ -94,10 +94,13 @@ def test_a_start_is_not_interrupted_half_way() -> None:
     """Ctrl-C while processes are started is obeyed when all of them are known."""
     started = []
 
-    with pytest.raises(KeyboardInterrupt), demo._uninterrupted():
-        signal.raise_signal(signal.SIGINT)
-        started.append("one")
+    def start() -> None:
+        with demo._uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            started.append("one")
 
+    with pytest.raises(KeyboardInterrupt):
+        start()
     assert started == ["one"]
 
 

@@ -29,7 +29,7 @@ def test_never_shorter_than_before(seconds: float, failures: int) -> None:
 
 
 def test_exponential() -> None:
-    """exp multiplies after each failure up to the maximum."""
+    """Policy exp multiplies after each failure up to the maximum."""
     backoff = Backoff(seconds=1, multiplier=2, seconds_max=10, jitter=0)
 
     assert [backoff.after(n) for n in range(1, 7)] == [1, 2, 4, 8, 10, 10]
@@ -39,7 +39,7 @@ def test_exponential() -> None:
     ("policy", "waits"), [(BackoffPolicy.NONE, [0, 0, 0]), (BackoffPolicy.FIXED, [5, 5, 5])]
 )
 def test_other_policies(policy: BackoffPolicy, waits: list[float]) -> None:
-    """none does not wait, fixed always waits the same."""
+    """Policy none does not wait, fixed always waits the same."""
     backoff = Backoff(policy=policy, seconds=5, jitter=0)
 
     assert [backoff.after(n) for n in (1, 2, 30)] == waits

@@ -13,7 +13,6 @@ from ledgerstone.chores.tables import REASON_CHARS_MAX, chore, chore_event
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Verdict
 from ledgerstone.store.batch import ClaimEach, InsertEach, UpdateEach
-from ledgerstone.store.body import encode
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.statement import Row, Statement
 
@@ -234,9 +233,6 @@ class ChoreSource:
         status, delay, refund = self._judge(tx, outcome)
         failure = outcome.failure
         words = f"{failure.code}: {failure.message}"[:REASON_CHARS_MAX] if failure else None
-        result = None
-        if outcome.result is not None:
-            result = encode(outcome.result, bytes_max=tx.database.settings.body_bytes_max)
         return (
             claim.key,
             claim.attempt,
@@ -245,7 +241,7 @@ class ChoreSource:
             int(refund),
             int(failure is not None and failure.crashed),
             None if delay is None else round(delay * 1000),
-            result,
+            outcome.result,
             words,
         )
 

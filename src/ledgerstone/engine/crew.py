@@ -40,6 +40,7 @@ class Crew:
         *,
         handler: Callable[[Claim], Handler],
         atomic: Callable[[Claim, Handler], Outcome | None],
+        came_out: Callable[[Claim, Any], Outcome],
         done: Callable[[Claim, Outcome | None], None],
     ) -> None:
         self.places = places
@@ -47,11 +48,12 @@ class Crew:
         self.waiting: deque[Claim] = deque()
         self._handler = handler
         self._atomic = atomic
+        self._came_out = came_out
         self._done = done
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._threads = ThreadRunner(self._run, self._next_for_thread)
-        self._loop = LoopRunner(self._finish)
+        self._loop = LoopRunner(came_out, self._finish)
 
     @property
     def busy_seconds(self) -> tuple[float, int]:
@@ -123,7 +125,7 @@ class Crew:
                 value = handler.call(claim)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the item's outcome
             return outcomes.of_error(claim, error)
-        return outcomes.of_value(claim, value)
+        return self._came_out(claim, value)
 
     def _next_for_thread(self, claim: Claim, outcome: Outcome | None) -> Claim | None:
         """A thread's handler ended: report it, and answer the next claim for that thread."""

@@ -61,9 +61,8 @@ class Heartbeat:
         self._reached[i] = now
         self.trouble = None
         for claim in lost:
-            # It may have been settled between the look and the statement: then it is not lost.
-            if pump.held().get(claim.key) is claim:
-                pump.lose(claim)
+            # If it was settled between the look and the statement, the pump holds it no more.
+            pump.lose(claim)
         return len(old) - len(lost)
 
     def _unreached(self, i: int, pump: Pump, old: Sequence[Claim], error: LedgerstoneError) -> None:

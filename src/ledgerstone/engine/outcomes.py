@@ -7,21 +7,26 @@ from typing import Any
 
 from ledgerstone import errors
 from ledgerstone.engine.source import Cancel, Claim, Failure, Outcome, Snooze, Verdict
+from ledgerstone.store.body import encode
 
 MESSAGE_CHARS_MAX = 2000
 TRACEBACK_CHARS_MAX = 20_000
 CODE_CHARS_MAX = 64
 
 
-def of_value(claim: Claim, value: Any) -> Outcome:
-    """The handler returned."""
+def of_value(claim: Claim, value: Any, *, bytes_max: int) -> Outcome:
+    """The handler returned; a value that cannot be kept is a failure."""
     if value is None:
         return Outcome(claim, Verdict.DONE)
     if isinstance(value, Snooze):
         return Outcome(claim, Verdict.SNOOZED, delay_seconds=value.seconds)
     if isinstance(value, Cancel):
-        return Outcome(claim, Verdict.CANCELED, failure=Failure("canceled", value.reason))
-    return Outcome(claim, Verdict.DONE, result=value)
+        reason = _storable(value.reason[:MESSAGE_CHARS_MAX])
+        return Outcome(claim, Verdict.CANCELED, failure=Failure("canceled", reason))
+    try:
+        return Outcome(claim, Verdict.DONE, result=encode(value, bytes_max=bytes_max))
+    except errors.BadInput as error:
+        return Outcome(claim, Verdict.FAILED, failure=failure_of(error))
 
 
 def of_error(claim: Claim, error: BaseException) -> Outcome:
@@ -47,8 +52,13 @@ def failure_of(error: BaseException) -> Failure:
     code = error.code if isinstance(error, errors.LedgerstoneError) else type(error).__name__
     text = "".join(traceback.format_exception(error))
     return Failure(
-        code[:CODE_CHARS_MAX],
-        str(error)[:MESSAGE_CHARS_MAX],
-        text[-TRACEBACK_CHARS_MAX:],
+        _storable(code[:CODE_CHARS_MAX]),
+        _storable(str(error)[:MESSAGE_CHARS_MAX]),
+        _storable(text[-TRACEBACK_CHARS_MAX:]),
         crashed=isinstance(error, errors.HandlerCrashed),
     )
+
+
+def _storable(text: str) -> str:
+    """The text without what no database takes: NUL, and halves of characters."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")

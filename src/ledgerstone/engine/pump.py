@@ -109,7 +109,11 @@ class Pump:
             monotonic=self._monotonic,
         )
         self._crew = Crew(
-            settings.concurrency, handler=source.handler, atomic=self._atomic, done=self._done
+            settings.concurrency,
+            handler=source.handler,
+            atomic=self._atomic,
+            came_out=self._came_out,
+            done=self._done,
         )
         self._held: dict[str, Claim] = {}
         self._outcomes: deque[Outcome] = deque()
@@ -209,6 +213,9 @@ class Pump:
 
     def lose(self, claim: Claim) -> None:
         """The claim is another's: its handler is told, its outcome will be refused and recorded."""
+        if self._held.get(claim.key) is not claim:
+            return
+        del self._held[claim.key]
         self.tally.lost += 1
         error = LeaseLost(f"the lease of attempt {claim.attempt} ran out")
         if self._crew.interrupt(claim, error):
@@ -391,6 +398,10 @@ class Pump:
             if self._pace.more:
                 self._claim_bell.ring()
 
+    def _came_out(self, claim: Claim, value: Any) -> Outcome:
+        bytes_max = self._database.settings.body_bytes_max
+        return outcome_of.of_value(claim, value, bytes_max=bytes_max)
+
     def _told_breaker(self, claim: Claim, outcome: Outcome) -> Outcome:
         failure = outcome.failure
         if failure is None or failure.code != TargetDown.code:
@@ -408,13 +419,17 @@ class Pump:
                 value = run_coroutine(handler.call, tx, claim)
             else:
                 value = handler.call(tx, claim)
-            outcome = outcome_of.of_value(claim, value)
+            outcome = self._came_out(claim, value)
+            if outcome.verdict is Verdict.FAILED:
+                raise _NotKept(outcome)
             if self.source.settle(tx, [outcome]):
                 raise LeaseLost(f"the lease of attempt {claim.attempt} ran out")
             return outcome
 
         try:
             self._release(self._handlers_database.run(work))
+        except _NotKept as not_kept:
+            return not_kept.outcome
         except BaseException as error:  # noqa: BLE001 - rolled back; it is the item's outcome
             return outcome_of.of_error(claim, error)
         return None
@@ -470,6 +485,14 @@ class Pump:
             _log.warning("%s: %s: %s", self.source.name, error.code, error)
         self.tally.trouble = f"{error.code}: {error.message}"
         self._halted.wait(self._pace.trouble())
+
+
+class _NotKept(Exception):
+    """What an atomic handler returned cannot be kept: so is nothing that it wrote."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__()
+        self.outcome = outcome
 
 
 class _Pace:

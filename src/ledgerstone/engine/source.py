@@ -52,11 +52,11 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A claim and how it came out."""
+    """A claim and how it came out; `result` is JSON text."""
 
     claim: Claim
     verdict: Verdict
-    result: Any = None
+    result: str | None = None
     failure: Failure | None = None
     delay_seconds: float | None = None
 

@@ -157,7 +157,7 @@ class Database(Generic[Tx]):
         twin.measure = self.measure
         twin.bells = self.bells
         twin.dialect = self.dialect
-        twin._is_sibling = True  # noqa: SLF001 - of the same class
+        twin._is_sibling = True
         self._siblings.add(twin)
         return twin
 

@@ -104,7 +104,7 @@ class Joiner:
         )
 
     def _laid_over(self, raw: Any) -> Connection:
-        driver = next(name for name in _names(raw) if name in DRIVERS)
+        driver = _driver_of(raw)
         self._check_kind(DRIVERS[driver])
         self._check_library(raw)
         plain: Any = Plain(driver, raw)
@@ -136,7 +136,7 @@ class Joiner:
         """One copy of SQLite for the file: two would not see each other's locks on it."""
         if self._database.dialect.name != "sqlite":
             return
-        theirs = _names(_innermost(raw))[0]
+        theirs = _driver_of(_innermost(raw))
         if theirs == self._library:
             return
         if "driver" in self._database.url.query:
@@ -243,6 +243,11 @@ def _innermost(raw: Any) -> Any:
     for name in ("raw", "_connection", "_conn"):
         raw = getattr(raw, name, raw)
     return raw
+
+
+def _driver_of(raw: Any) -> str:
+    """The driver that a connection, or what a program has derived from it, is of."""
+    return next(name for name in _names(raw) if name in DRIVERS)
 
 
 def _names(thing: object) -> list[str]:

@@ -55,7 +55,12 @@ def _sending(inner: Any, value: Any) -> Callable[[], Any]:
 class LoopRunner:
     """Starts a task for each claim; the loop is started with the first."""
 
-    def __init__(self, finished: Callable[[Claim, Outcome | None], None]) -> None:
+    def __init__(
+        self,
+        came_out: Callable[[Claim, Any], Outcome],
+        finished: Callable[[Claim, Outcome | None], None],
+    ) -> None:
+        self._came_out = came_out
         self._finished = finished
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -135,7 +140,7 @@ class LoopRunner:
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the item's outcome
             outcome = outcomes.of_error(claim, waiting.reason or error)
         else:
-            outcome = outcomes.of_value(claim, value)
+            outcome = self._came_out(claim, value)
         self._tasks.pop(claim.key, None)
         seconds, count = self.spent
         self.spent = (seconds + perf_counter() - started, count + 1)

@@ -32,7 +32,7 @@ class _Item:
 
 
 class Histories(RuleBasedStateMachine):
-    """A source beside its model; `ledger`, `clock` and `subject` are set by the test that runs it."""
+    """A source beside its model; the test that runs it sets `ledger`, `clock` and `subject`."""
 
     ledger: Ledger
     clock: ManualClock

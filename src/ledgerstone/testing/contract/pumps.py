@@ -60,6 +60,52 @@ class PumpContract:
         assert (snoozed.status, snoozed.attempt) == (Status.QUEUED, 0)
         assert (canceled.status, canceled.error) == (Status.CANCELED, "canceled: not needed")
 
+    @pytest.mark.parametrize("where", list(Where))
+    def test_what_cannot_be_kept(self, ledger: Ledger, clock: ManualClock, where: Where) -> None:
+        """A result that is no JSON is that item's failure, not the worker's."""
+        ids = enqueue(ledger, 2, attempts=1)
+
+        async def awaited(claim: Claim) -> object:
+            return children.unkeepable(claim)
+
+        call = awaited if where is Where.LOOP else children.unkeepable
+        (step,) = ledger.worker(chores(call, where=where)).tick()
+
+        assert step.settled == 2
+        with ledger.reading() as tx:
+            bad, good = (tx.chores.get(key) for key in ids)
+        assert (bad.status, good.status) == (Status.DEAD, Status.DONE)
+        assert bad.error is not None
+        assert bad.error.startswith("bad_input")
+
+    def test_atomic_results_that_cannot_be_kept(self, ledger: Ledger, clock: ManualClock) -> None:
+        """Then nothing that the atomic handler wrote is kept either."""
+        (key,) = enqueue(ledger, 1, attempts=1)
+
+        def odd(tx: Transaction, _: Claim) -> object:
+            tx.chores.enqueue("after")
+            return object()
+
+        ledger.worker(chores(odd, atomic=True)).tick()
+
+        assert sum(counts(ledger).values()) == 1
+        assert _chore(ledger, key).status is Status.DEAD
+
+    def test_errors_in_any_words(self, ledger: Ledger, clock: ManualClock) -> None:
+        """An error is kept whatever its words are: too long, with NUL, with half a character."""
+        words = ["x" * 100_000, "a\0b", "half \ud800 of one", "{} %s \\ '\" 🜨"]
+        ids = enqueue(ledger, len(words), attempts=1)
+
+        def fail(claim: Claim) -> None:
+            raise ValueError(words[int(claim.body)])
+
+        ledger.worker(chores(fail)).tick()
+
+        with ledger.reading() as tx:
+            kept = [tx.chores.get(key) for key in ids]
+        assert {chore.status for chore in kept} == {Status.DEAD}
+        assert all((chore.error or "").startswith("ValueError: ") for chore in kept)
+
     def test_a_failing_handler(self, ledger: Ledger, clock: ManualClock) -> None:
         """An exception is a failure with its reason; after the back-off it is tried again."""
         (key,) = enqueue(ledger, 1)
@@ -205,9 +251,8 @@ class RunningContract:
             with count:
                 if count.now == 4:
                     full.set()
-                while not full.is_set():
-                    await asyncio.sleep(0)
-                await asyncio.sleep(0)
+                # Not an asyncio event: those who wait for it may be on another loop.
+                await asyncio.to_thread(full.wait, PROMPTLY)
 
         handler = Handler(sync if where is Where.THREAD else awaited, where=where)
         with running(ledger, ChoreSource(handler), concurrency=4):

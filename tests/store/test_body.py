@@ -1,0 +1,108 @@
+"""Bodies and names: what may be kept, and that it comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledgerstone.errors import BadInput, TooLarge
+from ledgerstone.store.body import decode, encode
+from ledgerstone.store.names import check_name
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner)
+    ),
+    max_leaves=20,
+)
+LARGE = 1_000_000
+
+
+@dataclass
+class Reading:
+    """A value class of a user's own."""
+
+    celsius: float
+
+
+@given(PLAIN)
+def test_a_body_comes_back(value: Any) -> None:
+    """Whatever JSON can say comes back equal, numbers of any size included."""
+    assert decode(encode(value, bytes_max=LARGE)) == value
+
+
+@given(st.dictionaries(st.text("ab", max_size=3), st.integers(), min_size=2))
+def test_the_same_content_is_the_same_text(value: dict[str, int]) -> None:
+    """The order in which a dict was filled does not matter."""
+    backwards = dict(reversed(value.items()))
+
+    assert encode(value, bytes_max=LARGE) == encode(backwards, bytes_max=LARGE)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        float("nan"),
+        [float("inf")],
+        {"a": {"b": (1, -float("inf"))}},
+        Reading(float("nan")),
+        [Reading(1.0), Reading(float("inf"))],
+    ],
+    ids=str,
+)
+def test_numbers_that_json_has_not(value: object) -> None:
+    """NaN and infinity are refused wherever they are, and never become null in silence."""
+    with pytest.raises(BadInput, match="NaN"):
+        encode(value, bytes_max=LARGE)
+
+
+def test_null_is_no_number() -> None:
+    """None beside numbers is fine, and so is the word."""
+    assert decode(encode([None, 1.5, "null"], bytes_max=LARGE)) == [None, 1.5, "null"]
+    assert decode(encode(Reading(20.5), bytes_max=LARGE)) == {"celsius": 20.5}
+
+
+@pytest.mark.parametrize("value", [object(), {1: 2}, "\ud800", {"\ud800": 1}, {(1,): 2}, 1j])
+def test_what_json_cannot_say(value: object) -> None:
+    """What has no JSON is BadInput before anything is written."""
+    with pytest.raises(BadInput):
+        encode(value, bytes_max=LARGE)
+
+
+def test_depth_has_an_end() -> None:
+    """A value nested without end is BadInput, not a crash."""
+    value: list[Any] = []
+    value.append(value)
+
+    with pytest.raises(BadInput):
+        encode(value, bytes_max=LARGE)
+
+
+def test_a_body_has_a_size() -> None:
+    """The limit counts bytes, not characters, and the message names the setting."""
+    assert encode("ä" * 10, bytes_max=22)
+
+    with pytest.raises(TooLarge, match="body_bytes_max"):
+        encode("ä" * 10, bytes_max=21)
+
+
+@pytest.mark.parametrize("name", ["a", " a", "a b", "ä", "🦊", "a" * 20, "a\n", "%s'\"\\"])
+def test_names_that_are_fine(name: str) -> None:
+    """Any text that all databases keep and compare alike."""
+    check_name(name, "a name", chars_max=20)
+
+
+@pytest.mark.parametrize("name", ["", "a" * 21, "a ", "a\0", "\ud800", " "])
+def test_names_that_are_not(name: str) -> None:
+    """Empty, too long, ending in a space, with a NUL or half a pair: BadInput, and it says what."""
+    with pytest.raises(BadInput, match="a name"):
+        check_name(name, "a name", chars_max=20)
