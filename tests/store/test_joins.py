@@ -27,8 +27,8 @@ from ledgerstone.store import leases
 from ledgerstone.store.dialects.sqlite import best_driver
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import aside, notes_kept, opened, still_waits, tables
-from ledgerstone.testing.contract.joins import CONNECT
 from ledgerstone.testing.fixtures import Home, new_home
+from ledgerstone.testing.guests import CONNECT
 
 OTHER = {"sqlite": "postgres", "postgres": "mysql", "mysql": "sqlite"}
 DICTS: dict[str, Callable[[Any], None]] = {
@@ -200,7 +200,7 @@ def test_two_joined_ones_that_meet(ledger: Ledger, home: Home) -> None:
                 raw.rollback()
                 enqueued = ledger.join(raw).chores.enqueue(1, key="same")
             raw.commit()
-            return enqueued.id
+            return str(enqueued.id)
 
     with connected(home.url) as first:
         one = ledger.join(first).chores.enqueue(1, key="same")
@@ -251,9 +251,9 @@ def test_a_busy_file_is_told_at_the_join(home: Home) -> None:
         opened(home.url) as ledger,
         closing(best_driver().connect(make_url(home.url).database, timeout=0)) as raw,
         ledger.transaction(),
+        pytest.raises(errors.StoreBusy),
     ):
-        with pytest.raises(errors.StoreBusy):
-            ledger.join(raw)
+        ledger.join(raw)
 
 
 @sqlite_only
@@ -325,7 +325,9 @@ def test_psycopg_under_asyncio(ledger: Ledger, home: Home) -> None:
 def test_a_deadlock_under_asyncpg(ledger: Ledger, home: Home) -> None:
     """Errors that SQLAlchemy has made for asyncpg are told apart like any others."""
     url = make_url(home.url).set(drivername="postgresql+asyncpg")
-    ledger.run(lambda tx: [tx.command(add(name)) for name in ("a", "b")])
+    with ledger.transaction() as ours:
+        for name in ("a", "b"):
+            ours.command(add(name))
 
     async def visit() -> list[type[BaseException]]:
         engine = create_async_engine(url, poolclass=NullPool)

@@ -63,7 +63,7 @@ def test_these_servers_are_accepted(version: str) -> None:
 @pytest.mark.parametrize("version", ["10.5.23-MariaDB", "5.7.44-log", "8.0.3-rc"])
 def test_these_servers_are_refused(version: str) -> None:
     """Older ones are Unsupported, and the hint says what is needed."""
-    with pytest.raises(errors.Unsupported, match="MariaDB 10.6 or MySQL 8"):
+    with pytest.raises(errors.Unsupported, match="or MySQL 8"):
         mysql._check_version(version)
 
 

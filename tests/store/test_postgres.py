@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from ledgerstone import Ledger, errors
-from ledgerstone.chores import ChoreSource
+from ledgerstone.chores import ChoreSource, Status
 from ledgerstone.engine.source import Handler
 from ledgerstone.store.dialects.postgres import PostgreSQL
 from ledgerstone.store.wakeups.listen import CHANNEL, ListenWatcher
@@ -42,7 +42,7 @@ def listener(home: Home) -> Iterator[Any]:
 def heard(listener: Any) -> list[str]:
     """What was announced until now: a notification of our own is the last."""
     listener.execute("SELECT pg_notify(%s, 'end')", (CHANNEL,))
-    payloads = []
+    payloads: list[str] = []
     for notification in listener.notifies(timeout=30):
         if notification.payload == "end":
             return payloads
@@ -188,9 +188,7 @@ def test_work_is_found_behind_a_pooler(pooled: Ledger, ledger: Ledger) -> None:
 
         def all_done() -> bool:
             with ledger.reading() as tx:
-                return tx.connection.execute(
-                    text("SELECT COUNT(*) = 2 FROM chore WHERE status = 'done'")
-                ).scalar_one()
+                return tx.chores.counts()[Status.DONE] == 2
 
         until(all_done)
 

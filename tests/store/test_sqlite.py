@@ -24,7 +24,8 @@ url, name = sys.argv[1:]
 with Ledger(url) as ledger:
     ready()
     for i in range(100):
-        ledger.run(lambda tx: tx.connection.execute(insert(note).values(name=f"{name}{i}", count=0)))
+        row = insert(note).values(name=f"{name}{i}", count=0)
+        ledger.run(lambda tx: tx.connection.execute(row))
 """
 
 

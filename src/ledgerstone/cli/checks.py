@@ -23,8 +23,8 @@ from ledgerstone.chores.tables import chore, tables
 from ledgerstone.cli.database import file_of, must_exist, opened
 from ledgerstone.cli.output import foldable
 from ledgerstone.cli.status import WorkerState, chores_of, leases_of, workers_of
-from ledgerstone.engine.outcomes import of_value
-from ledgerstone.engine.source import Ask, Handler
+from ledgerstone.engine.source import Ask, Handler, Outcome
+from ledgerstone.engine.source import Verdict as ItemVerdict
 from ledgerstone.errors import LedgerstoneError, SettingsError
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Transaction
@@ -307,7 +307,7 @@ def _round_trip(database: Examined, _: Settings) -> Iterator[Check]:
         source = ChoreSource(Handler(lambda _: None))
         tx.chores.enqueue("doctor", key=f"doctor-{new_id()}")
         claims = source.claim(tx, Ask(1, "doctor", 1.0))
-        refused = source.settle(tx, [of_value(claim, None) for claim in claims])
+        refused = source.settle(tx, [Outcome(claim, ItemVerdict.DONE) for claim in claims])
         raise _Undo
     took = (time.perf_counter() - began) * 1000
     if claims and not refused:

@@ -7,13 +7,9 @@ is returned with its attempt refunded. The second: everything is returned at onc
 from __future__ import annotations
 
 import logging
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import Enum
-from queue import Empty, SimpleQueue
-from types import FrameType
 from typing import Any, Protocol, assert_never
 
 import msgspec
@@ -31,7 +27,6 @@ from ledgerstone.errors import LedgerstoneError
 from ledgerstone.ledger import Ledger
 
 LOOK_SECONDS = 1.0
-STOPPING_LOOK_SECONDS = 0.1
 SAY_SECONDS = 5.0
 """Without a terminal, changes are said at most so often."""
 
@@ -91,59 +86,15 @@ def serve(ledger: Ledger, sources: Sequence[Source], *, json: bool = False) -> U
     observer = _Observer(ledger, worker)
     console = output.console()
     showing: _Show = _Screen(console) if console.is_terminal and not json else _Lines()
-    with showing, _signals() as signals:
-        worker.start()
-        try:
-            showing.show(observer.look())
-            while worker.failure is None and not _wait(signals, LOOK_SECONDS):
-                showing.show(observer.look())
-            _finish(ledger, worker, signals, lambda: showing.show(observer.look(UpState.STOPPING)))
-        finally:
-            worker.stop(grace_seconds=0)
+    with showing:
+
+        def look(stopping: bool) -> None:
+            showing.show(observer.look(UpState.STOPPING if stopping else UpState.RUNNING))
+
+        worker.run(look=look, look_seconds=LOOK_SECONDS)
         last = observer.look(UpState.STOPPED)
         showing.show(last)
-    if worker.failure is not None:
-        raise worker.failure
     return last
-
-
-def _finish(
-    ledger: Ledger, worker: Worker, signals: SimpleQueue[int], look: Callable[[], None]
-) -> None:
-    """Claim no more, and wait for handlers: for the grace period, or until the second signal."""
-    for pump in worker.pumps:
-        pump.stop_claiming()
-    look()
-    until = time.monotonic() + ledger.settings.engine.grace_seconds
-    while not all(pump.finish(0) for pump in worker.pumps):
-        if _wait(signals, STOPPING_LOOK_SECONDS) or time.monotonic() >= until:
-            return
-        look()
-
-
-@contextmanager
-def _signals() -> Iterator[SimpleQueue[int]]:
-    """SIGINT and SIGTERM, in the order they came; a third one is as good as the second."""
-    came: SimpleQueue[int] = SimpleQueue()
-
-    # An event could not be set here: the thread that is interrupted may hold its lock.
-    def note(number: int, _: FrameType | None) -> None:
-        came.put(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _wait(signals: SimpleQueue[int], seconds: float) -> bool:
-    try:
-        signals.get(timeout=seconds)
-    except Empty:
-        return False
-    return True
 
 
 class _Observer:

@@ -355,6 +355,8 @@ class Pump:
         hit("pump.settled")
         for outcome in finished:
             self._release(outcome)
+        for outcome in refused:
+            self._count(outcome, -1)
         self._settling -= len(finished)
         if self._pace.more:
             # Claiming may have stopped because too much was unsettled.
@@ -370,16 +372,19 @@ class Pump:
             )
 
     def _release(self, outcome: Outcome) -> None:
-        claim, tally = outcome.claim, self.tally
+        claim = outcome.claim
         # It may have been returned and claimed anew meanwhile: that is another claim.
         if self._held.get(claim.key) is claim:
             del self._held[claim.key]
+        self._count(outcome, 1)
+
+    def _count(self, outcome: Outcome, by: int) -> None:
         if outcome.verdict is Verdict.DONE:
-            tally.done += 1
+            self.tally.done += by
         elif outcome.verdict is Verdict.RETURNED or outcome.verdict is Verdict.SNOOZED:
-            tally.returned += 1
+            self.tally.returned += by
         else:
-            tally.failed += 1
+            self.tally.failed += by
 
     def _done(self, claim: Claim, outcome: Outcome | None) -> None:
         """A handler ended. None: an atomic one that is settled already."""

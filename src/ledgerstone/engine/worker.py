@@ -10,6 +10,8 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,6 @@ from ledgerstone.engine.source import Source
 from ledgerstone.engine.workers import WorkerReport, prune, sign_in, sign_off
 from ledgerstone.errors import LedgerstoneError
 from ledgerstone.ids import new_id
-from ledgerstone.store.wakeup import Bell
 
 if TYPE_CHECKING:
     from ledgerstone.settings import EngineSettings
@@ -30,6 +31,8 @@ KEEP_SECONDS = 0.25
 """How often timeouts and duties are looked at."""
 PRUNE_SECONDS = 60.0
 JOIN_SECONDS_MAX = 5.0
+STOPPING_SECONDS = 0.1
+"""How often a worker that stops looks whether its handlers have finished."""
 
 _log = logging.getLogger("ledgerstone.engine")
 
@@ -55,7 +58,8 @@ class Worker:
         self._handlers_database = database
         self._database = database.sibling(connections=2 * len(sources) + 3)
         self._watcher = self._database.watcher()
-        self._over = Bell()
+        # Not an event: a signal may come while this thread holds its lock.
+        self._news: SimpleQueue[None] = SimpleQueue()
         self._signals = 0
         self._failure: BaseException | None = None
         self._stop = threading.Event()
@@ -64,19 +68,27 @@ class Worker:
         self._heartbeat = Heartbeat(self._database, self.pumps, settings)
         self._duties = Duties(self._database, [*self._own_duties(), *duties])
 
-    def run(self, *, started: Callable[[], None] = lambda: None) -> None:
+    def run(
+        self,
+        *,
+        started: Callable[[], None] = lambda: None,
+        look: Callable[[bool], None] = lambda _stopping: None,
+        look_seconds: float = 1.0,
+    ) -> None:
         """Work until a signal, `stop` from elsewhere, or an error that waiting cannot help.
 
-        `started` is called when it has begun.
+        `started` is called when it has begun; `look` every so often, with whether it is stopping.
         """
         before = {number: signal.signal(number, self._signalled) for number in _SIGNALS}
         try:
             self.start()
             started()
             while not self._signals and not self._stop.is_set() and self.failure is None:
-                self._over.wait(1.0)
-            self.stop()
+                look(False)
+                self._news_within(look_seconds)
+            self.stop(look=look)
         finally:
+            self.stop(grace_seconds=0)
             for number, handler in before.items():
                 signal.signal(number, handler)
         if self.failure is not None:
@@ -93,19 +105,24 @@ class Worker:
         self._spawn("heartbeat", self._beat_and_report, every)
         self._spawn("keeper", self._keep, KEEP_SECONDS)
 
-    def stop(self, grace_seconds: float | None = None) -> None:
+    def stop(
+        self,
+        grace_seconds: float | None = None,
+        *,
+        look: Callable[[bool], None] = lambda _stopping: None,
+    ) -> None:
         """Stop claiming, let handlers finish, return the rest, and sign off."""
         if self._stop.is_set():
             return
         grace = self._settings.grace_seconds if grace_seconds is None else grace_seconds
         for pump in self.pumps:
             pump.stop_claiming()
-        self._await_handlers(grace)
+        self._await_handlers(grace, look)
         for pump in self.pumps:
             pump.stop()
         # Until here leases were kept alive.
         self._stop.set()
-        self._over.ring()
+        self._news.put(None)
         for thread in self._threads:
             thread.join(JOIN_SECONDS_MAX)
         if self._watcher is not None:
@@ -150,7 +167,7 @@ class Worker:
             worker=self.id,
             handlers_database=self._handlers_database,
             prompt=self._prompt,
-            on_failure=self._over.ring,
+            on_failure=lambda: self._news.put(None),
         )
 
     def _own_duties(self) -> list[Duty]:
@@ -188,25 +205,31 @@ class Worker:
                     step()
                 except BaseException as error:  # noqa: BLE001 - reported by `run`, which ends
                     self._failure = error
-                    self._over.ring()
+                    self._news.put(None)
                     return
 
         thread = threading.Thread(target=loop, name=f"ledgerstone-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _await_handlers(self, grace: float) -> None:
+    def _await_handlers(self, grace: float, look: Callable[[bool], None]) -> None:
         """Until no handler runs, the grace period is over, or a second signal comes."""
         clock = self._database.clock
         until = clock.monotonic() + grace
+        look(True)
         for pump in self.pumps:
-            while self._signals < 2 and not pump.finish(0.1):  # noqa: PLR2004 - the second signal
+            while self._signals < 2 and not pump.finish(STOPPING_SECONDS):  # noqa: PLR2004
+                look(True)
                 if clock.monotonic() >= until:
                     return
 
+    def _news_within(self, seconds: float) -> None:
+        with suppress(Empty):
+            self._news.get(timeout=seconds)
+
     def _signalled(self, _: int, __: FrameType | None) -> None:
         self._signals += 1
-        self._over.ring()
+        self._news.put(None)
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -32,6 +32,8 @@ class WorkerProcess:
         arguments: tuple[str, ...] = (),
     ) -> None:
         environment = dict(os.environ)
+        # Not as an argument: it may hold a password, and everyone sees arguments.
+        environment["LEDGERSTONE_URL"] = url
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         for name, value in (settings or {}).items():
             environment[f"LEDGERSTONE_{name.upper()}"] = str(value)
@@ -42,8 +44,6 @@ class WorkerProcess:
                 sys.executable,
                 "-m",
                 "ledgerstone.testing.work",
-                "--url",
-                url,
                 "--handler",
                 handler,
                 *arguments,

@@ -1,6 +1,6 @@
 """A worker process for crash tests, the demonstration and benchmarks.
 
-    python -m ledgerstone.testing.work --url URL --handler package.module:function
+    LEDGERSTONE_URL=URL python -m ledgerstone.testing.work --handler package.module:function
 
 It does chores until it is told to stop, says `ready` when it has begun, and says its report as JSON
 when it ends. Settings come from the environment like everywhere.
@@ -46,7 +46,6 @@ def endless(_: Claim) -> None:
 def main() -> None:
     """Work until a signal."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", required=True)
     parser.add_argument("--handler", default="ledgerstone.testing.work:nothing")
     parser.add_argument("--where", choices=[where.value for where in Where], default="thread")
     parser.add_argument("--atomic", action="store_true")
@@ -56,7 +55,7 @@ def main() -> None:
         _named(arguments.handler), where=Where(arguments.where), atomic=arguments.atomic
     )
     source = ChoreSource(handler, backoff=Backoff(seconds=arguments.backoff_seconds))
-    with Ledger(arguments.url) as ledger:
+    with Ledger() as ledger:
         worker = ledger.worker(source)
         worker.run(started=lambda: _say({"ready": worker.id}))
         _say({"report": msgspec.to_builtins(worker.report())})

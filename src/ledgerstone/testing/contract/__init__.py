@@ -83,7 +83,7 @@ def notes_kept(ledger: Ledger) -> list[str]:
         return notes(tx.connection)
 
 
-def opened(url: str, **settings: object) -> Ledger:
+def opened(url: str, **settings: Any) -> Ledger:
     """A ledger with settings of its own, migrated, with chores."""
     ledger = Ledger(url, settings=Settings.load(url=url, environ={}, **settings))
     try:

@@ -1,36 +1,25 @@
 """The joining contract: in the user's own transaction, whatever they hold it in.
 
-A guest is a program with a transaction of its own. The clauses are the same for every way to hold
-one: SQLAlchemy's connection and session, both also asynchronous, Django's connection, and the bare
-connection of a driver.
+The clauses are the same for every guest: SQLAlchemy's connection and session, both also
+asynchronous, Django's connection, and the bare connection of a driver.
 """
 
 from __future__ import annotations
 
-import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy import text
 
 from ledgerstone import chores, errors
 from ledgerstone.chores import ChoreSource, NewChore, Status
-from ledgerstone.chores.chores import Enqueued
 from ledgerstone.engine.source import Handler
-from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.settings import Settings
 from ledgerstone.store import leases
-from ledgerstone.store.dialect import dialect_of
-from ledgerstone.store.dialects.sqlite import best_driver
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import (
     PATIENCE_SECONDS,
@@ -43,313 +32,9 @@ from ledgerstone.testing.contract.batches import add, change
 from ledgerstone.testing.contract.batches import tables as batch_tables
 from ledgerstone.testing.contract.wakeups import hung
 from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.guests import GUESTS, Guest, guest_on, url_for
 from ledgerstone.testing.processes import WorkerProcess
 from ledgerstone.testing.waiting import until
-
-T = TypeVar("T")
-
-
-class Guest(Protocol):
-    """A program's own transaction.
-
-    - `joined` calls a function with the ledger's transaction inside this one.
-    - `execute` runs the program's own SQL and answers its rows.
-    - What was executed since `savepoint` is undone by `undo`.
-    - `close` closes whatever it opened.
-    """
-
-    def begin(self) -> None: ...
-
-    def execute(self, statement: str) -> list[tuple[Any, ...]]: ...
-
-    def joined(self, ledger: Ledger, work: Callable[[Transaction], T]) -> T: ...
-
-    def enqueue(self, ledger: Ledger, body: object, key: str | None = None) -> Enqueued: ...
-
-    def savepoint(self) -> None: ...
-
-    def undo(self) -> None: ...
-
-    def commit(self) -> None: ...
-
-    def rollback(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _Sync:
-    """What guests have in common that call and are answered."""
-
-    holder: Any
-
-    def joined(self, ledger: Ledger, work: Callable[[Transaction], T]) -> T:
-        return work(ledger.join(self.holder))
-
-    def enqueue(self, ledger: Ledger, body: object, key: str | None = None) -> Enqueued:
-        return self.joined(ledger, lambda tx: tx.chores.enqueue(body, key=key))
-
-
-class ConnectionGuest(_Sync):
-    """SQLAlchemy's connection."""
-
-    def __init__(self, url: str, options: dict[str, Any]) -> None:
-        self._engine = create_engine(url, **options)
-        self.holder: Any = self._engine.connect()
-        self._nested: Any = None
-
-    def begin(self) -> None:
-        self.holder.begin()
-
-    def execute(self, statement: str) -> list[tuple[Any, ...]]:
-        result = self.holder.execute(text(statement))
-        return [tuple(row) for row in result] if result.returns_rows else []
-
-    def savepoint(self) -> None:
-        self._nested = self.holder.begin_nested()
-
-    def undo(self) -> None:
-        self._nested.rollback()
-
-    def commit(self) -> None:
-        self.holder.commit()
-
-    def rollback(self) -> None:
-        self.holder.rollback()
-
-    def close(self) -> None:
-        self.holder.close()
-        self._engine.dispose()
-
-
-class SessionGuest(ConnectionGuest):
-    """SQLAlchemy's session."""
-
-    def __init__(self, url: str, options: dict[str, Any]) -> None:
-        self._engine = create_engine(url, **options)
-        self.holder = Session(self._engine)
-
-
-class AsyncConnectionGuest:
-    """SQLAlchemy's connection under asyncio."""
-
-    def __init__(self, url: str, options: dict[str, Any]) -> None:
-        self._runner = asyncio.Runner()
-        self._engine = create_async_engine(url, **options)
-        self._nested: Any = None
-        self.holder: Any = self._open()
-
-    def _open(self) -> Any:
-        connection = self._engine.connect()
-        self._wait(connection.start())
-        return connection
-
-    def _wait(self, awaitable: Awaitable[T]) -> T:
-        async def wait() -> T:
-            return await awaitable
-
-        return self._runner.run(wait())
-
-    def begin(self) -> None:
-        self._wait(self.holder.begin())
-
-    def execute(self, statement: str) -> list[tuple[Any, ...]]:
-        result = self._wait(self.holder.execute(text(statement)))
-        return [tuple(row) for row in result] if result.returns_rows else []
-
-    def joined(self, ledger: Ledger, work: Callable[[Transaction], T]) -> T:
-        return self._wait(ledger.join(self.holder).run(work))
-
-    def enqueue(self, ledger: Ledger, body: object, key: str | None = None) -> Enqueued:
-        enqueued: Enqueued = self._wait(ledger.join(self.holder).chores.enqueue(body, key=key))
-        return enqueued
-
-    def savepoint(self) -> None:
-        async def begin() -> Any:
-            return await self.holder.begin_nested()
-
-        self._nested = self._wait(begin())
-
-    def undo(self) -> None:
-        self._wait(self._nested.rollback())
-
-    def commit(self) -> None:
-        self._wait(self.holder.commit())
-
-    def rollback(self) -> None:
-        self._wait(self.holder.rollback())
-
-    def close(self) -> None:
-        self._wait(self.holder.close())
-        self._wait(self._engine.dispose())
-        self._runner.close()
-
-
-class AsyncSessionGuest(AsyncConnectionGuest):
-    """SQLAlchemy's session under asyncio."""
-
-    def _open(self) -> Any:
-        return AsyncSession(self._engine)
-
-    def begin(self) -> None:
-        """It begins at the first use."""
-
-
-class DriverGuest(_Sync):
-    """The bare connection of a driver."""
-
-    def __init__(self, url: str, options: dict[str, Any]) -> None:
-        parsed = make_url(url)
-        self.holder = CONNECT[parsed.get_backend_name()](parsed, bool(options))
-
-    def begin(self) -> None:
-        """It begins at the first statement."""
-
-    def execute(self, statement: str) -> list[tuple[Any, ...]]:
-        with closing(self.holder.cursor()) as cursor:
-            cursor.execute(statement)
-            return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
-
-    def savepoint(self) -> None:
-        self.execute("SAVEPOINT theirs")
-
-    def undo(self) -> None:
-        self.execute("ROLLBACK TO SAVEPOINT theirs")
-
-    def commit(self) -> None:
-        self.holder.commit()
-
-    def rollback(self) -> None:
-        self.holder.rollback()
-
-    def close(self) -> None:
-        self.holder.close()
-
-
-class DjangoGuest(DriverGuest):
-    """Django's connection, inside `atomic`."""
-
-    def __init__(self, url: str, options: dict[str, Any]) -> None:
-        self._django = SimpleNamespace(**django_parts())
-        self._alias = f"guest {new_id()}"
-        self.holder = self._django.open(url, self._alias)
-        self._atomic: Any = None
-        self._savepoint: Any = None
-
-    def begin(self) -> None:
-        self._atomic = self._django.transaction.atomic(using=self._alias)
-        self._atomic.__enter__()
-
-    def savepoint(self) -> None:
-        self._savepoint = self._django.transaction.savepoint(using=self._alias)
-
-    def undo(self) -> None:
-        self._django.transaction.savepoint_rollback(self._savepoint, using=self._alias)
-
-    def commit(self) -> None:
-        self._atomic.__exit__(None, None, None)
-        self._atomic = None
-
-    def rollback(self) -> None:
-        self._django.transaction.set_rollback(True, using=self._alias)
-        self.commit()
-
-    def close(self) -> None:
-        if self._atomic is not None:
-            self.rollback()
-        self.holder.close()
-        del self._django.connections[self._alias]
-
-
-def django_parts() -> dict[str, Any]:
-    """Django, configured once for this process, with PyMySQL in the place of its usual driver."""
-    import django
-    import pymysql
-    from django.conf import settings
-    from django.db import connections, transaction
-
-    pymysql.install_as_MySQLdb()
-    if not settings.configured:
-        settings.configure(USE_TZ=True, DATABASES={})
-        django.setup()
-
-    def opened(url: str, alias: str) -> Any:
-        parsed = make_url(url)
-        kind = {"sqlite": "sqlite3"}.get(parsed.get_backend_name(), parsed.get_backend_name())
-        connections.settings[alias] = connections.configure_settings(
-            {
-                "default": {},
-                alias: {
-                    "ENGINE": f"django.db.backends.{kind}",
-                    "NAME": parsed.database,
-                    "USER": parsed.username or "",
-                    "HOST": parsed.host or "",
-                    "PORT": parsed.port or "",
-                },
-            }
-        )[alias]
-        return connections[alias]
-
-    return {"connections": connections, "transaction": transaction, "open": opened}
-
-
-def _connect_sqlite(url: URL, autocommit: bool) -> Any:
-    return best_driver().connect(url.database, isolation_level=None if autocommit else "")
-
-
-def _connect_postgresql(url: URL, autocommit: bool) -> Any:
-    import psycopg
-
-    plain = url.set(drivername="postgresql").render_as_string(hide_password=False)
-    return psycopg.connect(plain, autocommit=autocommit)
-
-
-def _connect_mysql(url: URL, autocommit: bool) -> Any:
-    import pymysql
-
-    return pymysql.connect(
-        host=url.host,
-        port=url.port or 3306,
-        user=url.username,
-        password=url.password or "",
-        database=url.database,
-        charset="utf8mb4",
-        autocommit=autocommit,
-    )
-
-
-CONNECT = {"sqlite": _connect_sqlite, "postgresql": _connect_postgresql, "mysql": _connect_mysql}
-GUESTS: dict[str, type[Any]] = {
-    "connection": ConnectionGuest,
-    "session": SessionGuest,
-    "async-connection": AsyncConnectionGuest,
-    "async-session": AsyncSessionGuest,
-    "driver": DriverGuest,
-    "django": DjangoGuest,
-}
-ASYNC_DRIVERS = {"sqlite": "aiosqlite", "postgresql": "asyncpg", "mysql": "asyncmy"}
-STANDARD_LIBRARY = "?driver=sqlite3"
-"""aiosqlite and Django open a file with the standard library's SQLite: so must the ledger."""
-
-
-@contextmanager
-def guest_on(name: str, url: str, **options: Any) -> Iterator[Guest]:
-    """A guest on the database of a ledger."""
-    named, _ = dialect_of(url.removesuffix(STANDARD_LIBRARY))
-    if name.startswith("async"):
-        backend = named.get_backend_name()
-        named = named.set(drivername=f"{backend}+{ASYNC_DRIVERS[backend]}")
-    elif name in {"connection", "session"} and named.get_backend_name() == "sqlite":
-        options["module"] = best_driver()
-    spelled = named.render_as_string(hide_password=False)
-    opened: Guest = GUESTS[name](spelled, options)
-    with closing(opened):
-        yield opened
-
-
-def url_for(name: str, home: Home) -> str:
-    """How the ledger is opened for a guest."""
-    standard = home.server is None and (name.startswith("async") or name == "django")
-    return home.url + STANDARD_LIBRARY if standard else home.url
 
 
 @pytest.mark.filterwarnings("ignore:SQLite .* has the WAL-reset bug:RuntimeWarning")
@@ -424,7 +109,7 @@ class JoinContract:
                 tx.chores.get(second.id)
 
     def test_it_stays_the_users(self, ledger: Ledger, guest: Guest) -> None:
-        """We never commit, roll back, close or reset it, also not when our objects are collected."""
+        """We never commit, roll back, close or reset it, not even when ours are collected."""
         add_note(guest, "mine")
         for number in range(3):
             guest.enqueue(ledger, number)
@@ -465,7 +150,7 @@ class JoinContract:
         assert kept(ledger) == (["after", "before"], 1)
 
     def test_everything_works_in_it(self, ledger: Ledger, guest: Guest) -> None:
-        """Batches, refusals, savepoints and leases do in a joined transaction what they always do."""
+        """Batches, refusals, savepoints and leases do in it what they always do."""
         batch_tables.create_all(ledger.database.engine)
 
         def work(tx: Transaction) -> list[Any]:
@@ -551,7 +236,7 @@ class JoinedWorkContract:
             yield guest
 
     def test_the_users_commit_rings(self, ledger: Ledger, guest: Guest) -> None:
-        """Where there is a watcher it rings at the user's commit, and neither before nor without."""
+        """Where there is a watcher it rings at the user's commit, not before and not without."""
         watcher = ledger.database.watcher()
         if watcher is not None:
             watcher.start()

@@ -225,7 +225,7 @@ class PageContract:
             assert oldest_first.read(tx, limit=2, cursor=cursor).rows
 
     def test_a_cursor_of_long_text(self, ledger: Ledger) -> None:
-        """Also the longest text of a column, in four bytes each, makes a cursor that is accepted."""
+        """Also the longest text of a column, of four bytes each, makes a cursor that works."""
         rows = add(ledger, [(i, "🦊" * 255) for i in range(3)])
 
         with ledger.reading() as tx:

@@ -34,7 +34,7 @@ class Interruption(BaseException):
 
 
 class TransactionContract:
-    """What holds for `transaction`, `reading`, `savepoint` and `run`. Fixtures: `ledger`, `home`."""
+    """What holds for `transaction`, `reading`, `savepoint`, `run`. Fixtures: `ledger`, `home`."""
 
     @pytest.fixture(autouse=True)
     def own_table(self, ledger: Ledger) -> None:
