@@ -27,6 +27,7 @@ from ledgerstone.store import leases
 from ledgerstone.store.dialects.sqlite import best_driver
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import aside, notes_kept, opened, still_waits, tables
+from ledgerstone.testing.contract.joins import JoinContract
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.guests import CONNECT
 
@@ -43,6 +44,26 @@ mysql_only = pytest.mark.parametrize(
     "home", [pytest.param("mysql", marks=pytest.mark.mysql)], indirect=True
 )
 sqlite_only = pytest.mark.parametrize("home", ["sqlite"], indirect=True)
+
+
+@sqlite_only
+class TestStandardLibrary(JoinContract):
+    """The whole contract, for the standard library's connection to SQLite."""
+
+    @pytest.fixture
+    def name(self) -> str:
+        """The guest."""
+        return "sqlite3"
+
+
+@postgres_only
+class TestAsyncPsycopg(JoinContract):
+    """The whole contract, for psycopg under asyncio."""
+
+    @pytest.fixture
+    def name(self) -> str:
+        """The guest."""
+        return "async-psycopg"
 
 
 @pytest.fixture(autouse=True)
@@ -300,25 +321,6 @@ def test_psycopgs_own_transaction_block(ledger: Ledger, home: Home) -> None:
                 raise ZeroDivisionError
 
     assert chores_kept(ledger) == 2
-
-
-@postgres_only
-def test_psycopg_under_asyncio(ledger: Ledger, home: Home) -> None:
-    """SQLAlchemy with psycopg under asyncio is joined like with asyncpg."""
-    url = make_url(home.url).set(drivername="postgresql+psycopg")
-
-    async def visit() -> None:
-        engine = create_async_engine(url, poolclass=NullPool)
-        async with engine.connect() as connection:
-            await ledger.join(connection).chores.enqueue("kept", key="a")
-            await connection.commit()
-            await ledger.join(connection).chores.enqueue("undone")
-            await connection.rollback()
-        await engine.dispose()
-
-    asyncio.run(visit())
-
-    assert chores_kept(ledger) == 1
 
 
 @postgres_only

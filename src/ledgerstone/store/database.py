@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from random import random
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakSet
@@ -16,7 +16,6 @@ from sqlalchemy import exc as sa_exc
 
 from ledgerstone.errors import (
     LedgerstoneError,
-    NotAllowedNow,
     SchemaMissing,
     StoreBusy,
     StoreUnavailable,
@@ -27,6 +26,7 @@ from ledgerstone.store.clock import Clock, DatabaseClock
 from ledgerstone.store.dialect import dialect_of
 from ledgerstone.store.faults import translated
 from ledgerstone.store.measure import Measure
+from ledgerstone.store.sharing import library_of, shared_file
 from ledgerstone.store.statement import Statement
 from ledgerstone.store.tables import ledger_identity
 from ledgerstone.store.transaction import Transaction
@@ -72,14 +72,14 @@ class Database(Generic[Tx]):
         self.measure = Measure(slow_ms=settings.slow_statement_ms)
         self.bells = Bells()
         self._wrap = wrap
-        self._turn = _turn_of(self.url.database) if self.dialect.one_writer else None
+        self._file = shared_file(self.url.database or "") if self.dialect.one_writer else None
         self._engine: Engine | None = None
         self._identity: str | None = None
         self._trust: _Trust | None = None
         self._siblings: WeakSet[Database[Tx]] = WeakSet()
         self._is_sibling = False
-        if self._turn is not None:
-            self._turn.users.add(self)
+        if self._file is not None:
+            self._file.users.add(self)
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -96,34 +96,36 @@ class Database(Generic[Tx]):
 
     def _opened(self) -> Engine:
         try:
-            return self.dialect.open(self._url_to_open, self.settings)
+            engine = self.dialect.open(self._url_to_open, self.settings)
         except ModuleNotFoundError as error:
             message = f"the driver {error.name} is not installed"
             hint = "install ledgerstone[postgres] or ledgerstone[mysql]"
             raise Unsupported(message, hint=hint) from error
+        if self._file is not None:
+            self._file.opened_with(library_of(engine))
+        return engine
 
     def share_library(self, library: str) -> None:
-        """From now on open the file with this copy of SQLite, like the rest of the process.
+        """From now on open the file with this copy of SQLite, like the rest of the process."""
+        if self._file is not None:
+            wait = self.settings.busy_timeout_seconds
+            self._file.change_library(library, seconds_max=wait)
 
-        Two copies in one process do not see each other's locks. What is open through the other one
-        is left open and not used again: closing it would drop locks that are in use.
-        """
-        turn = self._turn
-        if turn is None:
-            return
-        with self._writing_turn():
-            users = [database for database in turn.users if database._engine is not None]  # noqa: SLF001
-            if any(database._is_sibling for database in users):  # noqa: SLF001
-                message = (
-                    f"the connection is one of {library}, and a worker of this process has the "
-                    "file open with another copy of SQLite: they would not see each other's locks"
-                )
-                hint = f"open the ledger with sqlite:///FILE?driver={library}"
-                raise Unsupported(message, hint=hint)
-            for database in users:
-                turn.left_open.append(database._engine)  # noqa: SLF001
-                database._engine = None  # noqa: SLF001
-            turn.library = library
+    @property
+    def open(self) -> bool:
+        """Whether it has connections."""
+        return self._engine is not None
+
+    @property
+    def bound(self) -> bool:
+        """Whether it cannot change to another copy of SQLite."""
+        return self._is_sibling or "driver" in self.url.query
+
+    def let_go(self) -> Engine | None:
+        """The connections that are open: they are used no more, and new ones made when needed."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+            return engine
 
     @property
     def identity(self) -> str:
@@ -213,9 +215,10 @@ class Database(Generic[Tx]):
     @property
     def _url_to_open(self) -> URL:
         """The URL, with the copy of SQLite that this process uses for the file."""
-        if self._turn is None or self._turn.library is None or self.url.query:
+        library = self._file.library() if self._file is not None else None
+        if library is None or "driver" in self.url.query:
             return self.url
-        return self.url.update_query_dict({"driver": self._turn.library})
+        return self.url.update_query_dict({"driver": library})
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
@@ -235,55 +238,10 @@ class Database(Generic[Tx]):
                 raise
             raise fault from error
 
-    @contextmanager
-    def _writing_turn(self) -> Iterator[None]:
-        """On SQLite, threads of one process take turns here instead of sleeping on a lock."""
-        if self._turn is None:
-            yield
-            return
-        me = threading.get_ident()
-        if self._turn.holder == me:
-            message = "this thread already has a transaction open on this file"
-            raise NotAllowedNow(message, hint="use that transaction; SQLite has one writer")
-        if not self._turn.lock.acquire(timeout=self.settings.busy_timeout_seconds):
-            message = "another thread holds a transaction open on this file"
-            raise StoreBusy(message, hint="keep transactions short")
-        self._turn.holder = me
-        try:
-            yield
-        finally:
-            self._turn.holder = None
-            self._turn.lock.release()
-
-
-class _Turn:
-    """Whose turn it is to write to a file, among the threads of this process.
-
-    And through which copy of SQLite: one for all of them, see `share_library`.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.holder: int | None = None
-        self.library: str | None = None
-        self.users: WeakSet[Database[Any]] = WeakSet()
-        self.left_open: list[Engine | None] = []
-
-
-# A file is one thing for the whole process, however many ledgers have it open.
-_turns: dict[str, _Turn] = {}
-_turns_lock = threading.Lock()
-
-
-def _turn_of(path: str | None) -> _Turn:
-    from pathlib import Path
-
-    name = str(Path(path or "").resolve())
-    with _turns_lock:
-        turn = _turns.get(name)
-        if turn is None:
-            turn = _turns[name] = _Turn()
-        return turn
+    def _writing_turn(self) -> AbstractContextManager[None]:
+        if self._file is None:
+            return nullcontext()
+        return self._file.turn(self.settings.busy_timeout_seconds)
 
 
 def _give_up(connection: Connection, *, lost: bool) -> None:

@@ -26,11 +26,11 @@ from ledgerstone.errors import (
     BadInput,
     NotInTransaction,
     SchemaMissing,
-    Unsupported,
     WrongDatabase,
 )
 from ledgerstone.store.cursors import Plain
 from ledgerstone.store.faults import translated
+from ledgerstone.store.sharing import library_of
 from ledgerstone.store.tables import ledger_identity
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Joiner:
     @property
     def _library(self) -> str:
         """The driver of our own connections."""
-        return str(self._database.engine.dialect.loaded_dbapi.__name__).partition(".")[0]
+        return library_of(self._database.engine)
 
     def _check_library(self, raw: Any) -> None:
         """One copy of SQLite for the file: two would not see each other's locks on it."""
@@ -139,13 +139,6 @@ class Joiner:
         theirs = _driver_of(_innermost(raw))
         if theirs == self._library:
             return
-        if "driver" in self._database.url.query:
-            message = (
-                f"the connection is one of {theirs}, the ledger was opened with {self._library}: "
-                "two copies of SQLite in one process do not see each other's locks"
-            )
-            hint = f"open the ledger with sqlite:///FILE?driver={theirs}"
-            raise Unsupported(message, hint=hint)
         self._database.share_library(theirs)
         self._drivers.clear()
 

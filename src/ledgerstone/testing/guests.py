@@ -7,6 +7,7 @@ connection of a driver, all with the same few verbs.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
@@ -204,6 +205,14 @@ class DriverGuest(_Sync):
         self.holder.close()
 
 
+class StandardLibraryGuest(DriverGuest):
+    """The standard library's connection to SQLite."""
+
+    def __init__(self, url: str, options: dict[str, Any]) -> None:
+        path = make_url(url).database or ""
+        self.holder = sqlite3.connect(path, isolation_level=None if options else "DEFERRED")
+
+
 class DjangoGuest(DriverGuest):
     """Django's connection, inside `atomic`."""
 
@@ -305,6 +314,11 @@ GUESTS: dict[str, type[Any]] = {
     "driver": DriverGuest,
     "django": DjangoGuest,
 }
+GUESTS_OF_ONE: dict[str, type[Any]] = {
+    "sqlite3": StandardLibraryGuest,
+    "async-psycopg": AsyncConnectionGuest,
+}
+"""Guests that only one kind of database has."""
 ASYNC_DRIVERS = {"sqlite": "aiosqlite", "postgresql": "asyncpg", "mysql": "asyncmy"}
 STANDARD_LIBRARY = "?driver=sqlite3"
 """aiosqlite and Django open a file with the standard library's SQLite: so must the ledger."""
@@ -316,16 +330,17 @@ def guest_on(name: str, url: str, **options: Any) -> Iterator[Guest]:
     named, _ = dialect_of(url.removesuffix(STANDARD_LIBRARY))
     if name.startswith("async"):
         backend = named.get_backend_name()
-        named = named.set(drivername=f"{backend}+{ASYNC_DRIVERS[backend]}")
+        driver = "psycopg" if name == "async-psycopg" else ASYNC_DRIVERS[backend]
+        named = named.set(drivername=f"{backend}+{driver}")
     elif name in {"connection", "session"} and named.get_backend_name() == "sqlite":
         options["module"] = best_driver()
     spelled = named.render_as_string(hide_password=False)
-    opened: Guest = GUESTS[name](spelled, options)
+    opened: Guest = (GUESTS | GUESTS_OF_ONE)[name](spelled, options)
     with closing(opened):
         yield opened
 
 
 def url_for(name: str, home: Home) -> str:
     """How the ledger is opened for a guest."""
-    standard = home.server is None and (name.startswith("async") or name == "django")
+    standard = home.server is None and name.startswith(("async", "django", "sqlite3"))
     return home.url + STANDARD_LIBRARY if standard else home.url

@@ -88,12 +88,13 @@ class ListenWatcher:
             if notification.payload == probe:
                 self.prompt = True
                 break
+        if self.prompt:
+            # What was committed before the LISTEN rang nobody.
+            self._bells.ring((ALL,))
         self._tried.set()
         if not self.prompt:
             _log.warning("wake-ups by polling: notifications do not arrive (a pooler in between?)")
             return
-        # What was committed before the LISTEN rang nobody.
-        self._bells.ring((ALL,))
         while not self._stop.is_set():
             for notification in connection.notifies(timeout=LISTEN_SECONDS):
                 if not notification.payload.startswith(PROBE):
