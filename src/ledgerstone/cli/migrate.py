@@ -86,7 +86,7 @@ def looked_up(database: Database[Transaction]) -> migrating.Schema:
     """Where the database stands; a file that is not there yet is not made."""
     file = file_of(database)
     if file is not None and not file.exists():
-        return migrating.Schema(None, migrating.newest(), tuple(titles()))
+        return migrating.Schema(None, migrating.newest(), tuple(migrating.titles()))
     with database.reading() as tx:
         return migrating.look(tx.connection)
 
@@ -99,18 +99,13 @@ def brought_up_to_date(database: Database[Transaction]) -> Migrated:
 
 def written(settings: Settings, kind: Kind | None, since: str | None) -> Script:
     """The SQL, for a database that need not be there."""
-    if since is not None and since not in titles():
-        raise BadInput(f"no revision is called {since}", hint=f"known: {', '.join(titles())}")
+    if since is not None and since not in migrating.titles():
+        raise BadInput(
+            f"no revision is called {since}", hint=f"known: {', '.join(migrating.titles())}"
+        )
     url, _ = dialect_of(settings.url)
     kind = kind or Kind(url.get_backend_name())
     return Script(kind, since, migrating.script(kind.value, since=since))
-
-
-def titles() -> dict[str, str]:
-    """Every revision, oldest first, and what it is called: its file is named after both."""
-    files = sorted((migrating.LOCATION / "versions").glob("[0-9]*_*.py"))
-    named = (file.stem.partition("_") for file in files)
-    return {revision: title.replace("_", " ") for revision, _, title in named}
 
 
 def _facts(schema: migrating.Schema) -> dict[str, object]:
@@ -137,5 +132,5 @@ def _done(migrated: Migrated) -> RenderableType:
 
 
 def _listed(revisions: tuple[str, ...]) -> RenderableType:
-    known = titles()
+    known = migrating.titles()
     return "\n".join(f"  {revision}  {known[revision]}" for revision in revisions)

@@ -14,12 +14,12 @@ tuples also where the caller has asked the driver for rows of another kind.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, inspect, select
 from sqlalchemy import exc as sa_exc
-from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
 from ledgerstone.errors import (
@@ -72,7 +72,9 @@ class Joiner:
             raise fault from error
 
     def _checked(self, joined: object) -> Connection:
-        if isinstance(joined, Session):
+        # Not imported for its own sake: whoever joins a session has done so.
+        orm = sys.modules.get("sqlalchemy.orm")
+        if orm is not None and isinstance(joined, orm.Session):
             joined = joined.connection()
         if isinstance(joined, Connection):
             connection = joined

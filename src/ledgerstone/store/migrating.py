@@ -4,6 +4,9 @@
 Only one process migrates at a time; the others wait and find nothing to do. On PostgreSQL and
 SQLite a step happens completely or not at all. MySQL commits every DDL statement by itself, so each
 step is written to be repeatable: what an interrupted one has made is found and kept.
+
+To look where a database stands, which every process does, takes no Alembic: the revisions are
+numbered, and their numbers are the beginnings of their files' names.
 """
 
 from __future__ import annotations
@@ -13,15 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from sqlalchemy import Column, MetaData, String, Table, inspect, select
 
 from ledgerstone.errors import SchemaMissing, SchemaOutdated
 from ledgerstone.store.faults import translated
 
 if TYPE_CHECKING:
+    from alembic.config import Config
     from sqlalchemy import Connection
 
     from ledgerstone.store.database import Database
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 VERSION_TABLE = "ledgerstone_revision"
 """Not `alembic_version`: that one is the user's own."""
 LOCATION = Path(__file__).with_name("migrations")
+
+_revision = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), primary_key=True))
 
 
 class Schema(msgspec.Struct, frozen=True):
@@ -43,19 +46,24 @@ class Schema(msgspec.Struct, frozen=True):
         return self.current == self.newest
 
 
+def titles() -> dict[str, str]:
+    """Each revision that this version of Ledgerstone knows, in order, and what it is about."""
+    files = sorted((LOCATION / "versions").glob("[0-9]*_*.py"))
+    parts = [path.stem.partition("_") for path in files]
+    return {number: words.replace("_", " ") for number, _, words in parts}
+
+
 def newest() -> str:
     """The newest revision that this version of Ledgerstone knows."""
-    head = _scripts().get_current_head()
-    assert head is not None
-    return head
+    return list(titles())[-1]
 
 
 def look(connection: Connection) -> Schema:
     """Where the database stands."""
-    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-    current = context.get_current_revision()
-    scripts = _scripts()
-    known = [script.revision for script in scripts.walk_revisions()][::-1]
+    current: str | None = None
+    if inspect(connection).has_table(VERSION_TABLE):
+        current = connection.execute(select(_revision.c.version_num)).scalar()
+    known = list(titles())
     if current is not None and current not in known:
         message = f"the database is at revision {current}, this version knows up to {known[-1]}"
         raise SchemaOutdated(message, hint="update Ledgerstone")
@@ -71,6 +79,8 @@ def migrate(database: Database[Any], *, to: str = "head") -> Schema:
             before = look(connection)
             config = _config()
             config.attributes["connection"] = connection
+            from alembic import command
+
             command.upgrade(config, to)
             connection.commit()
     except Exception as error:
@@ -86,6 +96,8 @@ def script(dialect_name: str, *, since: str | None = None) -> str:
     out = io.StringIO()
     config = _config(out)
     config.attributes["dialect"] = dialect_name
+    from alembic import command
+
     command.upgrade(config, f"{since}:head" if since else "head", sql=True)
     return out.getvalue()
 
@@ -102,10 +114,8 @@ def check(connection: Connection) -> None:
 
 
 def _config(out: io.StringIO | None = None) -> Config:
+    from alembic.config import Config
+
     config = Config(output_buffer=out) if out is not None else Config()
     config.set_main_option("script_location", str(LOCATION).replace("%", "%%"))
     return config
-
-
-def _scripts() -> ScriptDirectory:
-    return ScriptDirectory.from_config(_config())

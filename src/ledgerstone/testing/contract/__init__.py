@@ -145,6 +145,11 @@ def aside(call: Callable[[], T]) -> Iterator[Future[T]]:
         future.result(WAIT_SECONDS_MAX)
 
 
+def signaled(event: threading.Event) -> None:
+    """Wait for a signal that another thread gives."""
+    assert event.wait(WAIT_SECONDS_MAX), "the signal was not given"
+
+
 def still_waits(future: Future[Any]) -> bool:
     """Whether the call has not come back, also after a moment."""
     try:

@@ -28,7 +28,7 @@ from ledgerstone import errors
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.store.batch import CHARS_MAX, ROWS_MAX, ClaimEach, InsertEach, UpdateEach
 from ledgerstone.store.schema import MYSQL_TABLE, metadata, text_type
-from ledgerstone.testing.contract import WAIT_SECONDS_MAX, aside, together, undone
+from ledgerstone.testing.contract import aside, signaled, together, undone
 
 INT_MAX = 2**31 - 1
 BIGINT_MAX = 2**63 - 1
@@ -348,11 +348,11 @@ class BatchContract:
                 claimed.set()
                 # Where there is one writer, the next claimer cannot begin before this one ends.
                 if not ledger.database.dialect.one_writer:
-                    over.wait(WAIT_SECONDS_MAX)
+                    signaled(over)
                 return mine
 
         with aside(hold) as holding:
-            claimed.wait(WAIT_SECONDS_MAX)
+            signaled(claimed)
             second = ledger.run(claim)
             over.set()
 
@@ -370,10 +370,10 @@ class BatchContract:
                 change.run(tx, [(0, 1, "x"), (2, 1, "x")], extra_=None)
                 changed.set()
                 if not ledger.database.dialect.one_writer:
-                    over.wait(WAIT_SECONDS_MAX)
+                    signaled(over)
 
         with aside(hold):
-            changed.wait(WAIT_SECONDS_MAX)
+            signaled(changed)
             refused = ledger.run(lambda tx: change.run(tx, [(1, 1, "y"), (3, 1, "y")], extra_=None))
             over.set()
 

@@ -17,11 +17,11 @@ from ledgerstone.store import leases
 from ledgerstone.store.leases import Lease
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import (
-    WAIT_SECONDS_MAX,
     Child,
     aside,
     note,
     notes_kept,
+    signaled,
     still_waits,
     tables,
     together,
@@ -186,7 +186,7 @@ class LeaseContract:
             with ledger.transaction() as tx:
                 leases.fence(tx, lease)
                 fenced.set()
-                over.wait(WAIT_SECONDS_MAX)
+                signaled(over)
                 write(tx, "ann's")
                 order.append("written")
 
@@ -198,7 +198,7 @@ class LeaseContract:
                 return taken
 
         with aside(write_fenced):
-            fenced.wait(WAIT_SECONDS_MAX)
+            signaled(fenced)
             clock.advance(60)
             with aside(take) as taking:
                 waited = still_waits(taking)

@@ -20,6 +20,7 @@ from ledgerstone.testing.contract import (
     notes,
     notes_kept,
     opened,
+    signaled,
     tables,
     together,
 )
@@ -245,12 +246,12 @@ class TransactionContract:
             with ledger.transaction() as tx:
                 count_up(tx, "a")
                 held.set()
-                over.wait(WAIT_SECONDS_MAX)
+                signaled(over)
 
         with opened(home.url) as holder, opened(home.url, store=short) as waiter:
             holder.run(lambda tx: write(tx, "a"))
             with aside(lambda: hold(holder)):
-                held.wait(WAIT_SECONDS_MAX)
+                signaled(held)
                 with pytest.raises(errors.StoreBusy) as raised:
                     waiter.run(lambda tx: count_up(tx, "a"))
                 over.set()
