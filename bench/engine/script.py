@@ -40,7 +40,7 @@ class Travel(Enum):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One value of a travelling row: of a column of the claimed row, its position, or a constant."""
+    """One value of a travelling row: a column of the claimed row, its position, or a constant."""
 
     column: int | None = None
     position: bool = False
@@ -142,7 +142,7 @@ def _listening(ledger: Ledger) -> Iterator[tuple[Transaction, list[_Heard]]]:
 
 
 class _Marks:
-    """Where the values of a column come from, told by those that travel for the two claimed rows."""
+    """Where the values of a column come from, told by what travels for two claimed rows."""
 
     def __init__(self, rows: Sequence[Any]) -> None:
         first = rows[0]
