@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ledgerstone.testing.contract.pumps import PumpContract, RunningContract
+from ledgerstone.testing.contract.pumps import PumpContract
+from ledgerstone.testing.contract.running import RunningContract
 
 
 class TestPump(PumpContract):

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ledgerstone.chores import NewChore, Status
+from ledgerstone.chores import Status
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing import checker
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.processes import WorkerProcess
 from ledgerstone.testing.waiting import until
+from ledgerstone.testing.workshop import counts, enqueue
 
 ITEMS = 20_000
 PLACES = 10
@@ -125,19 +126,6 @@ def survive_kill_and_pause(
     assert verdict.rescued > 0
     assert verdict.refused > 0
     return verdict
-
-
-def enqueue(ledger: Ledger, count: int) -> list[str]:
-    """So many chores; their ids."""
-    new = [NewChore(body=i) for i in range(count)]
-    with ledger.transaction() as tx:
-        return [enqueued.id for enqueued in tx.chores.enqueue_many(new)]
-
-
-def counts(ledger: Ledger) -> dict[Status, int]:
-    """How many stand where."""
-    with ledger.reading() as tx:
-        return tx.chores.counts()
 
 
 def done(ledger: Ledger) -> int:

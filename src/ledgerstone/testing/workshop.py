@@ -1,0 +1,68 @@
+"""Chores to do and workers that do them, for the contracts and for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from ledgerstone.chores import Chore, ChoreSource, NewChore, Status
+from ledgerstone.engine.backoff import Backoff
+from ledgerstone.engine.source import Handler, Where
+from ledgerstone.engine.worker import Worker
+from ledgerstone.ledger import Ledger
+from ledgerstone.settings import EngineSettings
+
+PROMPTLY = 30.0
+"""How long a thread may take for what should happen at once, on a busy machine."""
+
+
+def chores(
+    call: Callable[..., Any],
+    *,
+    where: Where = Where.THREAD,
+    atomic: bool = False,
+    backoff: Backoff | None = None,
+) -> ChoreSource:
+    """Chores done by this handler."""
+    return ChoreSource(Handler(call, where=where, atomic=atomic), backoff=backoff)
+
+
+def enqueue(ledger: Ledger, count: int, *, attempts: int = 5) -> list[str]:
+    """So many chores, numbered from 0; their ids in that order."""
+    new = [NewChore(body=number, max_attempts=attempts) for number in range(count)]
+    with ledger.transaction() as tx:
+        return [enqueued.id for enqueued in tx.chores.enqueue_many(new)]
+
+
+def counts(ledger: Ledger) -> dict[Status, int]:
+    """How many stand where."""
+    with ledger.reading() as tx:
+        return tx.chores.counts()
+
+
+@contextmanager
+def running(ledger: Ledger, source: ChoreSource, **options: Any) -> Iterator[Worker]:
+    """A worker that runs, and is stopped at the end."""
+    settings: EngineSettings = msgspec.structs.replace(ledger.settings.engine, **options)
+    worker = Worker(ledger.database, [source], settings)
+    with started(worker):
+        yield worker
+
+
+@contextmanager
+def started(worker: Worker) -> Iterator[None]:
+    """It runs, and is stopped at the end."""
+    worker.start()
+    try:
+        yield
+    finally:
+        worker.stop(grace_seconds=PROMPTLY)
+
+
+def standing(ledger: Ledger, key: str) -> Chore:
+    """A chore as it stands."""
+    with ledger.reading() as tx:
+        return tx.chores.get(key)
