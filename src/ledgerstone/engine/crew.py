@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ledgerstone.engine import outcomes
@@ -79,10 +80,12 @@ class Crew:
     def interrupt(self, claim: Claim, error: LedgerstoneError) -> bool:
         """Raise the error into its handler; True if it only waited and is dropped."""
         with self._lock:
-            for i, waiting in enumerate(self.waiting):
+            # A copy, and perhaps in vain: threads take from the left without the lock.
+            for waiting in list(self.waiting):
                 if waiting is claim:
-                    del self.waiting[i]
-                    return True
+                    with suppress(ValueError):
+                        self.waiting.remove(claim)
+                        return True
         if not self._threads.interrupt(claim, error):
             self._loop.interrupt(claim, error)
         return False
@@ -106,9 +109,8 @@ class Crew:
         return self._run(claim, None)
 
     def _place(self, claim: Claim) -> None:
-        handler = self._handler(claim)
-        if handler.where is Where.LOOP and not handler.atomic:
-            self._loop.start(claim, handler)
+        if self._for_loop(claim):
+            self._loop.start(claim, self._handler(claim))
         else:
             self._threads.start(claim)
 
@@ -137,11 +139,17 @@ class Crew:
                 if self._leave():
                     return None
                 continue
-            handler = self._handler(following)
-            if handler.where is not Where.LOOP or handler.atomic:
+            if not self._for_loop(following):
                 return following
-            self._loop.start(following, handler)
+            self._place(following)
             return None
+
+    def _for_loop(self, claim: Claim) -> bool:
+        try:
+            handler = self._handler(claim)
+        except Exception:  # noqa: BLE001 - a thread meets it again, where it is the outcome
+            return False
+        return handler.where is Where.LOOP and not handler.atomic
 
     def _finish(self, claim: Claim, outcome: Outcome | None) -> None:
         """A task of the loop ended: report it and pass its place on."""

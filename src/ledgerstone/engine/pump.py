@@ -246,8 +246,10 @@ class Pump:
     def _turn_both(self) -> None:
         while not self._halted.is_set():
             self._claim_bell.wait(self._pace.seconds(self._room))
-            self._linger()
-            finished, room = self._taken(), self._room()
+            room = self._room()
+            if room <= 0:
+                self._linger()
+            finished = self._taken()
             if not finished and room <= 0:
                 continue
             try:
@@ -443,16 +445,19 @@ class Pump:
         """How many to claim now: what can run, and as far ahead as handlers are quick."""
         if self._stopping:
             return 0
+        # In this order: what ends in between is counted twice, not overlooked.
+        taken = self._crew.running + len(self._crew.waiting)
         unsettled = len(self._outcomes) + self._settling
         if unsettled >= self._settings.unsettled_max:
             return 0
         self._learn_pace()
-        places = self._settings.concurrency
+        places, batch = self._settings.concurrency, self._settings.batch_max
         ahead = int(places * self._settings.claim_ahead_ms / 1000 / self._handler_seconds)
-        capacity = places + min(ahead, self._settings.batch_max)
-        taken = self._crew.running + len(self._crew.waiting)
-        room = min(capacity - taken, self._settings.batch_max)
-        if self._crew.waiting and room * 2 < min(ahead, self._settings.batch_max):
+        # Two batches, so that the next is claimed while handlers are at work on this one; but never
+        # so many that their outcomes would not fit.
+        capacity = places + min(ahead, 2 * batch, batch + self._settings.unsettled_max - unsettled)
+        room = min(capacity - taken, batch)
+        if self._crew.waiting and room * 2 < min(ahead, batch):
             # Every place is taken, so there is no hurry: few large claims cost less.
             return 0
         return room

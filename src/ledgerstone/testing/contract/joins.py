@@ -30,7 +30,7 @@ from ledgerstone.testing.contract import (
 )
 from ledgerstone.testing.contract.batches import add, change
 from ledgerstone.testing.contract.batches import tables as batch_tables
-from ledgerstone.testing.contract.wakeups import hung
+from ledgerstone.testing.contract.wakeups import hung, watched
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.guests import GUESTS, Guest, guest_on, url_for
 from ledgerstone.testing.processes import WorkerProcess
@@ -222,19 +222,13 @@ class JoinedWorkContract:
 
     def test_the_users_commit_rings(self, ledger: Ledger, guest: Guest) -> None:
         """Where there is a watcher it rings at the user's commit, not before and not without."""
-        watcher = ledger.database.watcher()
-        if watcher is not None:
-            watcher.start()
-        with hung(ledger) as bell:
-            bell.wait(0)
+        with watched(ledger) as watcher, hung(ledger) as bell:
             guest.enqueue(ledger, 1)
             guest.rollback()
             guest.enqueue(ledger, 2)
             early = bell.wait(PATIENCE_SECONDS)
             guest.commit()
-            rang = bell.wait(WAIT_SECONDS_MAX) if watcher is not None else True
-        if watcher is not None:
-            watcher.stop()
+            rang = watcher is None or bell.wait(WAIT_SECONDS_MAX)
 
         assert not early
         assert rang

@@ -53,6 +53,18 @@ class PumpContract:
         assert (snoozed.status, snoozed.attempt) == (Status.QUEUED, 0)
         assert (canceled.status, canceled.error) == (Status.CANCELED, "canceled: not needed")
 
+    def test_claims_that_nothing_can_run(self, ledger: Ledger, clock: ManualClock) -> None:
+        """If a source knows no handler for a claim, that is the claim's failure."""
+        (key,) = enqueue(ledger, 1, attempts=1)
+
+        class Ignorant(ChoreSource):
+            def handler(self, claim: Claim) -> Handler:
+                raise LookupError(claim.body)
+
+        ledger.worker(Ignorant(Handler(nothing))).tick()
+
+        assert standing(ledger, key).status is Status.DEAD
+
     @pytest.mark.parametrize("where", list(Where))
     def test_what_cannot_be_kept(self, ledger: Ledger, clock: ManualClock, where: Where) -> None:
         """A result that is no JSON is that item's failure, not the worker's."""

@@ -291,6 +291,22 @@ class RunningContract:
 
             assert sum(counts(other).values()) == 7
 
+    def test_claims_that_nothing_can_run(self, ledger: Ledger) -> None:
+        """If a source knows no handler for some claims, the others are done all the same."""
+        ids = enqueue(ledger, 20, attempts=1)
+
+        class Forgetful(ChoreSource):
+            def handler(self, claim: Claim) -> Handler:
+                if int(claim.body) % 2:
+                    raise LookupError(claim.body)
+                return super().handler(claim)
+
+        with running(ledger, Forgetful(Handler(nothing)), concurrency=3):
+            until(lambda: counts(ledger)[Status.QUEUED] + counts(ledger)[Status.RUNNING] == 0)
+
+        states = [standing(ledger, key).status for key in ids]
+        assert states == [Status.DONE, Status.DEAD] * 10
+
     def test_work_committed_elsewhere_is_found(self, ledger: Ledger) -> None:
         """A worker that is idle begins what a transaction of the same process has committed."""
         with running(ledger, chores(nothing)) as worker:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
-
 from ledgerstone.chores import Status
 from ledgerstone.chores.chores import CHANNEL
 from ledgerstone.ledger import Ledger
-from ledgerstone.store.wakeup import ALL, Bell, Bells
-from ledgerstone.testing.contract import PATIENCE_SECONDS, WAIT_SECONDS_MAX, Child
+from ledgerstone.store.wakeup import ALL, Bell, Bells, Watcher
+from ledgerstone.testing.contract import PATIENCE_SECONDS, WAIT_SECONDS_MAX, Child, undone
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.processes import WorkerProcess
 from ledgerstone.testing.waiting import until
@@ -25,10 +23,6 @@ with Ledger(sys.argv[1]) as ledger:
         tx.chores.enqueue(1)
     ready()
 """
-
-
-class Undone(Exception):
-    """Rolls a transaction back."""
 
 
 class WakeupContract:
@@ -47,9 +41,8 @@ class WakeupContract:
     def test_a_rollback_does_not_ring(self, ledger: Ledger) -> None:
         """What was undone rings nobody."""
         with hung(ledger) as bell:
-            with pytest.raises(Undone), ledger.transaction() as tx:
+            with undone(ledger) as tx:
                 tx.chores.enqueue(1)
-                raise Undone
 
             assert not bell.wait(0)
 
@@ -87,18 +80,10 @@ class WakeupContract:
 
     def test_another_process_rings(self, ledger: Ledger, home: Home) -> None:
         """Where there is a watcher, what another process commits rings here; else it is polled."""
-        watcher = ledger.database.watcher()
-        with Child(ENQUEUE, home.url) as child, hung(ledger) as bell:
-            if watcher is not None:
-                watcher.start()
-                assert watcher.prompt
-                bell.wait(0)
-            try:
-                child.go()
-                rang = bell.wait(WAIT_SECONDS_MAX) if watcher is not None else True
-            finally:
-                if watcher is not None:
-                    watcher.stop()
+        child = Child(ENQUEUE, home.url)
+        with child, watched(ledger) as watcher, hung(ledger) as bell:
+            child.go()
+            rang = watcher is None or bell.wait(WAIT_SECONDS_MAX)
             child.go()
             code, _ = child.ended()
 
@@ -107,30 +92,22 @@ class WakeupContract:
 
     def test_a_rollback_elsewhere_does_not_ring(self, ledger: Ledger) -> None:
         """What another connection undid rings nobody, by whatever way the watcher looks."""
-        watcher = ledger.database.watcher()
-        with hung(ledger) as bell:
-            if watcher is not None:
-                watcher.start()
-            bell.wait(0)
-            with pytest.raises(Undone), ledger.transaction() as tx:
+        with watched(ledger), hung(ledger) as bell:
+            with undone(ledger) as tx:
                 tx.chores.enqueue(1)
-                raise Undone
-            rang = bell.wait(PATIENCE_SECONDS)
-            if watcher is not None:
-                watcher.stop()
 
-        assert not rang
+            assert not bell.wait(PATIENCE_SECONDS)
 
     def test_a_stopped_watcher_can_be_followed(self, ledger: Ledger) -> None:
         """Stopping ends the watcher's thread and connection; stopping twice is fine."""
         for _ in range(2):
-            watcher = ledger.database.watcher()
+            with watched(ledger) as watcher:
+                prompt = watcher is None or watcher.prompt
             if watcher is not None:
-                watcher.start()
-                watcher.stop()
                 watcher.stop()
 
-                assert not watcher.prompt
+            assert prompt
+            assert watcher is None or not watcher.prompt
 
     def test_a_worker_elsewhere_finds_it(self, ledger: Ledger, home: Home) -> None:
         """What is committed here is done by a worker in another process, rung or polled."""
@@ -143,6 +120,20 @@ class WakeupContract:
                     return tx.chores.get(chore.id).status is Status.DONE
 
             until(done, what="the chore")
+
+
+@contextmanager
+def watched(ledger: Ledger) -> Iterator[Watcher | None]:
+    """A watcher at work, where there is such a thing."""
+    watcher = ledger.database.watcher()
+    if watcher is None:
+        yield None
+        return
+    watcher.start()
+    try:
+        yield watcher
+    finally:
+        watcher.stop()
 
 
 @contextmanager
