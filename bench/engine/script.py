@@ -40,7 +40,7 @@ class Travel(Enum):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One value of a travelling row: a column of the claimed row, its position, or a constant."""
+    """A value of a travelling row: of a column of the claimed row, its position, or a constant."""
 
     column: int | None = None
     position: bool = False

@@ -47,6 +47,17 @@ def test_the_users_library_is_followed(ledger: Ledger, tmp_path: Path) -> None:
         assert connection.execute("SELECT id FROM orders").fetchall() == [(7,)]
 
 
+def test_another_file_changes_nothing(ledger: Ledger, tmp_path: Path) -> None:
+    """A connection to another file is refused, and our library stays."""
+    with (
+        closing(sqlite3.connect(tmp_path / "other.db")) as connection,
+        pytest.raises(errors.WrongDatabase),
+    ):
+        ledger.join(connection)
+
+    assert _library(ledger) == "pysqlite3"
+
+
 def test_it_need_not_be_joined(ledger: Ledger, tmp_path: Path) -> None:
     """To open the file is enough: no write of theirs may meet one of ours that it cannot see."""
     with closing(sqlite3.connect(f"file:{tmp_path}/ledger.db?mode=ro", uri=True)):

@@ -15,6 +15,7 @@ tuples also where the caller has asked the driver for rows of another kind.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -141,8 +142,18 @@ class Joiner:
         theirs = _driver_of(_innermost(raw))
         if theirs == self._library:
             return
+        if not self._same_file(raw):
+            raise _another_database()
         self._database.share_library(theirs)
         self._drivers.clear()
+
+    def _same_file(self, raw: Any) -> bool:
+        cursor = raw.cursor()
+        cursor.execute("PRAGMA database_list")
+        files = {row[1]: row[2] for row in cursor.fetchall()}
+        cursor.close()
+        ours = Path(self._database.url.database or "")
+        return Path(files["main"] or "").resolve() == ours.resolve()
 
     def _check_kind(self, kind: str) -> None:
         kind = "mysql" if kind == "mariadb" else kind
@@ -159,8 +170,12 @@ class Joiner:
             if theirs == ours:
                 self._engines_known[connection.engine] = theirs
         if theirs != ours:
-            message = "the connection is to another database than the ledger's"
-            raise WrongDatabase(message, hint="join a connection to the ledger's own database")
+            raise _another_database()
+
+
+def _another_database() -> WrongDatabase:
+    message = "the connection is to another database than the ledger's"
+    return WrongDatabase(message, hint="join a connection to the ledger's own database")
 
 
 def _identity_seen_by(connection: Connection) -> str | None:

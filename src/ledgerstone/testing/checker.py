@@ -106,9 +106,7 @@ def connect(url: str) -> Any:
     """The bare driver's connection."""
     parts = urlsplit(url)
     if parts.scheme == "sqlite":
-        import pysqlite3.dbapi2 as sqlite
-
-        return sqlite.connect(parts.path[1:], timeout=60)
+        return _sqlite().connect(parts.path[1:], timeout=60)
     if parts.scheme == "postgresql":
         import psycopg
 
@@ -123,6 +121,17 @@ def connect(url: str) -> Any:
         database=parts.path[1:],
         charset="utf8mb4",
     )
+
+
+def _sqlite() -> Any:
+    """The copy of SQLite that the rest of a test uses: two in one process would not do."""
+    import sqlite3
+
+    if sqlite3.sqlite_version_info >= (3, 51, 3):
+        return sqlite3
+    import pysqlite3.dbapi2
+
+    return pysqlite3.dbapi2
 
 
 def _say(problems: list[str], what: str, keys: set[str]) -> None:
