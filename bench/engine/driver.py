@@ -61,6 +61,9 @@ def _execute(cursor: Any, call: Call, rows: Rows) -> None:
         case Travel.ARRAYS:
             for slot, array in zip(call.slots, _columns(call.parts, rows), strict=True):
                 parameters[slot] = array
+        case Travel.ARRAY_TEXTS:
+            for slot, part in zip(call.slots, call.parts, strict=True):
+                parameters[slot] = "{" + ",".join(_words(part, rows)) + "}"
         case Travel.DOCUMENT:
             travelling = list(zip(*_columns(call.parts, rows), strict=True))
             parameters[call.slots[0]] = msgspec.json.encode(travelling).decode()
@@ -83,3 +86,10 @@ def _column(part: Part, rows: Rows) -> list[Any]:
         column = part.column
         return [row[column] for row in rows]
     return list(range(len(rows))) if part.position else [part.value] * len(rows)
+
+
+def _words(part: Part, rows: Rows) -> Sequence[str]:
+    """What travels for the rows, as the words of an array; nothing of it needs to be quoted."""
+    if part.column is None and not part.position:
+        return ["NULL" if part.value is None else str(part.value)] * len(rows)
+    return [str(value) for value in _column(part, rows)]

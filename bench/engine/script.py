@@ -34,7 +34,9 @@ class Travel(Enum):
     ROWS = "rows"
     """`executemany`, a tuple of parameters for each row."""
     ARRAYS = "arrays"
-    """One named array for each column."""
+    """A list for each column."""
+    ARRAY_TEXTS = "array texts"
+    """The text of an array for each column: `{1,2}`."""
     DOCUMENT = "document"
     """One JSON document among the parameters."""
 
@@ -161,22 +163,41 @@ class _Marks:
 
 def _call(heard: _Heard, marks: _Marks) -> Call:
     """The statement with its rows replaced by where their values come from."""
-    text, given = heard.text, heard.parameters
+    given = heard.parameters
     if heard.many:
-        return Call(text=text, travel=Travel.ROWS, parts=marks.parts(given))
-    parameters = given.copy() if isinstance(given, dict) else list(given)
-    named = list(given.items() if isinstance(given, dict) else enumerate(given))
-    arrays = {slot: value for slot, value in named if isinstance(value, list)}
-    if arrays:
-        parts = tuple(map(marks.part, arrays.values()))
-        slots = tuple(arrays)
-        return Call(
-            text=text, travel=Travel.ARRAYS, parameters=parameters, slots=slots, parts=parts
-        )
-    for slot, value in named:
-        if isinstance(value, str) and value.startswith("[["):
-            parts = marks.parts(msgspec.json.decode(value))
-            return Call(
-                text=text, travel=Travel.DOCUMENT, parameters=parameters, slots=(slot,), parts=parts
-            )
-    return Call(text=text, travel=Travel.NONE, parameters=parameters)
+        return Call(text=heard.text, travel=Travel.ROWS, parts=marks.parts(given))
+    named = given if isinstance(given, dict) else dict(enumerate(given))
+    lists = {slot: value for slot, value in named.items() if isinstance(value, list)}
+    texts = {slot: _values(value) for slot, value in named.items() if _begins(value, "{")}
+    documents = {slot: value for slot, value in named.items() if _begins(value, "[[")}
+    parts: tuple[Part, ...] = ()
+    travel = Travel.NONE
+    if lists:
+        travel, parts = Travel.ARRAYS, tuple(map(marks.part, lists.values()))
+    elif texts:
+        travel, parts = Travel.ARRAY_TEXTS, tuple(map(marks.part, texts.values()))
+    elif documents:
+        (document,) = documents.values()
+        travel, parts = Travel.DOCUMENT, marks.parts(msgspec.json.decode(document))
+    return Call(
+        text=heard.text,
+        travel=travel,
+        parameters=given.copy() if isinstance(given, dict) else list(given),
+        slots=tuple(lists or texts or documents),
+        parts=parts,
+    )
+
+
+def _begins(value: Any, sign: str) -> bool:
+    return isinstance(value, str) and value.startswith(sign)
+
+
+def _values(text: str) -> list[Any]:
+    """What the text of an array holds; enough for ids, numbers, states and NULL."""
+    return [_value(part) for part in text.strip("{}").split(",")]
+
+
+def _value(part: str) -> Any:
+    if part.startswith('"'):
+        return part.strip('"')
+    return None if part == "NULL" else int(part)

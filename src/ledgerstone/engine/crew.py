@@ -14,11 +14,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ledgerstone.engine import outcomes
 from ledgerstone.engine.runners.loop import LoopRunner
+from ledgerstone.engine.runners.processes import Child
 from ledgerstone.engine.runners.threads import ThreadRunner
 from ledgerstone.engine.source import Claim, Handler, Outcome, Where
 
@@ -46,14 +46,15 @@ class Crew:
     ) -> None:
         self.places = places
         self.running = 0
-        self.waiting: deque[Claim] = deque()
+        self.waiting: deque[tuple[Claim, Handler]] = deque()
+        self._calling = False
         self._handler = handler
         self._atomic = atomic
         self._came_out = came_out
         self._done = done
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
-        self._threads = ThreadRunner(self._run, self._next_for_thread)
+        self._threads = ThreadRunner(self._run, self._begun, self._next_for_thread)
         self._loop = LoopRunner(came_out, self._finish)
 
     @property
@@ -64,28 +65,34 @@ class Crew:
 
     def start(self, claims: Sequence[Claim]) -> None:
         """Take these on: at once where a place is free, the rest wait."""
+        tasks = []
+        for claim in claims:
+            try:
+                tasks.append((claim, self._handler(claim)))
+            except Exception as error:  # noqa: BLE001 - nothing can run it: that is its outcome
+                self._done(claim, outcomes.of_error(claim, error))
         with self._lock:
-            self.waiting.extend(claims)
-            while self.waiting and self.running < self.places:
-                self.running += 1
-                self._place(self.waiting.popleft())
+            self.waiting.extend(tasks)
+            self._fill_places()
 
     def drop_waiting(self) -> list[Claim]:
         """Take back what has not begun."""
         with self._lock:
-            dropped = list(self.waiting)
+            dropped = [claim for claim, _ in self.waiting]
             self.waiting.clear()
             return dropped
 
     def interrupt(self, claim: Claim, error: LedgerstoneError) -> bool:
         """Raise the error into its handler; True if it only waited and is dropped."""
         with self._lock:
-            # A copy, and perhaps in vain: threads take from the left without the lock.
-            for waiting in list(self.waiting):
-                if waiting is claim:
-                    with suppress(ValueError):
-                        self.waiting.remove(claim)
-                        return True
+            # A copy: threads take from the left without the lock.
+            for task in list(self.waiting):
+                if task[0] is claim:
+                    try:
+                        self.waiting.remove(task)
+                    except ValueError:
+                        break
+                    return True
         if not self._threads.interrupt(claim, error):
             self._loop.interrupt(claim, error)
         return False
@@ -106,20 +113,42 @@ class Crew:
 
     def run_here(self, claim: Claim) -> Outcome | None:
         """Run one in the calling thread (for a step by step drive)."""
-        return self._run(claim, None)
-
-    def _place(self, claim: Claim) -> None:
-        if self._for_loop(claim):
-            self._loop.start(claim, self._handler(claim))
-        else:
-            self._threads.start(claim)
-
-    def _run(self, claim: Claim, child: Any) -> Outcome | None:
         try:
             handler = self._handler(claim)
+        except Exception as error:  # noqa: BLE001 - nothing can run it: that is its outcome
+            return outcomes.of_error(claim, error)
+        return self._run(claim, handler, None)
+
+    def _fill_places(self) -> None:
+        """Begin what waits; threads are called one at a time, and each calls the next.
+
+        While handlers are quick, the first thread is through with all of them before a second has
+        woken up: waking every thread for every batch would cost more than the handlers.
+        """
+        while self.waiting and self.running < self.places and not self._calling:
+            self.running += 1
+            self._place(*self.waiting.popleft())
+
+    def _begun(self) -> None:
+        """The thread that was called is there."""
+        with self._lock:
+            self._calling = False
+            self._fill_places()
+
+    def _place(self, claim: Claim, handler: Handler) -> None:
+        if handler.where is Where.LOOP and not handler.atomic:
+            self._loop.start(claim, handler)
+        else:
+            self._calling = True
+            self._threads.start(claim, handler)
+
+    def _run(self, claim: Claim, handler: Handler, child: Child | None) -> Outcome | None:
+        try:
             if handler.atomic:
                 return self._atomic(claim, handler)
-            if handler.where is Where.PROCESS and child is not None:
+            if handler.where is Where.THREAD:
+                value = handler.call(claim)
+            elif handler.where is Where.PROCESS and child is not None:
                 value = child.call(handler.call, claim)
             elif handler.where is Where.LOOP:
                 value = run_coroutine(handler.call, claim)
@@ -129,7 +158,9 @@ class Crew:
             return outcomes.of_error(claim, error)
         return self._came_out(claim, value)
 
-    def _next_for_thread(self, claim: Claim, outcome: Outcome | None) -> Claim | None:
+    def _next_for_thread(
+        self, claim: Claim, outcome: Outcome | None
+    ) -> tuple[Claim, Handler] | None:
         """A thread's handler ended: report it, and answer the next claim for that thread."""
         self._done(claim, outcome)
         while True:
@@ -139,17 +170,11 @@ class Crew:
                 if self._leave():
                     return None
                 continue
-            if not self._for_loop(following):
+            handler = following[1]
+            if handler.where is not Where.LOOP or handler.atomic:
                 return following
-            self._place(following)
+            self._loop.start(*following)
             return None
-
-    def _for_loop(self, claim: Claim) -> bool:
-        try:
-            handler = self._handler(claim)
-        except Exception:  # noqa: BLE001 - a thread meets it again, where it is the outcome
-            return False
-        return handler.where is Where.LOOP and not handler.atomic
 
     def _finish(self, claim: Claim, outcome: Outcome | None) -> None:
         """A task of the loop ended: report it and pass its place on."""
@@ -161,7 +186,7 @@ class Crew:
                 if self._leave():
                     return
                 continue
-            self._place(following)
+            self._place(*following)
             return
 
     def _leave(self) -> bool:

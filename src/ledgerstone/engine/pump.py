@@ -133,7 +133,7 @@ class Pump:
         refused = self.tally.refused
         settled = self._settle(self._taken())
         room = min(limit or self._settings.batch_max, self._settings.batch_max)
-        claims = self._database.run(lambda tx: self._claim(tx, room))
+        claims = self._claim_some(room)
         for claim in self._accepted(claims):
             self._done(claim, self._crew.run_here(claim))
         settled += self._settle(self._taken())
@@ -269,7 +269,7 @@ class Pump:
             if room <= 0:
                 continue
             try:
-                claims = self._database.run(lambda tx, r=room: self._claim(tx, r))  # type: ignore[misc]
+                claims = self._claim_some(room)
             except LedgerstoneError as error:
                 self._trouble(error)
                 continue
@@ -296,10 +296,13 @@ class Pump:
             return refused, self._claim(tx, room) if room > 0 else ()
 
         try:
-            return self._database.run(work)
+            return self._database.run(work, hopeful=True)
         except BaseException:
             self._keep(finished)
             raise
+
+    def _claim_some(self, room: int) -> Sequence[Claim]:
+        return self._database.run(lambda tx: self._claim(tx, room), hopeful=True)
 
     def _claim(self, tx: Transaction, room: int) -> Sequence[Claim]:
         ask = Ask(room, self._worker, self._settings.lease_seconds, self._breakers.open_targets())
@@ -339,7 +342,7 @@ class Pump:
         if not finished:
             return 0
         try:
-            refused = self._database.run(lambda tx: self._settle_in(tx, finished))
+            refused = self._database.run(lambda tx: self._settle_in(tx, finished), hopeful=True)
         except BaseException:
             self._keep(finished)
             raise
@@ -355,10 +358,9 @@ class Pump:
         if not finished:
             return
         hit("pump.settled")
-        for outcome in finished:
-            self._release(outcome)
-        for outcome in refused:
-            self._count(outcome, -1)
+        self._release(finished)
+        self._count(finished, 1)
+        self._count(refused, -1)
         self._settling -= len(finished)
         if self._pace.more:
             # Claiming may have stopped because too much was unsettled.
@@ -373,20 +375,21 @@ class Pump:
                 outcome.claim.attempt,
             )
 
-    def _release(self, outcome: Outcome) -> None:
-        claim = outcome.claim
-        # It may have been returned and claimed anew meanwhile: that is another claim.
-        if self._held.get(claim.key) is claim:
-            del self._held[claim.key]
-        self._count(outcome, 1)
+    def _release(self, settled: Sequence[Outcome]) -> None:
+        held = self._held
+        for outcome in settled:
+            claim = outcome.claim
+            # It may have been returned and claimed anew meanwhile: that is another claim.
+            if held.get(claim.key) is claim:
+                del held[claim.key]
 
-    def _count(self, outcome: Outcome, by: int) -> None:
-        if outcome.verdict is Verdict.DONE:
-            self.tally.done += by
-        elif outcome.verdict is Verdict.RETURNED or outcome.verdict is Verdict.SNOOZED:
-            self.tally.returned += by
-        else:
-            self.tally.failed += by
+    def _count(self, settled: Sequence[Outcome], by: int) -> None:
+        verdicts = [outcome.verdict for outcome in settled]
+        done = verdicts.count(Verdict.DONE)
+        returned = verdicts.count(Verdict.RETURNED) + verdicts.count(Verdict.SNOOZED)
+        self.tally.done += by * done
+        self.tally.returned += by * returned
+        self.tally.failed += by * (len(verdicts) - done - returned)
 
     def _done(self, claim: Claim, outcome: Outcome | None) -> None:
         """A handler ended. None: an atomic one that is settled already."""
@@ -434,11 +437,13 @@ class Pump:
             return outcome
 
         try:
-            self._release(self._handlers_database.run(work))
+            settled = [self._handlers_database.run(work)]
         except _NotKept as not_kept:
             return not_kept.outcome
         except BaseException as error:  # noqa: BLE001 - rolled back; it is the item's outcome
             return outcome_of.of_error(claim, error)
+        self._release(settled)
+        self._count(settled, 1)
         return None
 
     def _room(self) -> int:

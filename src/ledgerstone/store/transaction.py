@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ledgerstone.errors import StoreError
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from ledgerstone.store.database import Database
+
+
+class SomeRefused(Exception):
+    """Not every row of a batch took effect: it is undone, to be carried out row by row."""
 
 
 class Transaction:
@@ -29,6 +33,7 @@ class Transaction:
         self.database = database
         self.connection = connection
         self.joined = joined
+        self.hopeful = False
         self.woken: set[str] = set()
         self._savepoints = 0
 
@@ -55,6 +60,13 @@ class Transaction:
                     raise
             raise
         self.command(f"RELEASE SAVEPOINT {name}")
+
+    def trial(self) -> AbstractContextManager[None]:
+        """What a batch is tried in, to be undone if some of its rows are refused.
+
+        A savepoint; nothing where the transaction is `hopeful`: then all of it is done again.
+        """
+        return nullcontext() if self.hopeful else self.savepoint()
 
     def command(self, text: str) -> None:
         """Run a statement without parameters or rows, on the driver."""

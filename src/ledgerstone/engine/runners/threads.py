@@ -1,8 +1,10 @@
 """Sync handlers, each in a thread; and the error that is raised into a running one.
 
 CPython raises an error in another thread when that thread next runs bytecode: a handler that waits
-in a system call notices when the call returns. The thread's `claim` is set and cleared under its
-lock, so an error meant for one claim never reaches the next.
+in a system call notices when the call returns. Who raises an error says so in `error` before
+looking at the thread's `claim`, and the thread clears its `claim` before looking at `error`: one of
+the two sees the other, so an error meant for one claim never reaches the next, and a handler that
+nobody interrupts takes no lock.
 """
 
 from __future__ import annotations
@@ -10,16 +12,15 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from queue import SimpleQueue
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ledgerstone.engine import outcomes
 from ledgerstone.engine.runners.processes import Child
 
 if TYPE_CHECKING:
-    from ledgerstone.engine.source import Claim, Outcome
+    from ledgerstone.engine.source import Claim, Handler, Outcome
     from ledgerstone.errors import LedgerstoneError
 
 
@@ -44,12 +45,14 @@ class ThreadRunner:
 
     def __init__(
         self,
-        run: Callable[[Claim, Any], Outcome | None],
-        following: Callable[[Claim, Outcome | None], Claim | None],
+        run: Callable[[Claim, Handler, Child], Outcome | None],
+        begun: Callable[[], None],
+        following: Callable[[Claim, Outcome | None], tuple[Claim, Handler] | None],
     ) -> None:
         self._run = run
+        self._begun = begun
         self._following = following
-        self._inbox: SimpleQueue[Claim | None] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[Claim, Handler] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
         self._workers: set[_Worker] = set()
@@ -65,13 +68,13 @@ class ThreadRunner:
                 count += worker.count
             return seconds, count
 
-    def start(self, claim: Claim) -> None:
+    def start(self, claim: Claim, handler: Handler) -> None:
         """Run this claim in a free thread, or in a new one."""
         with self._lock:
             spawn = self._idle == 0
             if not spawn:
                 self._idle -= 1
-        self._inbox.put(claim)
+        self._inbox.put((claim, handler))
         if spawn:
             worker = _Worker()
             thread = threading.Thread(
@@ -86,12 +89,15 @@ class ThreadRunner:
         with self._lock:
             workers = list(self._workers)
         for worker in workers:
+            if worker.claim is not claim:
+                continue
             with worker.lock:
+                worker.error = error
                 if worker.claim is claim:
-                    worker.error = error
                     worker.child.kill()
                     raise_in(worker.ident, type(error))
                     return True
+                worker.error = None
         return False
 
     def overdue(self) -> list[Claim]:
@@ -118,11 +124,12 @@ class ThreadRunner:
     def _work(self, worker: _Worker) -> None:
         worker.ident = threading.get_ident()
         try:
-            while (claim := self._inbox.get()) is not None:
-                following: Claim | None = claim
+            while (task := self._inbox.get()) is not None:
+                self._begun()
+                following: tuple[Claim, Handler] | None = task
                 while following is not None:
-                    outcome = self._attempt(worker, following)
-                    following = self._following(following, outcome)
+                    claim, handler = following
+                    following = self._following(claim, self._attempt(worker, claim, handler))
                 with self._lock:
                     self._idle += 1
         finally:
@@ -131,35 +138,36 @@ class ThreadRunner:
                 self._workers.discard(worker)
                 self._past = (self._past[0] + worker.spent, self._past[1] + worker.count)
 
-    def _attempt(self, worker: _Worker, claim: Claim) -> Outcome | None:
-        started = perf_counter()
+    def _attempt(self, worker: _Worker, claim: Claim, handler: Handler) -> Outcome | None:
+        worker.started = started = perf_counter()
         try:
-            with worker.lock:
-                worker.started = started
-                worker.claim = claim
-            outcome = self._run(claim, worker.child)
+            worker.claim = claim
+            outcome = self._run(claim, handler, worker.child)
         except BaseException as error:  # noqa: BLE001 - the raised-in error may land anywhere above
             outcome = outcomes.of_error(claim, error)
-        outcome = self._calm(worker, claim, outcome)
+        while True:
+            try:
+                worker.claim = None
+                if worker.error is not None:
+                    outcome = self._told(worker, claim, outcome)
+                break
+            except BaseException:  # noqa: BLE001, S112 - the raised-in error landed here: once more
+                continue
         worker.spent += perf_counter() - started
         worker.count += 1
         return outcome
 
     @staticmethod
-    def _calm(worker: _Worker, claim: Claim, outcome: Outcome | None) -> Outcome | None:
-        """From here on nothing is raised into this thread; what was, is the outcome."""
-        error: LedgerstoneError | None = None
-        calm = False
-        while not calm:
-            # What was raised into this thread may land here as well: then once more.
-            with suppress(BaseException), worker.lock:
-                worker.claim = None
-                error = error or worker.error
-                worker.error = None
-                if error is not None:
-                    raise_in(worker.ident, None)
-                calm = True
-        return outcomes.of_error(claim, error) if error is not None else outcome
+    def _told(worker: _Worker, claim: Claim, outcome: Outcome | None) -> Outcome | None:
+        """What was raised into this thread is the outcome, and is not raised any more."""
+        with worker.lock:
+            error = worker.error
+            if error is None:
+                return outcome
+            # In this order: until it is taken back it may be raised, and then this is repeated.
+            raise_in(worker.ident, None)
+            worker.error = None
+        return outcomes.of_error(claim, error)
 
 
 def raise_in(ident: int, kind: type[BaseException] | None) -> None:

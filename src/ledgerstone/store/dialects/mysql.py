@@ -32,6 +32,7 @@ from ledgerstone.errors import Duplicate, StoreBusy, Unsupported
 from ledgerstone.store.batch import ClaimEach, Incoming, InsertEach, UpdateEach
 from ledgerstone.store.faults import refused
 from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.transaction import SomeRefused
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL, Connection
@@ -98,14 +99,16 @@ class MySQL:
         ordered = sorted(range(len(rows)), key=lambda i: rows[i][position])
         changed = 0
         try:
-            with tx.savepoint():
+            with tx.trial():
                 document = _document([rows[i] for i in ordered])
                 changed = statement.run(tx, rows=document, **common)
                 if changed == len(rows):
                     return []
-                raise _SomeRefused
-        except _SomeRefused:
+                raise SomeRefused
+        except SomeRefused:
             tx.database.measure.take_back(statement.name, written=changed)
+            if tx.hopeful:
+                raise
             return [
                 i
                 for i, row in enumerate(rows)
@@ -303,7 +306,3 @@ def _document(rows: Sequence[Row]) -> str:
         return msgspec.json.encode(rows).decode()
     except (OverflowError, UnicodeError) as error:
         raise refused(error) from error
-
-
-class _SomeRefused(Exception):
-    """Undoes the savepoint."""

@@ -18,6 +18,7 @@ from sqlalchemy.dialects.sqlite import insert
 from ledgerstone.errors import BadInput, Unsupported
 from ledgerstone.store.batch import ClaimEach, Incoming, InsertEach, UpdateEach
 from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.transaction import SomeRefused
 from ledgerstone.store.wakeups.data_version import DataVersionWatcher
 
 if TYPE_CHECKING:
@@ -249,15 +250,13 @@ def _optimistic(
     if len(rows) > 1:
         changed = 0
         try:
-            with tx.savepoint():
+            with tx.trial():
                 changed = statement.run_each(tx, names, rows, **common)
                 if changed == len(rows):
                     return []
-                raise _SomeRefused
-        except _SomeRefused:
+                raise SomeRefused
+        except SomeRefused:
             tx.database.measure.take_back(statement.name, written=changed)
+            if tx.hopeful:
+                raise
     return [i for i, row in enumerate(rows) if not run_one(row)]
-
-
-class _SomeRefused(Exception):
-    """Undoes the savepoint."""
