@@ -461,7 +461,7 @@ def started(server: S) -> Iterator[S]:
     try:
         server.start()
     except ServerMissing as missing:
-        pytest.skip(f"server not installed: {missing}")
+        pytest.fail(f"server not installed: {missing}")
     try:
         yield server
     finally:
