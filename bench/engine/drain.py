@@ -66,10 +66,11 @@ def _drained(ledger: Ledger, source: Watched, total: int) -> Timing:
     pump = worker.pumps[0]
     settle_memory()
     worker.start()
-    source.nearly.wait(DRAIN_SECONDS_MAX)
-    # Settled, not yet committed: the pump counts what is.
     deadline = perf_counter() + DRAIN_SECONDS_MAX
-    while pump.tally.done < total and perf_counter() < deadline:
+    while not source.nearly.wait(1.0) and perf_counter() < deadline and pump.failure is None:
+        pass
+    # Settled, not yet committed: the pump counts what is.
+    while pump.tally.done < total and perf_counter() < deadline and pump.failure is None:
         sleep(LOOK_SECONDS)
     ended, cpu_ended = perf_counter(), process_time()
     worker.stop()

@@ -2,8 +2,7 @@
 
 The real source claims and settles two chores of a scratch database while its cursor is listened to.
 Values that came from the claimed rows are recognised by marks that nothing else holds, so that the
-driver can later put its own rows in their place. Savepoints are left out: they are the source's way
-to find a refused row, and a program that met none would not need them.
+driver can later put its own rows in their place. The transactions are hopeful, as the pump's are.
 """
 
 from __future__ import annotations
@@ -140,6 +139,7 @@ def _listening(ledger: Ledger) -> Iterator[tuple[Transaction, list[_Heard]]]:
     with ledger.transaction() as tx:
         listening = _Overheard(ledger.database, tx.connection)
         listening.heard = []
+        listening.hopeful = True
         yield listening, listening.heard
 
 

@@ -29,7 +29,7 @@ EVERYWHERE = {"settings", "server", "database", "wake-ups", "schema", "clock", "
 ONLY_ON = {
     "sqlite": {"driver", "folder", "disk", "file", "journal_mode", "synchronous", "auto_vacuum"},
     "postgres": {"pooler", "fsync", "synchronous_commit", "isolation"},
-    "mysql": {"innodb_flush_log_at_trx_commit", "sql_mode", "isolation"},
+    "mysql": {"innodb_flush_log_at_trx_commit", "sql_mode", "isolation", "max_allowed_packet"},
 }
 # The servers of quick tests do not wait for the disk, and a doctor must notice.
 CARELESS = {
@@ -263,3 +263,20 @@ def test_a_careful_server_is_in_order(
         ended = program.run("--url", server.url, "doctor", "--json")
 
     assert (ended.code, ended.json["warnings"], ended.json["problems"]) == (0, 0, 0)
+
+
+@pytest.mark.mysql
+def test_bodies_fit_into_a_packet(program: Program, quick_mariadb: PrivateMariaDB) -> None:
+    """A limit of the server that the largest allowed body would meet is told."""
+    url = quick_mariadb.create_database("packets")
+    program.run("--url", url, "migrate")
+
+    fits = found(program.run("--url", url, "doctor", "--json"))
+    large = {"LEDGERSTONE_STORE_BODY_BYTES_MAX": "8388608"}
+    larger = program.run("--url", url, "doctor", "--json", **large)
+    quick_mariadb.drop_database("packets")
+
+    assert fits["max_allowed_packet"]["verdict"] == "ok"
+    told = found(larger)["max_allowed_packet"]
+    assert told["verdict"] == "warning"
+    assert told["todo"] == "set it to 33,554,432, or store.body_bytes_max to 4,194,304"

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import copytree
@@ -92,13 +93,13 @@ def backend() -> Iterator[PrivatePostgres]:
     ],
 )
 def make(request: pytest.FixtureRequest) -> Make:
+    if request.param == "pgbouncer":
+        # Here and not when it is made: a test may have its own temporary folder by then.
+        return partial(PrivatePgBouncer, request.getfixturevalue("backend"))
     kinds: dict[str, Make] = {
         "postgres": PrivatePostgres,
         "mariadb": PrivateMariaDB,
         "rabbitmq": PrivateRabbitMQ,
-        "pgbouncer": lambda **options: PrivatePgBouncer(
-            request.getfixturevalue("backend"), **options
-        ),
     }
     return kinds[request.param]
 

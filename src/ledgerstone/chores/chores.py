@@ -12,7 +12,7 @@ from ledgerstone.chores.states import Status
 from ledgerstone.chores.tables import KEY_CHARS_MAX, chore, chore_event, tables
 from ledgerstone.errors import BadInput, KeyConflict, NotFound, StoreBusy
 from ledgerstone.ids import new_id
-from ledgerstone.store.batch import InsertEach
+from ledgerstone.store.batch import AppendEach, InsertEach
 from ledgerstone.store.body import decode, encode
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.names import check_name
@@ -82,7 +82,7 @@ _insert = InsertEach(
         "created_at_ms": now_ms(),
     },
 )
-record = InsertEach(
+record = AppendEach(
     "chores.record",
     chore_event,
     incoming=(

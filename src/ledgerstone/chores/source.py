@@ -12,7 +12,7 @@ from ledgerstone.chores.states import Status
 from ledgerstone.chores.tables import REASON_CHARS_MAX, chore, chore_event
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Verdict
-from ledgerstone.store.batch import ClaimEach, InsertEach, UpdateEach
+from ledgerstone.store.batch import AppendEach, ClaimEach, UpdateEach
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.statement import Row, Statement
 
@@ -141,7 +141,7 @@ _max_attempts = Statement(
     "chores.max_attempts",
     select(chore.c.max_attempts).where(chore.c.id == bindparam("id", type_=chore.c.id.type)),
 )
-_refuse = InsertEach(
+_refuse = AppendEach(
     "chores.refuse",
     chore_event,
     incoming=(

@@ -36,6 +36,8 @@ from ledgerstone.store.expressions import database_now_ms
 from ledgerstone.store.tables import worker
 
 LATENCY_TRIES = 5
+QUOTED_MAX = 4
+"""A quote in a body is quoted as part of a document, and once more as part of a statement."""
 LATENCY_MS_MAX = 50.0
 SKEW_MS_MAX = 1000
 FREE_BYTES_LOW = 1 << 30
@@ -236,7 +238,7 @@ _EXPECTED = {
 }
 
 
-def _server_settings(database: Examined, _: Settings) -> Iterator[Check]:
+def _server_settings(database: Examined, settings: Settings) -> Iterator[Check]:
     with database.reading() as tx:
         facts = dict(database.dialect.describe(tx.connection))
         if not database.dialect.embedded:
@@ -249,6 +251,18 @@ def _server_settings(database: Examined, _: Settings) -> Iterator[Check]:
             yield _ok(name, found)
         else:
             yield Check(name, expected.otherwise, found, expected.todo)
+    if (packet := facts.get("max_allowed_packet")) is not None:
+        yield _packet(int(packet), settings.store.body_bytes_max)
+
+
+def _packet(bytes_max: int, body_bytes_max: int) -> Check:
+    """The largest body fits into what the server takes at once, however much of it is quoted."""
+    needed = body_bytes_max * QUOTED_MAX
+    name, found = "max_allowed_packet", f"{bytes_max:,} bytes"
+    if bytes_max >= needed:
+        return _ok(name, found)
+    todo = f"set it to {needed:,}, or store.body_bytes_max to {bytes_max // QUOTED_MAX:,}"
+    return _warning(name, f"{found}: too few for the largest body", todo)
 
 
 def _wakeups(database: Examined, _: Settings) -> Iterator[Check]:

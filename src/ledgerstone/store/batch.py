@@ -1,8 +1,8 @@
 """Statements over many rows at once, written once and carried out natively by each dialect.
 
-The rows of a batch travel together: as arrays on PostgreSQL, as one JSON document on MySQL, by the
-driver's own loop on SQLite. A statement names the columns that travel and refers to them through
-`Incoming`:
+The rows of a batch travel together: as arrays on PostgreSQL, as one JSON document elsewhere, which
+the database reads while Python does other things. A statement names the columns that travel, which
+hold text and whole numbers, and refers to them through `Incoming`:
 
     settle = UpdateEach(
         "chores.settle",
@@ -23,10 +23,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sqlalchemy import Text, literal, null
 from sqlalchemy.sql.elements import ColumnClause, ColumnElement, UnaryExpression
 from sqlalchemy.sql.operators import desc_op
 
+from ledgerstone.store.faults import refused
 from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ class UpdateEach:
 
     - All of a batch happen in the caller's transaction.
     - Answers the positions of the rows that no row of the table matched, in order.
+    - The key stays as it is.
     """
 
     def __init__(
@@ -78,14 +81,47 @@ class UpdateEach:
         self.statements: dict[str, Statement] = {}
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> list[int]:
-        refused: list[int] = []
+        unmatched: list[int] = []
         for start, part in _parts(rows, self.incoming):
             found = tx.database.dialect.update_each(self, tx, part, common)
-            refused.extend(start + i for i in found)
-        return refused
+            unmatched.extend(start + i for i in found)
+        return unmatched
 
 
-class InsertEach:
+class Adding:
+    """What adds rows: the columns that travel, and what else is written with them."""
+
+    def __init__(
+        self,
+        name: str,
+        table: Table,
+        *,
+        incoming: Sequence[ColumnClause[Any]],
+        values: Callable[[Incoming], Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.name = name
+        self.table = table
+        self.incoming = incoming
+        self.values = values
+        self.statements: dict[str, Statement] = {}
+
+    def assignments(self, row: Incoming) -> dict[str, Any]:
+        """Column by column, what is inserted for a travelling row."""
+        carried = {column.name: getattr(row, column.name) for column in self.incoming}
+        extra = self.values(row) if self.values else {}
+        written = {name: _written(self.table.c[name], value) for name, value in extra.items()}
+        return carried | written
+
+
+class AppendEach(Adding):
+    """Add many rows of which none can be taken already: a journal."""
+
+    def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> None:
+        for _, part in _parts(rows, self.incoming):
+            tx.database.dialect.append_each(self, tx, part, common)
+
+
+class InsertEach(Adding):
     """Add many rows; a row whose unique value is taken is left out.
 
     - Answers the positions of the rows that were left out, in order.
@@ -101,13 +137,9 @@ class InsertEach:
         values: Callable[[Incoming], Mapping[str, Any]] | None = None,
         key: ColumnClause[Any] | None = None,
     ) -> None:
-        self.name = name
-        self.table = table
-        self.incoming = incoming
-        self.values = values
+        super().__init__(name, table, incoming=incoming, values=values)
         self.key = key if key is not None else incoming[0]
         self.key_position = [column.name for column in incoming].index(self.key.name)
-        self.statements: dict[str, Statement] = {}
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> list[int]:
         left_out: list[int] = []
@@ -117,13 +149,6 @@ class InsertEach:
         if left_out:
             tx.database.measure.note(self.name, 0.0, refused=len(left_out))
         return left_out
-
-    def assignments(self, row: Incoming) -> dict[str, Any]:
-        """Column by column, what is inserted for a travelling row."""
-        carried = {column.name: getattr(row, column.name) for column in self.incoming}
-        extra = self.values(row) if self.values else {}
-        written = {name: _written(self.table.c[name], value) for name, value in extra.items()}
-        return carried | written
 
 
 class ClaimEach:
@@ -176,6 +201,29 @@ class ClaimEach:
         for i, part in reversed(list(enumerate(self.order_by, start=width))):
             rows.sort(key=itemgetter(i), reverse=_plain(part) is not part)
         return [row[:width] for row in rows]
+
+
+def missed(
+    rows: Sequence[Row], key_position: int, carry_out: Callable[[Sequence[Row]], Sequence[Row]]
+) -> list[int]:
+    """The positions of the rows whose key is not among those that carrying them out answers."""
+    keys = [row[key_position] for row in rows]
+    if len(set(keys)) < len(keys):
+        # One by one, for a key that is answered would not say which of its rows took effect.
+        return [i for i, row in enumerate(rows) if not carry_out([row])]
+    done = carry_out(rows)
+    if len(done) == len(rows):
+        return []
+    found = {str(row[0]) for row in done}
+    return [i for i, key in enumerate(keys) if str(key) not in found]
+
+
+def document(rows: Sequence[Row]) -> str:
+    """The rows as one JSON document."""
+    try:
+        return msgspec.json.encode(rows).decode()
+    except (OverflowError, UnicodeError) as error:
+        raise refused(error) from error
 
 
 def _parts(

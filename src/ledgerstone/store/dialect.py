@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL, Connection
 
     from ledgerstone.settings import StoreSettings
-    from ledgerstone.store.batch import ClaimEach, InsertEach, UpdateEach
+    from ledgerstone.store.batch import AppendEach, ClaimEach, InsertEach, UpdateEach
     from ledgerstone.store.statement import Row
     from ledgerstone.store.transaction import Transaction
     from ledgerstone.store.wakeup import Bells, Watcher
@@ -28,7 +28,7 @@ class Dialect(Protocol):
     - `open` answers an engine whose connections have the documented settings.
     - `one_writer` says that a second writer waits for the first, wherever it writes: claims and
       settlements are then worth one transaction, elsewhere two connections.
-    - `update_each`, `insert_each`, `claim_each` carry out a batch, see `batch`.
+    - `update_each`, `append_each`, `insert_each`, `claim_each` carry out a batch, see `batch`.
     - `announce` makes channels ring in other processes when the transaction commits.
     - `watcher` answers what listens for them, or None where only polling can tell.
     - `migrating` holds off every other process that migrates the same database.
@@ -45,6 +45,10 @@ class Dialect(Protocol):
     def update_each(
         self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]: ...
+
+    def append_each(
+        self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> None: ...
 
     def insert_each(
         self, operation: InsertEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]

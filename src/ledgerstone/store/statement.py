@@ -8,8 +8,7 @@ strings, numbers and bytes on all databases.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -62,14 +61,6 @@ class Compiled:
             return values
         return tuple([values[name] for name in self._order])
 
-    def each(self, names: Sequence[str], rows: Sequence[Row], common: dict[str, Any]) -> list[Row]:
-        """What the driver's `executemany` takes: each row, completed by what is common to all."""
-        shared = self._fixed | common
-        pool = (*names, *shared)
-        rest = tuple(shared.values())
-        pick = itemgetter(*[pool.index(name) for name in self._order or ()])
-        return [pick(row + rest) for row in rows]
-
     def _processed(self, name: str, value: Any) -> Any:
         process = self._processors.get(name)
         return process(value) if process is not None else value
@@ -114,28 +105,6 @@ class Statement:
         cursor, started = self._execute(tx, values)
         changed: int = cursor.rowcount
         cursor.close()
-        tx.database.measure.note(self.name, perf_counter() - started, written=max(changed, 0))
-        return changed
-
-    def run_each(
-        self, tx: Transaction, names: Sequence[str], rows: Sequence[Row], **common: Any
-    ) -> int:
-        """Run it for each row in one call of the driver; answers all changed rows together.
-
-        Only for drivers that take parameters by position.
-        """
-        compiled = self.compiled(tx)
-        self._fill_now(tx, compiled, common)
-        parameters = compiled.each(names, rows, common)
-        cursor = tx.cursor()
-        started = perf_counter()
-        try:
-            cursor.executemany(compiled.text, parameters)
-            changed: int = cursor.rowcount
-        except Exception as error:
-            raise refused(error) from error
-        finally:
-            cursor.close()
         tx.database.measure.note(self.name, perf_counter() - started, written=max(changed, 0))
         return changed
 

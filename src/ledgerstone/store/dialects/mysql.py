@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from sqlalchemy import (
     BigInteger,
     Engine,
@@ -29,8 +28,15 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from ledgerstone.errors import Duplicate, StoreBusy, Unsupported
-from ledgerstone.store.batch import ClaimEach, Incoming, InsertEach, UpdateEach
-from ledgerstone.store.faults import refused
+from ledgerstone.store.batch import (
+    Adding,
+    AppendEach,
+    ClaimEach,
+    Incoming,
+    InsertEach,
+    UpdateEach,
+    document,
+)
 from ledgerstone.store.statement import Row, Statement
 from ledgerstone.store.transaction import SomeRefused
 
@@ -84,6 +90,7 @@ class MySQL:
             "innodb_flush_log_at_trx_commit": ask("innodb_flush_log_at_trx_commit"),
             "sql_mode": ask("sql_mode"),
             "time_zone": ask("time_zone"),
+            "max_allowed_packet": ask("max_allowed_packet"),
         }
 
     def update_each(
@@ -100,8 +107,7 @@ class MySQL:
         changed = 0
         try:
             with tx.trial():
-                document = _document([rows[i] for i in ordered])
-                changed = statement.run(tx, rows=document, **common)
+                changed = statement.run(tx, rows=document([rows[i] for i in ordered]), **common)
                 if changed == len(rows):
                     return []
                 raise SomeRefused
@@ -112,12 +118,17 @@ class MySQL:
             return [
                 i
                 for i, row in enumerate(rows)
-                if not statement.run(tx, rows=_document([row]), **common)
+                if not statement.run(tx, rows=document([row]), **common)
             ]
 
-    def insert_each(
-        self, operation: InsertEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
-    ) -> list[int]:
+    def append_each(
+        self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> None:
+        self._add(operation, tx, rows, common)
+
+    def _add(
+        self, operation: Adding, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> None:
         statement = operation.statements.get(self.name)
         if statement is None:
             values = operation.assignments(_travelling(operation.incoming))
@@ -126,12 +137,16 @@ class MySQL:
                 insert(operation.table).from_select(list(values), select(*values.values())),
             )
             operation.statements[self.name] = statement
+        statement.run(tx, rows=document(rows), **common)
 
+    def insert_each(
+        self, operation: InsertEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> list[int]:
         # Not INSERT IGNORE: that would also swallow values that do not fit.
         def taken(part: Sequence[Row]) -> bool:
             try:
                 with tx.savepoint():
-                    statement.run(tx, rows=_document(part), **common)
+                    self._add(operation, tx, part, common)
             except Duplicate:
                 return True
             return False
@@ -151,7 +166,7 @@ class MySQL:
         rows = pick.rows(tx, limit=limit, **common)
         if rows:
             keys = sorted(row[0] for row in rows)
-            take.run(tx, rows=_document([(key,) for key in keys]), **common)
+            take.run(tx, rows=document([(key,) for key in keys]), **common)
         return [row[1:] for row in rows]
 
     def _claiming(self, operation: ClaimEach) -> tuple[Statement, Statement]:
@@ -299,10 +314,3 @@ def _index_of(key: Any) -> str | None:
         if index.columns[0] is key:
             return str(index.name)
     return None
-
-
-def _document(rows: Sequence[Row]) -> str:
-    try:
-        return msgspec.json.encode(rows).decode()
-    except (OverflowError, UnicodeError) as error:
-        raise refused(error) from error

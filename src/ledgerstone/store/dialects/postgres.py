@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,11 +23,19 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.sql.elements import ColumnClause
 
 from ledgerstone.errors import Unsupported
-from ledgerstone.store.batch import ClaimEach, Incoming, InsertEach, UpdateEach
+from ledgerstone.store.batch import (
+    Adding,
+    AppendEach,
+    ClaimEach,
+    Incoming,
+    InsertEach,
+    UpdateEach,
+    missed,
+)
 from ledgerstone.store.statement import Row, Statement
 from ledgerstone.store.wakeups.listen import CHANNEL, ListenWatcher
 
@@ -118,33 +125,28 @@ class PostgreSQL:
         taken = {row[0] for row in done}
         return [i for i in positions if i not in taken]
 
+    def append_each(
+        self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> None:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            statement = operation.statements[self.name] = Statement(
+                operation.name, _inserting(operation)
+            )
+        statement.run(tx, **common, **_arrays(operation.incoming, rows))
+
     def insert_each(
         self, operation: InsertEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]:
         statement = operation.statements.get(self.name)
         if statement is None:
-            values = operation.assignments(_travelling(operation.incoming))
-            statement = Statement(
-                operation.name,
-                insert(operation.table)
-                .from_select(list(values), select(*values.values()))
-                .on_conflict_do_nothing()
-                .returning(operation.key),
-            )
-            operation.statements[self.name] = statement
-        done = statement.rows(tx, **common, **_arrays(operation.incoming, rows))
-        if len(done) == len(rows):
-            return []
-        # Counted, for of two rows with one key only the first was added.
-        added = Counter(str(row[0]) for row in done)
-        left_out = []
-        for i, row in enumerate(rows):
-            key = str(row[operation.key_position])
-            if added[key]:
-                added[key] -= 1
-            else:
-                left_out.append(i)
-        return left_out
+            inserting = _inserting(operation).on_conflict_do_nothing().returning(operation.key)
+            statement = operation.statements[self.name] = Statement(operation.name, inserting)
+
+        def carry_out(part: Sequence[Row]) -> Sequence[Row]:
+            return statement.rows(tx, **common, **_arrays(operation.incoming, part))
+
+        return missed(rows, operation.key_position, carry_out)
 
     def claim_each(
         self, operation: ClaimEach, tx: Transaction, limit: int, common: dict[str, Any]
@@ -240,6 +242,11 @@ def _travelling(columns: Sequence[Any]) -> Incoming:
         .render_derived()
     )
     return Incoming({c.name: alias.c[c.name] for c in columns})
+
+
+def _inserting(operation: Adding) -> Insert:
+    values = operation.assignments(_travelling(operation.incoming))
+    return insert(operation.table).from_select(list(values), select(*values.values()))
 
 
 def _uncut(kind: Any) -> Any:

@@ -12,11 +12,35 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, Engine, bindparam, create_engine, event, select, update
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import (
+    BigInteger,
+    Engine,
+    Integer,
+    Text,
+    bindparam,
+    create_engine,
+    event,
+    func,
+    literal_column,
+    select,
+    true,
+    type_coerce,
+    update,
+)
+from sqlalchemy.dialects.sqlite import Insert, insert
 
 from ledgerstone.errors import BadInput, Unsupported
-from ledgerstone.store.batch import ClaimEach, Incoming, InsertEach, UpdateEach
+from ledgerstone.store.batch import (
+    Adding,
+    AppendEach,
+    ClaimEach,
+    Incoming,
+    InsertEach,
+    UpdateEach,
+    document,
+    missed,
+)
+from ledgerstone.store.faults import refused
 from ledgerstone.store.statement import Row, Statement
 from ledgerstone.store.transaction import SomeRefused
 from ledgerstone.store.wakeups.data_version import DataVersionWatcher
@@ -28,8 +52,8 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
     from ledgerstone.store.wakeup import Bells, Watcher
 
-VERSION_MIN = (3, 35, 0)
-"""RETURNING."""
+VERSION_MIN = (3, 38, 0)
+"""JSON functions are always there, and RETURNING."""
 VERSION_SOUND = (3, 51, 3)
 """Older ones can corrupt a file that several connections write in WAL mode (the WAL-reset bug)."""
 DRIVERS = {"sqlite3": "sqlite3", "pysqlite3": "pysqlite3.dbapi2"}
@@ -41,6 +65,7 @@ WRITE = "BEGIN IMMEDIATE"
 READ = "BEGIN"
 _SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
 READ_OPTION = "ledgerstone_read"
+INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 
 
 class SQLite:
@@ -83,25 +108,47 @@ class SQLite:
     def update_each(
         self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]:
+        if tx.hopeful:
+            return self._update_all(operation, tx, rows, common)
         statement = operation.statements.get(self.name)
         if statement is None:
-            row = _travelling(operation.incoming)
-            statement = Statement(operation.name, operation.build(row))
-            operation.statements[self.name] = statement
-        return _optimistic(statement, tx, operation.incoming, rows, common)
+            updating = operation.build(_travelling(operation.incoming)).returning(operation.key)
+            statement = operation.statements[self.name] = Statement(operation.name, updating)
+        return _by_key(operation, statement, tx, rows, common)
+
+    def _update_all(
+        self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> list[int]:
+        """Without an answer for each row: reading one would wake every thread that waits to run."""
+        name = f"{self.name}.all"
+        statement = operation.statements.get(name)
+        if statement is None:
+            updating = operation.build(_travelling(operation.incoming))
+            statement = operation.statements[name] = Statement(operation.name, updating)
+        changed = statement.run(tx, rows=_document(operation, rows), **common)
+        if changed != len(rows):
+            tx.database.measure.take_back(statement.name, written=changed)
+            raise SomeRefused
+        return []
+
+    def append_each(
+        self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> None:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            statement = operation.statements[self.name] = Statement(
+                operation.name, _inserting(operation)
+            )
+        statement.run(tx, rows=_document(operation, rows), **common)
 
     def insert_each(
         self, operation: InsertEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]:
         statement = operation.statements.get(self.name)
         if statement is None:
-            row = _travelling(operation.incoming)
-            values = operation.assignments(row)
-            statement = Statement(
-                operation.name, insert(operation.table).values(values).on_conflict_do_nothing()
-            )
-            operation.statements[self.name] = statement
-        return _optimistic(statement, tx, operation.incoming, rows, common)
+            inserting = _inserting(operation).on_conflict_do_nothing().returning(operation.key)
+            statement = operation.statements[self.name] = Statement(operation.name, inserting)
+        return _by_key(operation, statement, tx, rows, common)
 
     def claim_each(
         self, operation: ClaimEach, tx: Transaction, limit: int, common: dict[str, Any]
@@ -231,32 +278,48 @@ def _begin(connection: Connection) -> None:
 
 
 def _travelling(columns: Sequence[Any]) -> Incoming:
-    return Incoming({c.name: bindparam(f"in_{c.name}", type_=c.type) for c in columns})
+    row = (
+        func.json_each(bindparam("rows", type_=Text()))
+        .table_valued("value", name="incoming")
+        .c.value
+    )
+    return Incoming(
+        {
+            c.name: type_coerce(func.json_extract(row, literal_column(f"'$[{i}]'")), c.type)
+            for i, c in enumerate(columns)
+        }
+    )
 
 
-def _optimistic(
+def _inserting(operation: Adding) -> Insert:
+    values = operation.assignments(_travelling(operation.incoming))
+    # WHERE true: without it an ON that follows would be read as that of a join.
+    rows = select(*values.values()).where(true())
+    return insert(operation.table).from_select(list(values), rows)
+
+
+def _by_key(
+    operation: UpdateEach | InsertEach,
     statement: Statement,
     tx: Transaction,
-    columns: Sequence[Any],
     rows: Sequence[Row],
     common: dict[str, Any],
 ) -> list[int]:
-    """All at once; only if not every row took effect, again one by one to see which."""
-    names = [f"in_{column.name}" for column in columns]
+    def carry_out(part: Sequence[Row]) -> Sequence[Row]:
+        return statement.rows(tx, rows=_document(operation, part), **common)
 
-    def run_one(row: Row) -> int:
-        return statement.run(tx, **common, **dict(zip(names, row, strict=True)))
+    return missed(rows, operation.key_position, carry_out)
 
-    if len(rows) > 1:
-        changed = 0
-        try:
-            with tx.trial():
-                changed = statement.run_each(tx, names, rows, **common)
-                if changed == len(rows):
-                    return []
-                raise SomeRefused
-        except SomeRefused:
-            tx.database.measure.take_back(statement.name, written=changed)
-            if tx.hopeful:
-                raise
-    return [i for i, row in enumerate(rows) if not run_one(row)]
+
+def _document(operation: UpdateEach | Adding, rows: Sequence[Row]) -> str:
+    for i, c in enumerate(operation.incoming):
+        if isinstance(c.type, Integer):
+            _check_numbers([row[i] for row in rows])
+    return document(rows)
+
+
+def _check_numbers(numbers: Sequence[int | None]) -> None:
+    """SQLite would read a larger number of a document as one with a fraction."""
+    given = [number for number in numbers if number is not None]
+    if given and not INTEGER_MIN <= min(given) <= max(given) <= INTEGER_MAX:
+        raise refused(OverflowError("a number needs more than 64 bits"))

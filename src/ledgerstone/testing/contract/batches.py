@@ -26,8 +26,15 @@ from sqlalchemy import (
 
 from ledgerstone import errors
 from ledgerstone.ledger import Ledger, Transaction
-from ledgerstone.store.batch import CHARS_MAX, ROWS_MAX, ClaimEach, InsertEach, UpdateEach
-from ledgerstone.store.schema import MYSQL_TABLE, metadata, text_type
+from ledgerstone.store.batch import (
+    CHARS_MAX,
+    ROWS_MAX,
+    AppendEach,
+    ClaimEach,
+    InsertEach,
+    UpdateEach,
+)
+from ledgerstone.store.schema import MYSQL_TABLE, metadata, serial_type, text_type
 from ledgerstone.testing.contract import aside, signaled, together, undone
 
 INT_MAX = 2**31 - 1
@@ -50,6 +57,14 @@ item = Table(
     **MYSQL_TABLE,
 )
 Index("idx_item_due", item.c.state, item.c.rank.desc(), item.c.number)
+entry = Table(
+    "entry",
+    tables,
+    Column("id", serial_type(), primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Column("words", text_type()),
+    **MYSQL_TABLE,
+)
 Row = tuple[Any, ...]
 
 insert = InsertEach(
@@ -83,6 +98,7 @@ rename = UpdateEach(
     incoming=(item.c.name, item.c.state),
     build=lambda row: update(item).where(item.c.name == row.name).values(state=row.state),
 )
+note = AppendEach("entries.note", entry, incoming=(entry.c.number, entry.c.words))
 take = ClaimEach(
     "items.take",
     item,
@@ -102,7 +118,7 @@ TEXTS = st.one_of(
 
 
 class BatchContract:
-    """What holds for InsertEach, UpdateEach and ClaimEach. Fixture: `ledger`."""
+    """What holds for AppendEach, InsertEach, UpdateEach and ClaimEach. Fixture: `ledger`."""
 
     @pytest.fixture(autouse=True)
     def own_table(self, ledger: Ledger) -> None:
@@ -146,6 +162,35 @@ class BatchContract:
 
         assert left_out == [1, 2, 4]
         assert [row[:3] for row in stored(ledger)] == [(1, "a", "first"), (3, "c", None)]
+
+    def test_twins_of_which_the_first_is_taken(self, ledger: Ledger) -> None:
+        """Of two rows with one key it is told which was left out, also if it is the first."""
+        ledger.run(lambda tx: add(tx, [(1, "a", None)]))
+
+        left_out = ledger.run(lambda tx: add(tx, [(2, "a", None), (2, "b", None)]))
+
+        assert left_out == [0]
+        assert [row[:2] for row in stored(ledger)] == [(1, "a"), (2, "b")]
+
+    def test_one_key_twice(self, ledger: Ledger) -> None:
+        """Of two changes of one row the one that matches takes effect, and the other is told."""
+        ledger.run(lambda tx: add(tx, [(1, None, None), (2, None, None)]))
+        rows = [(1, 7, "?"), (2, 1, "two"), (1, 1, "one")]
+
+        refused = ledger.database.run(lambda tx: change.run(tx, rows, extra_=None), hopeful=True)
+
+        assert refused == [0]
+        assert [row[2] for row in stored(ledger)] == ["one", "two"]
+
+    def test_a_journal(self, ledger: Ledger) -> None:
+        """Rows that cannot be taken already are added in their order, without an answer."""
+        count = ROWS_MAX + 5
+
+        ledger.run(lambda tx: note.run(tx, [(i % 3, str(i)) for i in range(count)]))
+
+        with ledger.reading() as tx:
+            noted = list(tx.connection.execute(select(entry).order_by(entry.c.id)))
+        assert [tuple(row[1:]) for row in noted] == [(i % 3, str(i)) for i in range(count)]
 
     def test_one_row_alone(self, ledger: Ledger) -> None:
         """A batch of one row answers like any other."""

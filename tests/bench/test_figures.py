@@ -1,0 +1,45 @@
+"""The benchmarks, at their smallest: they run, and print the figures that they promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from bench import report
+from bench.engine.run import FIGURES, Plan, measured
+from bench.engine.wake import Rests
+
+SMALLEST = Plan(
+    scale=0.01,
+    chores=400,
+    warm_up=200,
+    pairs=1,
+    wakes=Rests(count=2, seconds_min=0.01, seconds_max=0.02),
+    rested=Rests(count=1, seconds_min=0.01, seconds_max=0.02),
+)
+
+
+def test_the_engine_on_the_embedded_database(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its figures are printed last, one a line, and kept as JSON under the same names."""
+    expected = [name for name in FIGURES if name.startswith("engine.sqlite.")]
+    said: list[str] = []
+
+    found = measured(SMALLEST, ["sqlite"], say=said.append)
+    report.write_json(found, tmp_path / "engine.json")
+    report.show(found, Console(width=110))
+
+    last = [line.split() for line in capsys.readouterr().out.splitlines()[-len(expected) :]]
+    kept = msgspec.json.decode((tmp_path / "engine.json").read_bytes())
+    assert said
+    assert [(unit, name) for unit, name, _ in last] == [
+        ("ratio", "engine.sqlite.drain.vs_driver"),
+        ("ms", "engine.sqlite.wake_in_process_p50"),
+        ("ms", "engine.sqlite.wake_across_p50"),
+    ]
+    assert all(float(value) > 0 for _, _, value in last)
+    assert [figure["name"] for figure in kept["figures"]] == expected
