@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,17 +11,15 @@ from typing import Protocol
 
 from ledgerstone.chores import NewChore, install
 from ledgerstone.ledger import Ledger
-from ledgerstone.settings import Settings
+from ledgerstone.settings import Settings, StoreSettings
 from ledgerstone.testing.server import DatabaseServer
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
 
 ENQUEUE_MAX = 1000
+SILENT_MS = 600_000
 # What the servers have when nobody sets anything; the tests' private ones are kept smaller.
 POSTGRES_STOCK = {"shared_buffers": "128MB"}
 MARIADB_STOCK = {"innodb-buffer-pool-size": "128M", "innodb-log-file-size": "96M"}
-
-# A slow statement is in the figures; it need not be said between them.
-logging.getLogger("ledgerstone.store").setLevel(logging.ERROR)
 
 
 class Place(Protocol):
@@ -108,7 +105,9 @@ PLACES: dict[str, Callable[[], AbstractContextManager[Place]]] = {
 
 def opened(url: str) -> Ledger:
     """A ledger with the documented defaults, whatever the environment says."""
-    return Ledger(url, settings=Settings(url=url))
+    # A slow statement is in the figures; it need not be said between them.
+    store = StoreSettings(slow_statement_ms=SILENT_MS)
+    return Ledger(url, settings=Settings(url=url, store=store))
 
 
 def fill(url: str, chores: int) -> None:

@@ -66,6 +66,15 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     lock_timeout_seconds: Annotated[
         int, Meta(ge=1, le=3600, description="How long a statement waits for a lock on a server.")
     ] = 30
+    transaction_idle_seconds_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=86_400,
+            description="A transaction that stands still for longer is ended by the server "
+            "(PostgreSQL, MariaDB); 0: never. A worker's own are ended after a lease.",
+        ),
+    ] = 0
     pool_size_max: Annotated[
         int, Meta(ge=1, le=1000, description="Connections that one process may hold open.")
     ] = 10

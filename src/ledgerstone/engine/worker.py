@@ -7,6 +7,7 @@ their attempts refunded. A second one: return everything at once.
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -56,7 +57,9 @@ class Worker:
         self.id = new_id()
         self._settings = settings
         self._handlers_database = database
-        self._database = database.sibling(connections=2 * len(sources) + 3)
+        # A worker that is paused in a transaction must not hold its items for longer than a lease.
+        idle = math.ceil(settings.lease_seconds)
+        self._database = database.sibling(connections=2 * len(sources) + 3, idle_seconds_max=idle)
         self._watcher = self._database.watcher()
         # Not an event: a signal may come while this thread holds its lock.
         self._news: SimpleQueue[None] = SimpleQueue()

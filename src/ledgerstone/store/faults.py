@@ -15,6 +15,8 @@ _POSTGRES_EXACT: dict[str, type[errors.StoreError]] = {
     "53300": errors.StoreUnavailable,
     "42501": errors.StoreDenied,
     "25006": errors.StoreDenied,
+    "25P03": errors.StoreUnavailable,
+    "25P04": errors.StoreUnavailable,
     "3D000": errors.StoreDenied,
     "42P01": errors.SchemaMissing,
     "23505": errors.Duplicate,

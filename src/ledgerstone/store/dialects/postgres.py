@@ -205,16 +205,21 @@ class PostgreSQL:
             connection.prepare_threshold = PREPARE_AFTER
         if not self.pooled:
             with _outside_transactions(connection):
-                connection.execute(f"SET lock_timeout = {_lock_timeout_ms(settings)}")
+                for name, value in _limits_ms(settings).items():
+                    connection.execute(f"SET {name} = {value}")
 
     def _begin(self, connection: Connection, settings: StoreSettings) -> None:
         if self.pooled:
             # A setting of the session would be left to whoever is given this session next.
-            connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_lock_timeout_ms(settings)}")
+            limits = [f"SET LOCAL {name} = {ms}" for name, ms in _limits_ms(settings).items()]
+            connection.exec_driver_sql("; ".join(limits))
 
 
-def _lock_timeout_ms(settings: StoreSettings) -> int:
-    return round(settings.lock_timeout_seconds * 1000)
+def _limits_ms(settings: StoreSettings) -> dict[str, int]:
+    limits = {"lock_timeout": settings.lock_timeout_seconds}
+    if settings.transaction_idle_seconds_max:
+        limits["idle_in_transaction_session_timeout"] = settings.transaction_idle_seconds_max
+    return {name: seconds * 1000 for name, seconds in limits.items()}
 
 
 def _behind_pooler(connection: Any) -> bool:

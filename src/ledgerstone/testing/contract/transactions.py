@@ -52,6 +52,33 @@ class TransactionContract:
         with ledger.reading() as tx:
             assert tx.chores.get(enqueued.id).body == {"order": 7}
 
+    def test_one_that_stands_still_is_ended(self, ledger: Ledger, home: Home) -> None:
+        """On a server, what stands still past its limit is undone, and holds up nobody else."""
+        ledger.run(lambda tx: write(tx, "held"))
+        if ledger.database.dialect.one_writer:
+            # There is no server that could: the file waits for whoever has its lock.
+            return
+        still, over = threading.Event(), threading.Event()
+
+        def stand_still() -> None:
+            with opened(home.url, store={"transaction_idle_seconds_max": 1}) as other:
+                with pytest.raises(errors.StoreUnavailable), other.transaction() as tx:
+                    count_up(tx, "held")
+                    still.set()
+                    signaled(over)
+                    count_up(tx, "held")
+                other.run(lambda tx: write(tx, "later"))
+
+        with aside(stand_still):
+            signaled(still)
+            ledger.run(lambda tx: count_up(tx, "held"))
+            over.set()
+
+        with ledger.reading() as tx:
+            rows = tx.connection.execute(select(note.c.name, note.c.count))
+            counts = {row.name: row[1] for row in rows}
+        assert counts == {"held": 1, "later": 0}
+
     @pytest.mark.parametrize("failure", [ValueError("no"), Interruption()], ids=["error", "ctrl-c"])
     def test_an_error_undoes_both(self, ledger: Ledger, failure: BaseException) -> None:
         """If the block raises, whatever it raises, nothing of it is kept, and the error goes on."""
