@@ -69,12 +69,12 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     transaction_idle_seconds_max: Annotated[
         int,
         Meta(
-            ge=0,
+            ge=1,
             le=86_400,
-            description="A transaction that stands still for longer is ended by the server "
-            "(PostgreSQL, MariaDB); 0: never. A worker's own are ended after a lease.",
+            description="A transaction that stands still for longer is ended (PostgreSQL, MariaDB; "
+            "a worker's own: after a lease).",
         ),
-    ] = 0
+    ] = 86_400
     pool_size_max: Annotated[
         int, Meta(ge=1, le=1000, description="Connections that one process may hold open.")
     ] = 10

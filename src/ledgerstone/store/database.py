@@ -145,7 +145,7 @@ class Database(Generic[Tx]):
             self._identity = str(row[0])
         return self._identity
 
-    def sibling(self, *, connections: int, idle_seconds_max: int = 0) -> Database[Tx]:
+    def sibling(self, *, connections: int, idle_seconds_max: int | None = None) -> Database[Tx]:
         """The same database, bells, clock and measure, with so many connections of its own.
 
         What keeps the work going must not wait until a handler gives a connection back.
@@ -155,7 +155,9 @@ class Database(Generic[Tx]):
             msgspec.structs.replace(
                 self.settings,
                 pool_size_max=connections,
-                transaction_idle_seconds_max=idle_seconds_max,
+                transaction_idle_seconds_max=(
+                    idle_seconds_max or self.settings.transaction_idle_seconds_max
+                ),
             ),
             wrap=self._wrap,
             clock=self.clock,

@@ -226,7 +226,7 @@ def _configure(connection: Any, settings: StoreSettings) -> None:
     _check_version(str(version))
     wait = max(1, round(settings.lock_timeout_seconds))
     cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {wait}")
-    if settings.transaction_idle_seconds_max and "mariadb" in str(version).lower():
+    if "mariadb" in str(version).lower():
         seconds = settings.transaction_idle_seconds_max
         cursor.execute(f"SET SESSION idle_transaction_timeout = {seconds}")
     # Without strictness a value that does not fit is cut short in silence.

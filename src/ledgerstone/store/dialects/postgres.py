@@ -216,10 +216,10 @@ class PostgreSQL:
 
 
 def _limits_ms(settings: StoreSettings) -> dict[str, int]:
-    limits = {"lock_timeout": settings.lock_timeout_seconds}
-    if settings.transaction_idle_seconds_max:
-        limits["idle_in_transaction_session_timeout"] = settings.transaction_idle_seconds_max
-    return {name: seconds * 1000 for name, seconds in limits.items()}
+    return {
+        "lock_timeout": settings.lock_timeout_seconds * 1000,
+        "idle_in_transaction_session_timeout": settings.transaction_idle_seconds_max * 1000,
+    }
 
 
 def _behind_pooler(connection: Any) -> bool:
