@@ -58,7 +58,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             scale=scale,
             chores=max(4000, round(20_000 * scale)),
-            pairs=5 if scale >= 1 else 3,
+            pairs=9 if scale >= 1 else 5,
             wakes=Rests(count=max(30, round(100 * scale)), seconds_min=0.02, seconds_max=0.2),
             rested=Rests(count=max(5, round(10 * scale)), seconds_min=1.1, seconds_max=1.3),
         )
