@@ -137,7 +137,7 @@ class _Cursor:
 @contextmanager
 def _listening(ledger: Ledger) -> Iterator[tuple[Transaction, list[_Heard]]]:
     with ledger.transaction() as tx:
-        listening = _Overheard(ledger.database, tx.connection)
+        listening = _Overheard(ledger.database, tx.connection, kinds=ledger.kinds)
         listening.heard = []
         listening.hopeful = True
         yield listening, listening.heard

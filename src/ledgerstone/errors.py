@@ -11,6 +11,7 @@
     ├── Interrupted          the process is stopping; the attempt is refunded
     ├── HandlerTimeout       a handler ran longer than it may
     ├── HandlerCrashed       the process that ran a handler died
+    ├── Hopeless             another attempt would end the same way
     ├── TargetDown           what a handler talks to is out of reach; no attempt is burned
     ├── SettingsError        all problems of the settings, together
     └── StoreError           the database refused
@@ -113,6 +114,12 @@ class HandlerCrashed(LedgerstoneError):
 
     code = "crashed"
     retryable = True
+
+
+class Hopeless(LedgerstoneError):
+    """Raise it in a handler when no other attempt can succeed: the item is dead at once."""
+
+    code = "hopeless"
 
 
 class TargetDown(LedgerstoneError):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 
 from ledgerstone.chores import Chores
+from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.source import Source
 from ledgerstone.engine.worker import Worker
+from ledgerstone.jobs import Jobs, JobSource, Kinds, Limit
+from ledgerstone.jobs.tables import DEFAULT_QUEUE, MAX_ATTEMPTS
 from ledgerstone.settings import Settings
 from ledgerstone.store import migrating
 from ledgerstone.store.clock import Clock
@@ -19,9 +23,11 @@ from ledgerstone.store.transaction import Transaction as StoreTransaction
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 SyncJoinable = Any
 """A SQLAlchemy Connection or Session, a Django connection, or one of psycopg, sqlite3, PyMySQL."""
 
@@ -33,10 +39,26 @@ class Transaction(StoreTransaction):
     - A joined one is the caller's: it is never committed, rolled back or closed here.
     """
 
+    def __init__(
+        self,
+        database: Database[Any],
+        connection: Connection,
+        *,
+        kinds: Kinds,
+        joined: bool = False,
+    ) -> None:
+        super().__init__(database, connection, joined=joined)
+        self._kinds = kinds
+
     @property
     def chores(self) -> Chores:
         """Things to be done once."""
         return Chores(self)
+
+    @property
+    def jobs(self) -> Jobs:
+        """Functions to be run later."""
+        return Jobs(self, self._kinds)
 
     def __enter__(self) -> Self:
         return self
@@ -63,6 +85,11 @@ class AsyncTransaction:
     def chores(self) -> Any:
         """Things to be done once; each call is awaited."""
         return _AsyncRoom(self, "chores")
+
+    @property
+    def jobs(self) -> Any:
+        """Functions to be run later; each call is awaited."""
+        return _AsyncRoom(self, "jobs")
 
     async def run(self, work: Callable[[Transaction], T]) -> T:
         """`work(tx)` inside the caller's transaction."""
@@ -102,8 +129,12 @@ class Ledger:
         clock: Clock | None = None,
     ) -> None:
         self.settings = settings or (Settings.load(url=url) if url else Settings.load())
+        self.kinds = Kinds()
         self.database: Database[Transaction] = Database(
-            url or self.settings.url, self.settings.store, wrap=Transaction, clock=clock
+            url or self.settings.url,
+            self.settings.store,
+            wrap=partial(Transaction, kinds=self.kinds),
+            clock=clock,
         )
         self._joiner = Joiner(self.database)
         self._checked = False
@@ -162,9 +193,52 @@ class Ledger:
         self._checked = True
         return before
 
+    def job(
+        self,
+        name: str,
+        *,
+        queue: str = DEFAULT_QUEUE,
+        max_attempts: int = MAX_ATTEMPTS,
+        priority: int = 0,
+        backoff: Backoff | None = None,
+        timeout_seconds: float | None = None,
+        limit: Limit | None = None,
+        process: bool = False,
+    ) -> Callable[[F], F]:
+        """Make a function, sync or async, a job of this name.
+
+        - Its arguments are checked against its annotations when a job is enqueued and when it runs.
+        - A first parameter that is called `job` is given the job itself.
+        - `process` runs it in a process of its own, where a crash takes nothing else along.
+        """
+
+        def decorate(call: F) -> F:
+            self.kinds.add(
+                name,
+                call,
+                queue=queue,
+                max_attempts=max_attempts,
+                priority=priority,
+                backoff=backoff or Backoff(),
+                timeout_seconds=timeout_seconds,
+                limit=limit,
+                process=process,
+            )
+            return call
+
+        return decorate
+
+    def job_source(self, queue: str = DEFAULT_QUEUE) -> JobSource:
+        """The jobs of one queue, for `worker`."""
+        crashes_max = self.settings.engine.crashes_max
+        return JobSource(queue, self.kinds, self.database, crashes_max=crashes_max)
+
     def worker(self, *sources: Source) -> Worker:
-        """What does the work of these sources, in this process."""
+        """What does the work of these sources, in this process; without any, of all its jobs."""
         self._ready()
+        if not sources:
+            queues = sorted({kind.queue for kind in self.kinds.all().values()})
+            sources = tuple(self.job_source(queue) for queue in queues)
         return Worker(self.database, sources, self.settings.engine)
 
     def close(self) -> None:
@@ -179,7 +253,7 @@ class Ledger:
     def _joined(self, joined: object) -> Transaction:
         self._ready()
         connection = self._joiner.connection_of(joined)
-        return Transaction(self.database, connection, joined=True)
+        return Transaction(self.database, connection, kinds=self.kinds, joined=True)
 
     def _ready(self) -> None:
         """The tables are there and of this version, or an error says what to do."""

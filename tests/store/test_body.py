@@ -18,9 +18,12 @@ PLAIN = st.recursive(
     | st.booleans()
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=["Cs"])),
+    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
     lambda inner: (
-        st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner)
+        st.lists(inner)
+        | st.dictionaries(
+            st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), inner
+        )
     ),
     max_leaves=20,
 )
@@ -106,3 +109,12 @@ def test_names_that_are_not(name: str) -> None:
     """Empty, too long, ending in a space, with a NUL or half a pair: BadInput, and it says what."""
     with pytest.raises(BadInput, match="a name"):
         check_name(name, "a name", chars_max=20)
+
+
+@pytest.mark.parametrize("value", ["\0", ["a\0b"], {"a\0": 1}, {"a": {"b": "\0"}}])
+def test_nul_is_refused(value: object) -> None:
+    """No database keeps NUL in a document; text that only looks like its spelling is kept."""
+    with pytest.raises(BadInput, match="NUL"):
+        encode(value, bytes_max=1000)
+
+    assert decode(encode("\\u0000", bytes_max=1000)) == "\\u0000"

@@ -48,13 +48,13 @@ due_indexes = partial_index(
     chore.c.available_at_ms,
     chore.c.id,
     where=chore.c.status == Status.QUEUED.value,
-    leading=chore.c.status,
+    leading=(chore.c.status,),
 )
 held_indexes = partial_index(
     "idx_chore_held",
     chore.c.lease_until_ms,
     where=chore.c.status == Status.RUNNING.value,
-    leading=chore.c.status,
+    leading=(chore.c.status,),
 )
 
 chore_event = Table(

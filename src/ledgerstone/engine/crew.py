@@ -41,7 +41,7 @@ class Crew:
         *,
         handler: Callable[[Claim], Handler],
         atomic: Callable[[Claim, Handler], Outcome | None],
-        came_out: Callable[[Claim, Any], Outcome],
+        came_out: Callable[[Claim, Any], Outcome | None],
         done: Callable[[Claim, Outcome | None], None],
     ) -> None:
         self.places = places

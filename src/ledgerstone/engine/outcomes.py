@@ -9,7 +9,7 @@ from ledgerstone import errors
 from ledgerstone.engine.source import Cancel, Claim, Failure, Outcome, Snooze, Verdict
 from ledgerstone.store.body import encode
 
-MESSAGE_CHARS_MAX = 2000
+MESSAGE_CHARS_MAX = 2048
 TRACEBACK_CHARS_MAX = 20_000
 CODE_CHARS_MAX = 64
 
@@ -36,7 +36,8 @@ def of_error(claim: Claim, error: BaseException) -> Outcome:
     if isinstance(error, errors.TargetDown | errors.StoreUnavailable | errors.StoreBusy):
         # Not the item's doing: it keeps its attempt.
         return returned(claim, error, delay_seconds=1.0)
-    return Outcome(claim, Verdict.FAILED, failure=failure_of(error))
+    verdict = Verdict.DEAD if isinstance(error, errors.Hopeless) else Verdict.FAILED
+    return Outcome(claim, verdict, failure=failure_of(error))
 
 
 def returned(

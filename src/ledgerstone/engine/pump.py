@@ -27,7 +27,7 @@ import msgspec
 from ledgerstone.engine import outcomes as outcome_of
 from ledgerstone.engine.breaker import Breakers
 from ledgerstone.engine.crew import Crew, run_coroutine
-from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Source, Verdict, Where
+from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Settled, Source, Verdict, Where
 from ledgerstone.errors import (
     HandlerTimeout,
     Interrupted,
@@ -408,7 +408,15 @@ class Pump:
             if self._pace.more:
                 self._claim_bell.ring()
 
-    def _came_out(self, claim: Claim, value: Any) -> Outcome:
+    def _came_out(self, claim: Claim, value: Any) -> Outcome | None:
+        if isinstance(value, Settled):
+            settled = [Outcome(claim, Verdict.DONE)]
+            self._release(settled)
+            self._count(settled, 1)
+            return None
+        return self._outcome_of(claim, value)
+
+    def _outcome_of(self, claim: Claim, value: Any) -> Outcome:
         bytes_max = self._database.settings.body_bytes_max
         return outcome_of.of_value(claim, value, bytes_max=bytes_max)
 
@@ -429,7 +437,7 @@ class Pump:
                 value = run_coroutine(handler.call, tx, claim)
             else:
                 value = handler.call(tx, claim)
-            outcome = self._came_out(claim, value)
+            outcome = self._outcome_of(claim, value)
             if outcome.verdict is Verdict.FAILED:
                 raise _NotKept(outcome)
             if self.source.settle(tx, [outcome]):

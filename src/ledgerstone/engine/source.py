@@ -73,6 +73,10 @@ class Cancel(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class Settled(msgspec.Struct, frozen=True):
+    """Returned by a handler: it has settled its claim itself, in a transaction of its own."""
+
+
 class Ask(msgspec.Struct, frozen=True):
     """What a worker asks a source for."""
 

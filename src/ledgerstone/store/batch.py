@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from sqlalchemy import Text, literal, null
@@ -106,8 +106,12 @@ class Adding:
         self.statements: dict[str, Statement] = {}
 
     def assignments(self, row: Incoming) -> dict[str, Any]:
-        """Column by column, what is inserted for a travelling row."""
-        carried = {column.name: getattr(row, column.name) for column in self.incoming}
+        """Column by column, what is inserted for a travelling row.
+
+        What travels under a name that the table does not have is there for `values` to use.
+        """
+        names = [column.name for column in self.incoming if column.name in self.table.c]
+        carried = {name: getattr(row, name) for name in names}
         extra = self.values(row) if self.values else {}
         written = {name: _written(self.table.c[name], value) for name, value in extra.items()}
         return carried | written
@@ -185,8 +189,10 @@ class ClaimEach:
     def run(self, tx: Transaction, *, limit: int, **common: Any) -> list[Row]:
         return tx.database.dialect.claim_each(self, tx, min(limit, ROWS_MAX), common)
 
-    def after(self, column: ColumnClause[Any]) -> ColumnElement[Any]:
-        """What a column holds once the row is taken."""
+    def after(self, column: Any) -> ColumnElement[Any]:
+        """What a column holds once the row is taken; an expression over such is as it is."""
+        if not isinstance(column, ColumnClause):
+            return cast("ColumnElement[Any]", column)
         return _written(column, self.set_.get(column.name, column))
 
     @property

@@ -24,6 +24,9 @@ def encode(value: Any, *, bytes_max: int) -> str:
         message = f"the body has {len(encoded)} bytes, at most {bytes_max} are accepted"
         hint = "raise store.body_bytes_max, or keep it elsewhere and refer to it"
         raise TooLarge(message, hint=hint)
+    if b"\\u0000" in encoded and _has_nul(msgspec.to_builtins(value)):
+        message = "the body holds the character NUL, which no database keeps in a document"
+        raise BadInput(message, hint="send bytes as base64")
     # JSON has no NaN or infinity; the encoder would write null for them in silence.
     if b"null" in encoded and _has_no_number(msgspec.to_builtins(value)):
         message = "the body holds a float that JSON cannot write (NaN or infinity)"
@@ -34,6 +37,16 @@ def encode(value: Any, *, bytes_max: int) -> str:
 def decode(text: str) -> Any:
     """The value of a stored body."""
     return msgspec.json.decode(text)
+
+
+def _has_nul(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\0" in value
+    if isinstance(value, dict):
+        return any(_has_nul(part) for pair in value.items() for part in pair)
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(_has_nul(part) for part in value)
+    return False
 
 
 def _has_no_number(value: Any) -> bool:

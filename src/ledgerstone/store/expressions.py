@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, String, bindparam, func
+from sqlalchemy import BigInteger, String, Text, bindparam, func
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
@@ -75,3 +75,171 @@ def database_now_ms() -> ColumnElement[int]:
 def now_ms() -> ColumnElement[int]:
     """The moment: the injected clock's if there is one, otherwise the database's."""
     return func.coalesce(bindparam(NOW, None, type_=BigInteger()), _DatabaseNow())
+
+
+class _Moment(FunctionElement[Any]):
+    """Milliseconds since 1970 as a moment, as `moment_type` keeps it."""
+
+    inherit_cache = True
+
+
+@compiles(_Moment, "sqlite")
+def _sqlite_moment(element: Any, compiler: Any, **kw: Any) -> str:
+    seconds = f"{_argument(element, compiler, kw)} / 1000.0"
+    return f"strftime('%Y-%m-%d %H:%M:%f', {seconds}, 'unixepoch')"
+
+
+@compiles(_Moment, "postgresql")
+def _postgresql_moment(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"to_timestamp({_argument(element, compiler, kw)} / 1000.0)"
+
+
+@compiles(_Moment, "mysql")
+@compiles(_Moment, "mariadb")
+def _mysql_moment(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"TIMESTAMPADD(MICROSECOND, {_argument(element, compiler, kw)} * 1000, '1970-01-01')"
+
+
+def _argument(element: Any, compiler: Any, kw: dict[str, Any]) -> str:
+    (argument,) = element.clauses
+    return f"({compiler.process(argument, **kw)})"
+
+
+def moment(ms: ColumnElement[int]) -> ColumnElement[Any]:
+    """Milliseconds since 1970 as a moment."""
+    return _Moment(ms)
+
+
+class _DatabaseMoment(FunctionElement[Any]):
+    """The moment by the database's clock, as fine as it goes."""
+
+    inherit_cache = True
+
+
+@compiles(_DatabaseMoment, "sqlite")
+def _sqlite_database_moment(*_: Any, **__: Any) -> str:
+    return "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+
+
+@compiles(_DatabaseMoment, "postgresql")
+def _postgresql_database_moment(*_: Any, **__: Any) -> str:
+    return "statement_timestamp()"
+
+
+@compiles(_DatabaseMoment, "mysql")
+@compiles(_DatabaseMoment, "mariadb")
+def _mysql_database_moment(*_: Any, **__: Any) -> str:
+    return "UTC_TIMESTAMP(6)"
+
+
+def now() -> ColumnElement[Any]:
+    """The moment, as `moment_type` keeps it: the injected clock's, otherwise the database's."""
+    return func.coalesce(moment(bindparam(NOW, None, type_=BigInteger())), _DatabaseMoment())
+
+
+class _Json(FunctionElement[Any]):
+    """Text as a JSON document."""
+
+    inherit_cache = True
+
+
+class _JsonText(FunctionElement[str]):
+    """A JSON document as text."""
+
+    type = Text()
+    inherit_cache = True
+
+
+@compiles(_Json, "postgresql")
+def _postgresql_json(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"CAST({_argument(element, compiler, kw)} AS JSONB)"
+
+
+@compiles(_JsonText, "postgresql")
+def _postgresql_json_text(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"CAST({_argument(element, compiler, kw)} AS TEXT)"
+
+
+@compiles(_Json)
+@compiles(_JsonText)
+def _other_json(element: Any, compiler: Any, **kw: Any) -> str:
+    return _argument(element, compiler, kw)
+
+
+def as_json(text: Any) -> ColumnElement[Any]:
+    """Text as a JSON document."""
+    return _Json(text)
+
+
+class _Choice(FunctionElement[Any]):
+    """Text as a value of a named enum, where the database has such."""
+
+    inherit_cache = False
+
+    def __init__(self, name: str, given: Any) -> None:
+        super().__init__(given)
+        self.enum_name = name
+
+
+@compiles(_Choice, "postgresql")
+def _postgresql_choice(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"CAST({_argument(element, compiler, kw)} AS {element.enum_name})"
+
+
+@compiles(_Choice)
+def _other_choice(element: Any, compiler: Any, **kw: Any) -> str:
+    return _argument(element, compiler, kw)
+
+
+def as_choice(name: str, text: Any) -> ColumnElement[Any]:
+    """Text as a value of the enum of this name (see `schema.choice_type`)."""
+    return _Choice(name, text)
+
+
+def json_text(document: ColumnElement[Any]) -> ColumnElement[str]:
+    """A JSON document as text."""
+    return _JsonText(document)
+
+
+class _DefaultNow(FunctionElement[Any]):
+    """The default of a column that holds the moment of its row."""
+
+    inherit_cache = True
+
+
+@compiles(_DefaultNow, "sqlite")
+def _sqlite_default_now(*_: Any, **__: Any) -> str:
+    return "(strftime('%Y-%m-%d %H:%M:%f', 'now'))"
+
+
+@compiles(_DefaultNow, "postgresql")
+def _postgresql_default_now(*_: Any, **__: Any) -> str:
+    return "now()"
+
+
+@compiles(_DefaultNow, "mysql")
+@compiles(_DefaultNow, "mariadb")
+def _mysql_default_now(*_: Any, **__: Any) -> str:
+    return "(UTC_TIMESTAMP(6))"
+
+
+class _DefaultId(FunctionElement[str]):
+    """The default of a column that holds an id."""
+
+    inherit_cache = True
+
+
+@compiles(_DefaultId)
+def _default_id(_: Any, compiler: Any, **kw: Any) -> str:
+    made = compiler.process(_RandomId(), **kw)
+    return made if compiler.dialect.name == "postgresql" else f"({made})"
+
+
+def default_now() -> ColumnElement[Any]:
+    """For `server_default`: the moment at which a row is added."""
+    return _DefaultNow()
+
+
+def default_id() -> ColumnElement[str]:
+    """For `server_default`: a random id."""
+    return _DefaultId()

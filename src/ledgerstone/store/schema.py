@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, Index, MetaData, String, Text
+from sqlalchemy import BigInteger, DateTime, Index, MetaData, String, Text
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import TypeEngine
@@ -53,15 +54,43 @@ def text_type() -> TypeEngine[str]:
     return Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
+def moment_type() -> TypeEngine[Any]:
+    """A moment in UTC: TIMESTAMPTZ on PostgreSQL, DATETIME(6) on MySQL, ISO text on SQLite."""
+    return (
+        DateTime(timezone=True)
+        .with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
+        .with_variant(Text(), "sqlite")
+    )
+
+
+def json_type() -> TypeEngine[Any]:
+    """A JSON document: JSONB on PostgreSQL, JSON on MySQL, text on SQLite."""
+    return (
+        postgresql.JSONB()
+        .with_variant(mysql.JSON(), "mysql", "mariadb")
+        .with_variant(Text(), "sqlite")
+    )
+
+
+def choice_type(name: str, choices: Sequence[str]) -> TypeEngine[str]:
+    """One of some words: a named enum on PostgreSQL, ENUM on MySQL, text on SQLite."""
+    chars = max(map(len, choices))
+    return (
+        String(chars)
+        .with_variant(postgresql.ENUM(*choices, name=name, create_type=False), "postgresql")
+        .with_variant(mysql.ENUM(*choices), "mysql", "mariadb")
+    )
+
+
 def partial_index(
-    name: str, *columns: Any, where: ColumnElement[bool], leading: Any
+    name: str, *columns: Any, where: ColumnElement[bool], leading: Sequence[Any]
 ) -> tuple[Index, Index]:
     """An index of only the rows that meet `where`.
 
-    MySQL has no such index: there it covers all rows and the column that `where` asks leads it.
+    MySQL has no such index: there it covers all rows and the columns that `where` asks lead it.
     """
     partial = Index(name, *columns, sqlite_where=where, postgresql_where=where)
-    full = Index(name, leading, *columns)
+    full = Index(name, *leading, *columns)
     return (
         partial.ddl_if(callable_=lambda *_, dialect, **__: not _is_mysql(dialect)),
         full.ddl_if(callable_=lambda *_, dialect, **__: _is_mysql(dialect)),

@@ -57,7 +57,7 @@ class LoopRunner:
 
     def __init__(
         self,
-        came_out: Callable[[Claim, Any], Outcome],
+        came_out: Callable[[Claim, Any], Outcome | None],
         finished: Callable[[Claim, Outcome | None], None],
     ) -> None:
         self._came_out = came_out
@@ -135,6 +135,7 @@ class LoopRunner:
 
     async def _attempt(self, claim: Claim, waiting: _Interruptible) -> None:
         started = perf_counter()
+        outcome: Outcome | None
         try:
             value = await waiting
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the item's outcome

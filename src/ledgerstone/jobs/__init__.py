@@ -1,0 +1,28 @@
+"""The job ledger: durable, fenced, audited jobs."""
+
+from ledgerstone.engine.source import Cancel, Snooze
+from ledgerstone.jobs.accepting import Accepted, Enqueued, NewJob
+from ledgerstone.jobs.history import JobEvent
+from ledgerstone.jobs.jobs import Jobs
+from ledgerstone.jobs.kinds import Kind, Kinds, Limit
+from ledgerstone.jobs.reading import JobRow
+from ledgerstone.jobs.running import Job
+from ledgerstone.jobs.source import JobSource
+from ledgerstone.jobs.states import Status
+
+__all__ = [
+    "Accepted",
+    "Cancel",
+    "Enqueued",
+    "Job",
+    "JobEvent",
+    "JobRow",
+    "JobSource",
+    "Jobs",
+    "Kind",
+    "Kinds",
+    "Limit",
+    "NewJob",
+    "Snooze",
+    "Status",
+]

@@ -1,0 +1,292 @@
+"""Accepting jobs: checked, written with their first event, or recognised by their key."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import BigInteger, Text, bindparam, case, column, select
+
+from ledgerstone.errors import BadInput, StoreBusy
+from ledgerstone.ids import new_id
+from ledgerstone.jobs import history
+from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, Kind, Kinds
+from ledgerstone.jobs.states import Gate, Status
+from ledgerstone.jobs.tables import (
+    CORRELATION_CHARS_MAX,
+    DEFAULT_QUEUE,
+    KEY_CHARS_MAX,
+    MAX_ATTEMPTS,
+    POLICY_ENUM,
+    QUEUE_CHARS_MAX,
+    TRACE_CHARS_MAX,
+    WHO_CHARS_MAX,
+    job,
+    job_key,
+)
+from ledgerstone.store.batch import AppendEach, InsertEach
+from ledgerstone.store.body import encode
+from ledgerstone.store.expressions import as_choice, as_json, now, now_ms
+from ledgerstone.store.names import check_name
+from ledgerstone.store.statement import Row, Statement
+
+if TYPE_CHECKING:
+    from ledgerstone.store.transaction import Transaction
+
+NO_ORG = "00000000-0000-0000-0000-000000000000"
+"""The organisation of those who have only one."""
+DELAY_SECONDS_MAX = 10 * 366 * 86_400
+PRIORITY_MAX = 1_000_000
+
+
+class NewJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job to be accepted; what is left out comes from its kind."""
+
+    type: str | Callable[..., Any]
+    payload: Mapping[str, Any] = {}
+    key: str | None = None
+    org: str | UUID = NO_ORG
+    queue: str | None = None
+    priority: int | None = None
+    max_attempts: int | None = None
+    run_at: datetime | None = None
+    delay_seconds: float = 0.0
+    requested_by: str | None = None
+    correlation_id: str | None = None
+    trace_context: str | None = None
+
+
+class Accepted(Enum):
+    """What became of a job that was to be accepted."""
+
+    CREATED = "created"
+    EXISTING = "existing"
+    """The same key with the same content: it is the job there was."""
+    CONFLICT = "conflict"
+    """The same key with other content: nothing was accepted."""
+
+
+class Enqueued(msgspec.Struct, frozen=True):
+    """The id of a job, and what became of the call; of a conflict, the job that has the key."""
+
+    id: str
+    accepted: Accepted
+
+    @property
+    def created(self) -> bool:
+        return self.accepted is Accepted.CREATED
+
+
+class _Checked(msgspec.Struct, frozen=True):
+    """A job as it will be written."""
+
+    org: str
+    key: str | None
+    content_hash: str
+    queue: str
+    row: Row
+
+
+_take_keys = InsertEach(
+    "jobs.take_key",
+    job_key,
+    incoming=(
+        job_key.c.job_id,
+        job_key.c.org_id,
+        job_key.c.idempotency_key,
+        job_key.c.content_hash,
+    ),
+    values=lambda _: {"used_at_ms": now_ms()},
+    key=job_key.c.job_id,
+)
+_insert = AppendEach(
+    "jobs.enqueue",
+    job,
+    incoming=(
+        job.c.id,
+        job.c.org_id,
+        job.c.type,
+        job.c.max_attempts,
+        column("backoff_policy", Text()),
+        job.c.priority,
+        job.c.idempotency_key,
+        job.c.requested_by,
+        job.c.queue,
+        column("payload", Text()),
+        # Milliseconds from now, or since 1970 where `relative` is 0.
+        job.c.run_at_ms,
+        column("relative", BigInteger()),
+        job.c.limit_key,
+        job.c.limit_max,
+        job.c.correlation_id,
+        job.c.trace_context,
+    ),
+    values=lambda row: {
+        "backoff_policy": as_choice(POLICY_ENUM, row.backoff_policy),
+        "payload": as_json(row.payload),
+        "run_at_ms": row.run_at_ms + row.relative * now_ms(),
+        "gate": case(
+            (row.run_at_ms + row.relative * now_ms() > now_ms(), Gate.SCHEDULED.value),
+            else_=Gate.OPEN.value,
+        ),
+        "created_at": now(),
+        "updated_at": now(),
+    },
+)
+_by_key = Statement(
+    "jobs.by_key",
+    select(job_key.c.job_id, job_key.c.content_hash).where(
+        job_key.c.org_id == bindparam("org_id", type_=job_key.c.org_id.type),
+        job_key.c.idempotency_key == bindparam("key", type_=job_key.c.idempotency_key.type),
+    ),
+)
+
+
+def channel_of(queue: str) -> str:
+    """What is rung when a job of this queue becomes due."""
+    return f"jobs:{queue}"
+
+
+def accept(tx: Transaction, kinds: Kinds, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    """Accept each, or say by which job its key is taken; what is malformed refuses all."""
+    bytes_max = tx.database.settings.body_bytes_max
+    checked = [_checked(kinds, new, bytes_max) for new in jobs]
+    ids = [new_id() for _ in checked]
+    taken = _taken(tx, ids, checked)
+    fresh = [i for i in range(len(checked)) if i not in taken]
+    if fresh:
+        _insert.run(tx, [(ids[i], *checked[i].row) for i in fresh])
+        history.record(tx, [(ids[i], _first_words(jobs[i])) for i in fresh], None, Status.QUEUED)
+        for queue in {checked[i].queue for i in fresh}:
+            tx.wake(channel_of(queue))
+    return [
+        taken[i] if i in taken else Enqueued(ids[i], Accepted.CREATED) for i in range(len(checked))
+    ]
+
+
+def _taken(tx: Transaction, ids: Sequence[str], checked: Sequence[_Checked]) -> dict[int, Enqueued]:
+    """Those whose key is taken, by their position."""
+    keyed = [i for i, new in enumerate(checked) if new.key is not None]
+    if not keyed:
+        return {}
+    rows = [(ids[i], checked[i].org, checked[i].key, checked[i].content_hash) for i in keyed]
+    left_out = [keyed[n] for n in _take_keys.run(tx, rows)]
+    return {i: _existing(tx, checked[i]) for i in left_out}
+
+
+def _existing(tx: Transaction, new: _Checked) -> Enqueued:
+    found = _by_key.one(tx, org_id=new.org, key=new.key)
+    if found is None:
+        # Taken by a transaction that this one, begun earlier, is not allowed to see.
+        message = f"the key {new.key!r} was taken by another transaction at the same time"
+        raise StoreBusy(message, hint="run the transaction again")
+    same = found[1] == new.content_hash
+    return Enqueued(str(found[0]), Accepted.EXISTING if same else Accepted.CONFLICT)
+
+
+def _first_words(new: NewJob) -> str | None:
+    if new.requested_by is None and new.correlation_id is None:
+        return None
+    return history.detail(by=new.requested_by, correlation_id=new.correlation_id)
+
+
+def _checked(kinds: Kinds, new: NewJob, bytes_max: int) -> _Checked:
+    name = kinds.name_of(new.type)
+    kind = kinds.get(name)
+    payload = encode(new.payload, bytes_max=bytes_max)
+    if not payload.startswith("{"):
+        message = f"the arguments of {name} are given by name, not as {payload[:20]}"
+        raise BadInput(message, hint='give them as a dict: {"order": 7}')
+    parsed = msgspec.json.decode(payload)
+    limit_key = None
+    if kind is not None:
+        kind.parsed(parsed)
+        limit_key = kind.limit_key(parsed)
+    org = org_of(new.org)
+    queue = new.queue or (kind.queue if kind is not None else DEFAULT_QUEUE)
+    _check_texts(new, queue, limit_key)
+    run_at_ms, relative = _due(new)
+    attempts = _given(new, kind, "max_attempts", MAX_ATTEMPTS)
+    row = (
+        org,
+        name,
+        _bounded("max_attempts", attempts, 1, ATTEMPTS_LIMIT),
+        kind.backoff.policy.value if kind is not None else "exp",
+        _bounded("priority", _given(new, kind, "priority", 0), -PRIORITY_MAX, PRIORITY_MAX),
+        new.key,
+        new.requested_by,
+        queue,
+        payload,
+        run_at_ms,
+        relative,
+        limit_key,
+        kind.limit.most if kind is not None and kind.limit is not None else None,
+        new.correlation_id,
+        new.trace_context,
+    )
+    return _Checked(org, new.key, _content_hash(name, payload), queue, row)
+
+
+def org_of(given: str | UUID) -> str:
+    """The id of an organisation, as it is kept."""
+    try:
+        return str(UUID(str(given)))
+    except ValueError as error:
+        message = f"an organisation is named by a UUID, not by {given!r}"
+        raise BadInput(message) from error
+
+
+def _check_texts(new: NewJob, queue: str, limit_key: str | None) -> None:
+    check_name(queue, "a queue", chars_max=QUEUE_CHARS_MAX)
+    for text, what, chars_max in (
+        (new.key, "a key", KEY_CHARS_MAX),
+        (limit_key, "a limit key", KEY_CHARS_MAX),
+        (new.requested_by, "requested_by", WHO_CHARS_MAX),
+        (new.correlation_id, "a correlation id", CORRELATION_CHARS_MAX),
+        (new.trace_context, "a trace context", TRACE_CHARS_MAX),
+    ):
+        if text is not None:
+            check_name(text, what, chars_max=chars_max)
+
+
+def _given(new: NewJob, kind: Kind | None, name: str, otherwise: int) -> int:
+    """What the call says, otherwise the kind, otherwise what holds for all."""
+    given = getattr(new, name)
+    return int(given if given is not None else getattr(kind, name, otherwise))
+
+
+def _bounded(name: str, value: int, least: int, most: int) -> int:
+    if not least <= value <= most:
+        message = f"{name} is {least} to {most}, not {value}"
+        raise BadInput(message)
+    return value
+
+
+def _due(new: NewJob) -> tuple[int, int]:
+    """When it is due: milliseconds, and 1 if they count from now by the database's clock."""
+    if not 0 <= new.delay_seconds <= DELAY_SECONDS_MAX:
+        message = f"delay_seconds is 0 to {DELAY_SECONDS_MAX}, not {new.delay_seconds}"
+        raise BadInput(message)
+    if new.run_at is None:
+        return round(new.delay_seconds * 1000), 1
+    if new.delay_seconds:
+        message = "run_at and delay_seconds are two ways to say the same"
+        raise BadInput(message, hint="give one of them")
+    if new.run_at.tzinfo is None:
+        message = f"run_at has no time zone: {new.run_at}"
+        raise BadInput(message, hint="use datetime.now(UTC) or another zone")
+    ms = round(new.run_at.timestamp() * 1000)
+    if ms > (time.time() + DELAY_SECONDS_MAX) * 1000:
+        message = f"run_at is too far away: {new.run_at}"
+        raise BadInput(message)
+    return ms, 0
+
+
+def _content_hash(name: str, payload: str) -> str:
+    return hashlib.sha256(f"{name}\n{payload}".encode()).hexdigest()

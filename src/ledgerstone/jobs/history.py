@@ -1,0 +1,124 @@
+"""The history of jobs: one event for each move and each thing worth knowing, never changed.
+
+`detail_json` holds what the move meant: attempt, worker, reason, error, stage, progress, who. The
+events of a job, read in order, lead to its current row: `replayed` says where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import Text, bindparam, column, select
+
+from ledgerstone.ids import new_id
+from ledgerstone.jobs.states import Status
+from ledgerstone.jobs.tables import job_event
+from ledgerstone.store.batch import AppendEach
+from ledgerstone.store.expressions import as_json, json_text, now
+from ledgerstone.store.moments import moment_of
+from ledgerstone.store.pages import Keyset, Page
+
+if TYPE_CHECKING:
+    from ledgerstone.store.transaction import Transaction
+
+Move = tuple[str, str | None]
+"""The id of a job, and the detail of its move as JSON text."""
+
+
+class JobEvent(msgspec.Struct, frozen=True):
+    """One event; where both states are the same, something happened that was no move."""
+
+    id: str
+    job_id: str
+    ts: datetime
+    prev_status: str | None
+    next_status: str
+    detail: dict[str, Any]
+
+
+class Replayed(msgspec.Struct):
+    """What the events of a job say that its row holds."""
+
+    status: str | None = None
+    attempt: int = 0
+    crashes: int = 0
+    last_error_code: str | None = None
+    last_error_message: str | None = None
+    stage: str | None = None
+    progress: float | None = None
+    cancel_requested: bool = False
+
+
+_append = AppendEach(
+    "jobs.record",
+    job_event,
+    incoming=(job_event.c.id, job_event.c.job_id, column("detail_json", Text())),
+    values=lambda row: {
+        "ts": now(),
+        "prev_status": bindparam("prev", type_=job_event.c.prev_status.type),
+        "next_status": bindparam("next", type_=job_event.c.next_status.type),
+        "detail_json": as_json(row.detail_json),
+    },
+)
+
+
+def _event(row: Any) -> JobEvent:
+    told = msgspec.json.decode(row[5]) if row[5] is not None else {}
+    return JobEvent(str(row[0]), str(row[1]), moment_of(row[2]), row[3], row[4], told)
+
+
+_events = Keyset(
+    "jobs.events",
+    select(
+        job_event.c.id,
+        job_event.c.job_id,
+        job_event.c.ts,
+        job_event.c.prev_status,
+        job_event.c.next_status,
+        json_text(job_event.c.detail_json).label("detail"),
+    ).where(job_event.c.job_id == bindparam("job_id", type_=job_event.c.job_id.type)),
+    # The ids of one process are in order, and tell apart what happened in one moment.
+    order=(job_event.c.ts, job_event.c.id),
+    make=_event,
+)
+
+
+def record(tx: Transaction, moves: Sequence[Move], prev: Status | None, following: Status) -> None:
+    """Write one event for each of these jobs."""
+    if moves:
+        rows = [(new_id(), job_id, detail) for job_id, detail in moves]
+        before = prev.value if prev is not None else None
+        _append.run(tx, rows, prev=before, next=following.value)
+
+
+def detail(**facts: Any) -> str:
+    """The detail of a move, without what is not known."""
+    known = {name: value for name, value in facts.items() if value is not None}
+    return msgspec.json.encode(known).decode()
+
+
+def events(
+    tx: Transaction, job_id: str, *, limit: int = 100, cursor: str | None = None
+) -> Page[JobEvent]:
+    """What happened to a job, oldest first."""
+    return _events.read(tx, limit=limit, cursor=cursor, job_id=job_id)
+
+
+def replayed(happened: Iterable[JobEvent]) -> Replayed:
+    """Where a job stands, told by its events alone."""
+    state = Replayed()
+    for event in happened:
+        known = event.detail
+        state.status = event.next_status
+        state.attempt = known.get("attempt", state.attempt)
+        state.crashes = known.get("crashes", state.crashes)
+        state.stage = known.get("stage", state.stage)
+        state.progress = known.get("progress", state.progress)
+        state.cancel_requested = known.get("cancel_requested", state.cancel_requested)
+        if "error" in known:
+            state.last_error_code = known["error"]["code"]
+            state.last_error_message = known["error"]["message"]
+    return state

@@ -1,0 +1,148 @@
+"""What a caller can ask of jobs, inside a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from ledgerstone.errors import KeyConflict
+from ledgerstone.jobs import accepting, history, operating, reading
+from ledgerstone.jobs.accepting import NO_ORG, Accepted, Enqueued, NewJob
+from ledgerstone.jobs.history import JobEvent
+from ledgerstone.jobs.operating import RETRY_MAX, Retried
+from ledgerstone.jobs.reading import JobRow
+from ledgerstone.jobs.states import Status
+from ledgerstone.store.pages import Page
+
+if TYPE_CHECKING:
+    from ledgerstone.jobs.kinds import Kinds
+    from ledgerstone.store.transaction import Transaction
+
+
+class Jobs:
+    """Jobs, inside one transaction."""
+
+    def __init__(self, tx: Transaction, kinds: Kinds) -> None:
+        self._tx = tx
+        self._kinds = kinds
+
+    def enqueue(
+        self,
+        job: str | Callable[..., Any],
+        payload: Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
+        org: str | UUID = NO_ORG,
+        queue: str | None = None,
+        priority: int | None = None,
+        max_attempts: int | None = None,
+        run_at: datetime | None = None,
+        delay_seconds: float = 0.0,
+        requested_by: str | None = None,
+        correlation_id: str | None = None,
+        trace_context: str | None = None,
+    ) -> Enqueued:
+        """Accept one. Same key, same content: the one there is; other content: KeyConflict."""
+        new = NewJob(
+            type=job,
+            payload=payload or {},
+            key=key,
+            org=org,
+            queue=queue,
+            priority=priority,
+            max_attempts=max_attempts,
+            run_at=run_at,
+            delay_seconds=delay_seconds,
+            requested_by=requested_by,
+            correlation_id=correlation_id,
+            trace_context=trace_context,
+        )
+        (enqueued,) = self.enqueue_many((new,))
+        if enqueued.accepted is Accepted.CONFLICT:
+            message = f"the key {key!r} was used before with other content, by job {enqueued.id}"
+            raise KeyConflict(message)
+        return enqueued
+
+    def enqueue_many(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Accept many, with an answer for each: created, existing or conflict."""
+        return accepting.accept(self._tx, self._kinds, jobs)
+
+    def get(self, job_id: str) -> JobRow:
+        """The job as it stands."""
+        return reading.get(self._tx, job_id)
+
+    def find(
+        self,
+        *,
+        org: str | UUID | None = None,
+        status: Status | None = None,
+        type: str | None = None,  # noqa: A002 - the column's own name
+        queue: str | None = None,
+        key: str | None = None,
+        correlation_id: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[JobRow]:
+        """Jobs that meet the filters, newest first."""
+        return reading.find(
+            self._tx,
+            limit=limit,
+            cursor=cursor,
+            org=accepting.org_of(org) if org is not None else None,
+            status=status,
+            type=type,
+            queue=queue,
+            key=key,
+            correlation_id=correlation_id,
+        )
+
+    def counts(self) -> dict[str, dict[Status, int]]:
+        """How many stand where, by queue."""
+        return reading.counts(self._tx)
+
+    def events(self, job_id: str, *, limit: int = 100, cursor: str | None = None) -> Page[JobEvent]:
+        """What happened to a job, oldest first."""
+        return history.events(self._tx, job_id, limit=limit, cursor=cursor)
+
+    def cancel(self, job_id: str, *, by: str | None = None, reason: str | None = None) -> Status:
+        """Cancel a queued job; ask a running one to stop."""
+        return operating.cancel(self._tx, job_id, by=by, reason=reason)
+
+    def retry(self, job_id: str, *, by: str | None = None) -> None:
+        """Queue a dead letter again, with all its attempts."""
+        operating.retry(self._tx, job_id, by=by)
+
+    def retry_all(
+        self,
+        *,
+        type: str | None = None,  # noqa: A002 - the column's own name
+        queue: str | None = None,
+        error_code: str | None = None,
+        limit: int = RETRY_MAX,
+        dry_run: bool = False,
+        by: str | None = None,
+    ) -> Retried:
+        """Queue dead letters again, the oldest first, at most so many."""
+        return operating.retry_all(
+            self._tx,
+            type=type,
+            queue=queue,
+            error_code=error_code,
+            limit=limit,
+            dry_run=dry_run,
+            by=by,
+        )
+
+    def pause(self, queue: str, *, by: str | None = None) -> None:
+        """No job of this queue begins any more; those that run go on."""
+        operating.pause(self._tx, queue, by=by)
+
+    def resume(self, queue: str) -> None:
+        """Jobs of this queue begin again."""
+        operating.resume(self._tx, queue)
+
+    def limit(self, queue: str, concurrency_max: int | None) -> None:
+        """At most so many of this queue run at once, on all workers together; None: any."""
+        operating.limit(self._tx, queue, concurrency_max)

@@ -1,0 +1,190 @@
+"""Kinds of jobs: the function behind a type, what arguments it takes, and how it is run.
+
+The arguments are read off the function's signature once and checked twice: when a job is accepted,
+so that what cannot run is refused before it is stored, and when it is run, for code may have
+changed in between.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from copy import copy
+from functools import partial
+from typing import Any, get_type_hints
+
+import msgspec
+
+from ledgerstone.engine.backoff import Backoff
+from ledgerstone.engine.source import Where
+from ledgerstone.errors import BadInput
+from ledgerstone.jobs.tables import DEFAULT_QUEUE, MAX_ATTEMPTS, QUEUE_CHARS_MAX, TYPE_CHARS_MAX
+from ledgerstone.store.names import check_name
+
+JOB_PARAMETER = "job"
+"""A first parameter of this name is given the job itself."""
+ATTEMPTS_LIMIT = 1000
+TIMEOUT_SECONDS_MAX = 7 * 86_400
+
+LimitKey = Callable[..., str | None]
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """At most `most` jobs with the same key run at once, on all workers together.
+
+    The key is made from the arguments of a job; None: this job is not limited.
+    """
+
+    key: LimitKey
+    most: int = 1
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """A type of job: its function and how it is run."""
+
+    name: str
+    call: Callable[..., Any]
+    arguments: type[msgspec.Struct]
+    takes_job: bool
+    where: Where
+    queue: str = DEFAULT_QUEUE
+    max_attempts: int = MAX_ATTEMPTS
+    priority: int = 0
+    backoff: Backoff = Backoff()
+    timeout_seconds: float | None = None
+    limit: Limit | None = None
+
+    def parsed(self, payload: Any) -> dict[str, Any]:
+        """The arguments that a payload holds, by name; BadInput if they do not fit."""
+        try:
+            found = msgspec.convert(payload, self.arguments, strict=True)
+        except (msgspec.ValidationError, TypeError) as error:
+            message = f"the arguments of {self.name} do not fit: {error}"
+            raise BadInput(message, hint=f"it takes {self.takes}") from error
+        return {name: getattr(found, name) for name in self.arguments.__struct_fields__}
+
+    def limit_key(self, payload: Any) -> str | None:
+        """What this job is limited by."""
+        return self.limit.key(**self.parsed(payload)) if self.limit is not None else None
+
+    @property
+    def takes(self) -> str:
+        """The arguments, for people."""
+        fields = msgspec.structs.fields(self.arguments)
+        return ", ".join(f"{field.name}: {_spelled(field.type)}" for field in fields) or "nothing"
+
+
+class Kinds:
+    """The kinds that this process knows."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Kind] = {}
+        self._names: dict[Callable[..., Any], str] = {}
+
+    def add(self, name: str, call: Callable[..., Any], **options: Any) -> Kind:
+        """Make a type of job known; BadInput if it cannot be run like that."""
+        check_name(name, "a type of job", chars_max=TYPE_CHARS_MAX)
+        if name in self._by_name:
+            message = f"there is a job {name!r} already"
+            raise BadInput(message, hint="give each type of job its own name")
+        kind = _made(name, call, options)
+        self._by_name[name] = kind
+        self._names[call] = name
+        return kind
+
+    def get(self, name: str) -> Kind | None:
+        return self._by_name.get(name)
+
+    def name_of(self, job: str | Callable[..., Any]) -> str:
+        """The type that a caller means, by its name or by its function."""
+        if isinstance(job, str):
+            check_name(job, "a type of job", chars_max=TYPE_CHARS_MAX)
+            return job
+        name = self._names.get(job)
+        if name is None:
+            message = f"{job!r} is no job of this ledger"
+            raise BadInput(message, hint="decorate it with @ledger.job(name)")
+        return name
+
+    def of_queue(self, queue: str) -> list[Kind]:
+        return [kind for kind in self._by_name.values() if kind.queue == queue]
+
+    def all(self) -> Mapping[str, Kind]:
+        return dict(self._by_name)
+
+
+def _made(name: str, call: Callable[..., Any], options: dict[str, Any]) -> Kind:
+    processes = options.pop("process", False)
+    kind = Kind(
+        name=name,
+        call=call,
+        arguments=_arguments(name, call),
+        takes_job=_takes_job(call),
+        where=_where(call, process=processes),
+        **options,
+    )
+    check_name(kind.queue, "a queue", chars_max=QUEUE_CHARS_MAX)
+    _check_bounds(kind)
+    if kind.where is Where.PROCESS and kind.takes_job:
+        message = f"{name} runs in a process of its own and cannot be given the job"
+        raise BadInput(message, hint="leave its first parameter out, or do not use process=True")
+    return kind
+
+
+def _check_bounds(kind: Kind) -> None:
+    if not 1 <= kind.max_attempts <= ATTEMPTS_LIMIT:
+        message = f"max_attempts is 1 to {ATTEMPTS_LIMIT}, not {kind.max_attempts}"
+        raise BadInput(message)
+    timeout = kind.timeout_seconds
+    if timeout is not None and not 0 < timeout <= TIMEOUT_SECONDS_MAX:
+        message = f"a timeout is more than 0 and at most {TIMEOUT_SECONDS_MAX} s, not {timeout}"
+        raise BadInput(message)
+    if kind.limit is not None and kind.limit.most < 1:
+        message = f"a limit is at least 1, not {kind.limit.most}"
+        raise BadInput(message)
+
+
+def _where(call: Callable[..., Any], *, process: bool) -> Where:
+    if inspect.iscoroutinefunction(call):
+        if process:
+            message = "an async function runs on the event loop, not in a process of its own"
+            raise BadInput(message)
+        return Where.LOOP
+    return Where.PROCESS if process else Where.THREAD
+
+
+def _takes_job(call: Callable[..., Any]) -> bool:
+    first = next(iter(inspect.signature(call).parameters), None)
+    return first == JOB_PARAMETER
+
+
+def _arguments(name: str, call: Callable[..., Any]) -> type[msgspec.Struct]:
+    """A struct with a field for each argument, which refuses what it does not know."""
+    hints = get_type_hints(call)
+    parameters = list(inspect.signature(call).parameters.values())
+    if _takes_job(call):
+        parameters = parameters[1:]
+    fields: list[Any] = []
+    for parameter in parameters:
+        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
+            message = f"the job {name} takes *{parameter.name}: its arguments could not be checked"
+            raise BadInput(message, hint="name every argument")
+        kind = hints.get(parameter.name, Any)
+        if parameter.default is parameter.empty:
+            fields.append((parameter.name, kind))
+        else:
+            fields.append((parameter.name, kind, _default(parameter.default)))
+    return msgspec.defstruct(
+        f"Arguments of {name}", fields, kw_only=True, forbid_unknown_fields=True
+    )
+
+
+def _default(value: Any) -> Any:
+    """As msgspec wants it: what can be changed is made anew for each."""
+    if isinstance(value, list | dict | set | bytearray):
+        return msgspec.field(default_factory=partial(copy, value))
+    return value
+
+
+def _spelled(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")

@@ -1,0 +1,243 @@
+"""A job from inside its handler: what it is, how far it is, what it has finished, how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import BigInteger, Double, bindparam, func, insert, select, update
+
+from ledgerstone.engine.source import Handler, Outcome, Settled, Verdict, Where
+from ledgerstone.errors import BadInput, Hopeless, LeaseLost, NotAllowedNow
+from ledgerstone.jobs import history, settling
+from ledgerstone.jobs.kinds import Kind, Kinds
+from ledgerstone.jobs.states import Status
+from ledgerstone.jobs.tables import STAGE_CHARS_MAX, STEP_CHARS_MAX, job, job_step, stands
+from ledgerstone.store.body import decode, encode
+from ledgerstone.store.expressions import now, now_ms
+from ledgerstone.store.names import check_name
+from ledgerstone.store.statement import Statement
+
+if TYPE_CHECKING:
+    from ledgerstone.jobs.settling import JobClaim, Rules
+    from ledgerstone.store.database import Database
+    from ledgerstone.store.transaction import Transaction
+
+T = TypeVar("T")
+LOOK_SECONDS = 0.5
+"""How often `canceled` asks the database."""
+
+_id = bindparam("id_", type_=job.c.id.type)
+_mine = (
+    job.c.id == _id,
+    job.c.attempt == bindparam("attempt_", type_=job.c.attempt.type),
+    job.c.token == bindparam("token_", type_=BigInteger()),
+    stands(Status.RUNNING),
+)
+_report = Statement(
+    "jobs.progress",
+    update(job)
+    .where(*_mine)
+    .values(
+        progress=bindparam("progress_", type_=Double()),
+        stage=func.coalesce(bindparam("stage_", type_=job.c.stage.type), job.c.stage),
+        updated_at=now(),
+    ),
+)
+_hold = Statement("jobs.hold", select(job.c.id).where(*_mine).with_for_update())
+_wanted = Statement("jobs.wanted", select(job.c.cancel_requested).where(*_mine))
+_step = Statement(
+    "jobs.step",
+    select(job_step.c.result).where(
+        job_step.c.job_id == _id, job_step.c.name == bindparam("name_", type_=job_step.c.name.type)
+    ),
+)
+_remember = Statement(
+    "jobs.remember",
+    insert(job_step).values(
+        job_id=_id,
+        name=bindparam("name_", type_=job_step.c.name.type),
+        attempt=bindparam("attempt_", type_=job_step.c.attempt.type),
+        finished_at_ms=now_ms(),
+        result=bindparam("result_", type_=job_step.c.result.type),
+    ),
+)
+
+
+class Job:
+    """The job that a handler runs.
+
+    - Everything it writes compares its claim: once the claim is lost, LeaseLost is raised.
+    - `progress` is seen by others at once; `step` remembers what is finished across attempts.
+    - `transaction` makes the handler's writes and the job's success one commit.
+    """
+
+    def __init__(
+        self, claim: JobClaim, payload: Any, database: Database[Any], rules: Rules
+    ) -> None:
+        self.id = claim.key
+        self.type = claim.type
+        self.org_id = claim.org_id
+        self.attempt = claim.attempt
+        self.max_attempts = claim.max_attempts
+        self.payload = payload
+        self.requested_by = claim.requested_by
+        self.correlation_id = claim.correlation_id
+        self.trace_context = claim.trace_context
+        self._claim = claim
+        self._database = database
+        self._rules = rules
+        self._settled = False
+        self._looked_at = float("-inf")
+        self._unwanted = False
+
+    @property
+    def canceled(self) -> bool:
+        """Whether somebody asked to cancel it: clean up and return `Cancel()`."""
+        moment = self._database.clock.monotonic()
+        if not self._unwanted and moment - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = moment
+            with self._database.reading() as tx:
+                row = _wanted.one(tx, **self._held)
+            if row is None:
+                raise self._lost()
+            self._unwanted = bool(row[0])
+        return self._unwanted
+
+    def progress(self, fraction: float, stage: str | None = None) -> None:
+        """Tell how far it is, 0 to 1, and at which stage."""
+        if not 0 <= fraction <= 1:
+            message = f"progress is 0 to 1, not {fraction}"
+            raise BadInput(message)
+        if stage is not None:
+            check_name(stage, "a stage", chars_max=STAGE_CHARS_MAX)
+
+        def tell(tx: Transaction) -> None:
+            if not _report.run(tx, **self._held, progress_=fraction, stage_=stage):
+                raise self._lost()
+            told = history.detail(progress=fraction, stage=stage, attempt=self.attempt)
+            history.record(tx, [(self.id, told)], Status.RUNNING, Status.RUNNING)
+
+        self._database.run(tell)
+
+    def step(self, name: str, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """What the step answered when it finished, in this attempt or an earlier one.
+
+        The answer is kept as JSON. A step that was finished and not remembered, because the process
+        died in between, is done again.
+        """
+        check_name(name, "a step", chars_max=STEP_CHARS_MAX)
+        with self._database.reading() as tx:
+            row = _step.one(tx, id_=self.id, name_=name)
+        if row is not None:
+            return decode(row[0])  # type: ignore[no-any-return]
+        answer = call(*arguments, **named)
+        text = encode(answer, bytes_max=self._database.settings.body_bytes_max)
+
+        def remember(tx: Transaction) -> None:
+            self._fence(tx)
+            _remember.run(tx, id_=self.id, name_=name, attempt_=self.attempt, result_=text)
+
+        self._database.run(remember)
+        # As it would come back in another attempt.
+        return decode(text)  # type: ignore[no-any-return]
+
+    @contextmanager
+    def transaction(self, result: Any = None) -> Iterator[Any]:
+        """A transaction that ends the job: what it writes and its success are one commit."""
+        with self._database.transaction() as tx:
+            yield tx
+            self._complete_in(tx, result)
+        self._settled = True
+
+    def complete(self, tx: Transaction, result: Any = None) -> None:
+        """End the job in a transaction of the caller's: if it commits, the job has succeeded.
+
+        The handler returns after that; what it returns does not matter any more.
+        """
+        self._complete_in(tx, result)
+        self._settled = True
+
+    def ended(self, value: Any) -> Any:
+        """What the handler's return value means."""
+        if self._settled:
+            return Settled()
+        return value
+
+    def _complete_in(self, tx: Transaction, result: Any) -> None:
+        if self._settled:
+            message = "the job has ended already"
+            raise NotAllowedNow(message)
+        kept = None
+        if result is not None:
+            kept = encode(result, bytes_max=self._database.settings.body_bytes_max)
+        outcome = Outcome(self._claim, Verdict.DONE, result=kept)
+        if settling.settle(tx, [outcome], worker=None, rules=self._rules):
+            raise self._lost()
+
+    def _fence(self, tx: Transaction) -> None:
+        if _hold.one(tx, **self._held) is None:
+            raise self._lost()
+
+    @property
+    def _held(self) -> dict[str, Any]:
+        return {"id_": self.id, "attempt_": self.attempt, "token_": self._claim.token}
+
+    def _lost(self) -> LeaseLost:
+        return LeaseLost(f"attempt {self.attempt} of job {self.id} is not its holder any more")
+
+
+class Runner:
+    """Makes the handler of each kind: job and arguments in, what the function answers out."""
+
+    def __init__(self, database: Database[Any], rules: Rules) -> None:
+        self._database = database
+        self._rules = rules
+        self._handlers: dict[str, Handler] = {}
+
+    def handler(self, kind: Kind) -> Handler:
+        """What runs a claim of this kind."""
+        handler = self._handlers.get(kind.name)
+        if handler is None:
+            handler = self._handlers[kind.name] = self._made(kind)
+        return handler
+
+    def _made(self, kind: Kind) -> Handler:
+        match kind.where:
+            case Where.THREAD:
+                return Handler(lambda claim: self._run(kind, claim))
+            case Where.LOOP:
+                return Handler(partial(self._run_async, kind), Where.LOOP)
+            case Where.PROCESS:
+                return Handler(partial(_run_in_process, kind.name, kind.call), Where.PROCESS)
+
+    def _run(self, kind: Kind, claim: JobClaim) -> Any:
+        payload, arguments = _opened(kind, claim)
+        if not kind.takes_job:
+            return kind.call(**arguments)
+        running = Job(claim, payload, self._database, self._rules)
+        return running.ended(kind.call(running, **arguments))
+
+    async def _run_async(self, kind: Kind, claim: JobClaim) -> Any:
+        payload, arguments = _opened(kind, claim)
+        if not kind.takes_job:
+            return await kind.call(**arguments)
+        running = Job(claim, payload, self._database, self._rules)
+        return running.ended(await kind.call(running, **arguments))
+
+
+def _run_in_process(name: str, call: Callable[..., Any], claim: JobClaim) -> Any:
+    """In a child process, which knows nothing but the function."""
+    _, arguments = _opened(Kinds().add(name, call), claim)
+    return call(**arguments)
+
+
+def _opened(kind: Kind, claim: JobClaim) -> tuple[Any, dict[str, Any]]:
+    payload = decode(claim.body) if claim.body else {}
+    try:
+        return payload, kind.parsed(payload)
+    except BadInput as error:
+        # The code has changed since it was accepted: no attempt will go better.
+        raise Hopeless(error.message, hint=error.hint) from error

@@ -1,0 +1,295 @@
+"""The jobs of one queue as a source of work.
+
+Jobs come by organisation, in turns: a claim takes what is due of the next organisation in line, and
+goes on to the ones behind it only if that was not enough. However many jobs one of them has queued,
+the others wait for at most one batch of it. Within an organisation the more urgent come first, then
+the earlier due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import BigInteger, and_, bindparam, exists, func, null, or_, select, update
+
+from ledgerstone.engine.backoff import Backoff, BackoffPolicy
+from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Verdict
+from ledgerstone.jobs import history, settling
+from ledgerstone.jobs.accepting import channel_of
+from ledgerstone.jobs.kinds import Kinds
+from ledgerstone.jobs.running import Runner
+from ledgerstone.jobs.settling import JobClaim
+from ledgerstone.jobs.states import Gate, Status
+from ledgerstone.jobs.tables import job, job_queue, stands
+from ledgerstone.store.batch import ClaimEach, UpdateEach
+from ledgerstone.store.expressions import json_text, now, now_ms
+from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.tables import worker as worker_table
+
+if TYPE_CHECKING:
+    from ledgerstone.store.database import Database
+    from ledgerstone.store.transaction import Transaction
+
+FIRST_ORG = "00000000-0000-0000-0000-000000000000"
+OPEN_SECONDS = 0.1
+"""How often a busy worker looks for scheduled jobs whose time has come."""
+OPEN_MAX = 1000
+ALONE_SECONDS = 0.1
+"""How long an organisation that was alone in line is taken to be."""
+
+_open = ClaimEach(
+    "jobs.open_scheduled",
+    job,
+    key=job.c.id,
+    due=stands(Status.QUEUED, gate=Gate.SCHEDULED)
+    & (job.c.queue == bindparam("queue", type_=job.c.queue.type))
+    & (job.c.run_at_ms <= now_ms()),
+    order_by=(job.c.run_at_ms, job.c.id),
+    set_={"gate": Gate.OPEN.value},
+    returning=(job.c.id,),
+)
+_extend = UpdateEach(
+    "jobs.extend",
+    key=job.c.id,
+    incoming=(job.c.id, job.c.attempt, job.c.token),
+    build=lambda row: (
+        update(job)
+        .where(
+            job.c.id == row.id,
+            job.c.attempt == row.attempt,
+            job.c.token == row.token,
+            stands(Status.RUNNING),
+        )
+        .values(lease_until_ms=now_ms() + bindparam("lease_ms", type_=BigInteger()))
+    ),
+)
+_expired = Statement(
+    "jobs.expired",
+    select(job.c.id, job.c.attempt, job.c.token, job.c.crashes, job.c.max_attempts, job.c.worker)
+    .where(
+        stands(Status.RUNNING),
+        job.c.queue == bindparam("queue", type_=job.c.queue.type),
+        job.c.lease_until_ms <= now_ms(),
+    )
+    .limit(bindparam("limit", type_=BigInteger()))
+    .with_for_update(skip_locked=True),
+)
+_rescue = UpdateEach(
+    "jobs.rescue",
+    key=job.c.id,
+    incoming=(job.c.id, job.c.token),
+    build=lambda row: (
+        update(job)
+        .where(
+            job.c.id == row.id,
+            job.c.token == row.token,
+            stands(Status.RUNNING),
+        )
+        .values(
+            status=Status.QUEUED.value,
+            crashes=job.c.crashes + 1,
+            # Whoever held it must not settle it any more, also before the next claim.
+            token=job.c.token + 1,
+            updated_at=now(),
+            run_at_ms=now_ms(),
+            lease_until_ms=null(),
+        )
+    ),
+)
+
+
+class JobSource:
+    """The jobs of one queue that this process knows how to run."""
+
+    def __init__(
+        self,
+        queue: str,
+        kinds: Kinds,
+        database: Database[Any],
+        *,
+        crashes_max: int,
+    ) -> None:
+        self.name = channel_of(queue)
+        self.channel = channel_of(queue)
+        self._queue = queue
+        self._kinds = kinds
+        self._rules = settling.Rules(backoff=self._backoff, crashes_max=crashes_max)
+        self._runner = Runner(database, self._rules)
+        self._worker: str | None = None
+        self._claim = _claiming(queue, sorted(kinds.all()))
+        self._start = FIRST_ORG
+        self._alone_until = 0.0
+        self._opened_at = float("-inf")
+
+    def handler(self, claim: Claim) -> Handler:
+        kind = self._kinds.get(cast("JobClaim", claim).type)
+        if kind is None:
+            raise AssertionError(claim)
+        return self._runner.handler(kind)
+
+    def claim(self, tx: Transaction, ask: Ask) -> Sequence[Claim]:
+        self._worker = ask.worker
+        self._open_scheduled(tx)
+        rows = self._next_in_line(tx, ask)
+        if not rows:
+            return []
+        moves = [(str(row[0]), f'{{"attempt":{row[1]},"worker":"{ask.worker}"}}') for row in rows]
+        history.record(tx, moves, Status.QUEUED, Status.RUNNING)
+        return [self._made(row) for row in rows]
+
+    def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        return settling.settle(tx, outcomes, worker=self._worker, rules=self._rules)
+
+    def extend(
+        self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
+    ) -> Sequence[Claim]:
+        rows = [(claim.key, claim.attempt, claim.token) for claim in claims]
+        return [claims[i] for i in _extend.run(tx, rows, lease_ms=round(lease_seconds * 1000))]
+
+    def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
+        expired = _expired.rows(tx, queue=self._queue, limit=limit)
+        again = [row for row in expired if row[3] + 1 < crashes_max and row[1] < row[4]]
+        over = [row for row in expired if not (row[3] + 1 < crashes_max and row[1] < row[4])]
+        lost = set(_rescue.run(tx, [(str(row[0]), row[2]) for row in again])) if again else set()
+        rescued = [row for i, row in enumerate(again) if i not in lost]
+        history.record(
+            tx,
+            [(str(row[0]), _last_words(row)) for row in rescued],
+            Status.RUNNING,
+            Status.QUEUED,
+        )
+        for row in over:
+            self._bury(tx, row)
+        if rescued:
+            tx.wake(self.channel)
+        return len(rescued) + len(over)
+
+    def _next_in_line(self, tx: Transaction, ask: Ask) -> list[Row]:
+        """What is due of the next organisation, then of those behind it, then from the front."""
+        clock = tx.database.clock
+        start = FIRST_ORG if clock.monotonic() < self._alone_until else self._start
+        common = {"lease_ms": round(ask.lease_seconds * 1000), "worker": ask.worker}
+        rows = self._claim.run(tx, limit=ask.limit, start=start, **common)
+        behind = len(rows)
+        if behind < ask.limit and start != FIRST_ORG:
+            room = ask.limit - behind
+            rows += self._claim.run(tx, limit=room, start=FIRST_ORG, **common)
+        if not rows:
+            self._start = FIRST_ORG
+            return rows
+        self._start = _following(str(rows[-1][_ORG]))
+        if start != FIRST_ORG and not behind and rows[0][_ORG] == rows[-1][_ORG]:
+            self._alone_until = clock.monotonic() + ALONE_SECONDS
+        return rows
+
+    def _open_scheduled(self, tx: Transaction) -> None:
+        """Jobs whose time has come get in line."""
+        moment = tx.database.clock.monotonic()
+        if moment - self._opened_at >= OPEN_SECONDS:
+            opened = _open.run(tx, limit=OPEN_MAX, queue=self._queue)
+            # More may be waiting: then the next claim looks again.
+            self._opened_at = moment if len(opened) < OPEN_MAX else float("-inf")
+
+    def _made(self, row: Row) -> JobClaim:
+        kind = self._kinds.get(row[4])
+        timeout = kind.timeout_seconds if kind is not None else None
+        about = (row[4], str(row[5]), *row[6:])
+        return JobClaim(str(row[0]), row[1], row[2], row[3], None, timeout, *about)
+
+    def _backoff(self, claim: JobClaim) -> Backoff:
+        kind = self._kinds.get(claim.type)
+        backoff = kind.backoff if kind is not None else Backoff()
+        policy = BackoffPolicy(claim.backoff_policy)
+        if backoff.policy is policy:
+            return backoff
+        return msgspec.structs.replace(backoff, policy=policy)
+
+    def _bury(self, tx: Transaction, row: Row) -> None:
+        """Too many workers died with it, or it has no attempt left."""
+        key, attempt, token, crashes, max_attempts, worker = row
+        claim = JobClaim(str(key), attempt, token, max_attempts=max_attempts, crashes=crashes)
+        failure = Failure("crashed", _how_it_died(tx, worker), crashed=True)
+        outcome = Outcome(claim, Verdict.DEAD, failure=failure)
+        settling.settle(tx, [outcome], worker=worker, rules=self._rules)
+
+
+_RETURNED: tuple[Any, ...] = (
+    job.c.id,
+    job.c.attempt,
+    job.c.token,
+    json_text(job.c.payload),
+    job.c.type,
+    job.c.org_id,
+    job.c.max_attempts,
+    job.c.backoff_policy,
+    job.c.crashes,
+    job.c.limit_key,
+    job.c.requested_by,
+    job.c.correlation_id,
+    job.c.trace_context,
+)
+_ORG = 5
+
+
+def _claiming(queue: str, types: Sequence[str]) -> ClaimEach:
+    """The claim of one queue, for the types that are known here."""
+    paused = exists().where(
+        job_queue.c.name == queue,
+        or_(job_queue.c.paused_at_ms.is_not(None), job_queue.c.concurrency_max.is_not(None)),
+    )
+    return ClaimEach(
+        "jobs.claim",
+        job,
+        key=job.c.id,
+        due=and_(
+            stands(Status.QUEUED, gate=Gate.OPEN),
+            job.c.queue == queue,
+            job.c.org_id >= bindparam("start", type_=job.c.org_id.type),
+            or_(*[job.c.type == name for name in types]),
+            ~paused,
+        ),
+        order_by=(job.c.org_id, job.c.priority.desc(), job.c.run_at_ms, job.c.id),
+        set_={
+            "status": Status.RUNNING.value,
+            "attempt": job.c.attempt + 1,
+            "token": job.c.token + 1,
+            "started_at": func.coalesce(job.c.started_at, now()),
+            "updated_at": now(),
+            "lease_until_ms": now_ms() + bindparam("lease_ms", type_=BigInteger()),
+            "worker": bindparam("worker", type_=job.c.worker.type),
+        },
+        returning=_RETURNED,
+    )
+
+
+def _following(org: str) -> str:
+    """The id after this one; after the last comes the first."""
+    number = (UUID(org).int + 1) % (1 << 128)
+    return str(UUID(int=number))
+
+
+_worker_of = Statement(
+    "jobs.worker_of",
+    select(worker_table.c.host, worker_table.c.pid, worker_table.c.seen_at_ms).where(
+        worker_table.c.id == bindparam("id", type_=worker_table.c.id.type)
+    ),
+)
+
+
+def _how_it_died(tx: Transaction, worker: str | None) -> str:
+    """What is known of a worker that ended without a word."""
+    row = _worker_of.one(tx, id=worker) if worker is not None else None
+    if row is None:
+        return f"its worker {worker} ended without a word"
+    seen = datetime.fromtimestamp(row[2] / 1000, UTC).isoformat(timespec="milliseconds")
+    return f"its worker {worker} (pid {row[1]} on {row[0]}), last seen {seen}, ended without a word"
+
+
+def _last_words(row: Row) -> str:
+    return history.detail(
+        attempt=row[1], crashes=row[3] + 1, reason=f"the lease of {row[5]} ran out"
+    )

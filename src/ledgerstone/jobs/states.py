@@ -1,0 +1,56 @@
+"""The states of a job and the moves between them: the one table that code, database and docs use.
+
+    queued ──▶ running ──▶ succeeded
+       │  ▲      │ │ └───▶ canceled ◀── queued
+       │  └──────┘ ▼
+       │  ▲      failed ──▶ dead_letter
+       │  └────────┘            │
+       └◀───── an operator ─────┘
+
+`failed` is passed through, never rested in: the same transaction goes on to `queued` (another
+attempt) or to `dead_letter` (none left), and both moves are on record.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+
+
+class Status(Enum):
+    """Where a job stands."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    DEAD_LETTER = "dead_letter"
+
+
+class Gate(IntEnum):
+    """What a queued job waits for."""
+
+    OPEN = 0
+    """A worker."""
+    SCHEDULED = 1
+    """Its time."""
+    BLOCKED = 2
+    """Another job with the same limit key."""
+
+
+FINISHED = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Status.DEAD_LETTER})
+"""States in which `finished_at` is set."""
+
+MOVES: frozenset[tuple[Status, Status]] = frozenset(
+    {
+        (Status.QUEUED, Status.RUNNING),
+        (Status.QUEUED, Status.CANCELED),
+        (Status.RUNNING, Status.SUCCEEDED),
+        (Status.RUNNING, Status.FAILED),
+        (Status.RUNNING, Status.CANCELED),
+        (Status.RUNNING, Status.QUEUED),
+        (Status.FAILED, Status.QUEUED),
+        (Status.FAILED, Status.DEAD_LETTER),
+        (Status.DEAD_LETTER, Status.QUEUED),
+    }
+)

@@ -1,0 +1,219 @@
+"""What is kept of jobs: the job, every move it made, its key, its finished steps, its queue."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    SmallInteger,
+    String,
+    Table,
+    literal_column,
+)
+from sqlalchemy.schema import conv
+from sqlalchemy.sql.elements import ColumnElement
+
+from ledgerstone.engine.backoff import BackoffPolicy
+from ledgerstone.jobs.states import FINISHED, Gate, Status
+from ledgerstone.store.expressions import default_id, default_now
+from ledgerstone.store.schema import (
+    MYSQL_TABLE,
+    choice_type,
+    id_type,
+    json_type,
+    metadata,
+    moment_type,
+    partial_index,
+    text_type,
+)
+
+TYPE_CHARS_MAX = 100
+QUEUE_CHARS_MAX = 100
+KEY_CHARS_MAX = 255
+WHO_CHARS_MAX = 255
+CORRELATION_CHARS_MAX = 255
+TRACE_CHARS_MAX = 512
+ERROR_CODE_CHARS_MAX = 64
+ERROR_MESSAGE_CHARS_MAX = 2048
+STAGE_CHARS_MAX = 100
+STEP_CHARS_MAX = 190
+WORKER_CHARS_MAX = 100
+HASH_CHARS = 64
+DEFAULT_QUEUE = "default"
+MAX_ATTEMPTS = 5
+
+STATUS_ENUM, POLICY_ENUM = "job_status", "job_backoff_policy"
+STATUSES = tuple(status.value for status in Status)
+POLICIES = tuple(policy.value for policy in BackoffPolicy)
+_FINISHED = ", ".join(f"'{status}'" for status in STATUSES if Status(status) in FINISHED)
+
+tables = metadata()
+status_type = choice_type(STATUS_ENUM, STATUSES)
+policy_type = choice_type(POLICY_ENUM, POLICIES)
+
+job = Table(
+    "job",
+    tables,
+    Column("id", id_type(), primary_key=True, server_default=default_id()),
+    Column("org_id", id_type(), nullable=False),
+    Column("type", String(TYPE_CHARS_MAX), nullable=False),
+    Column("status", status_type, nullable=False, server_default=Status.QUEUED.value),
+    Column("attempt", Integer, nullable=False, server_default="0"),
+    Column("max_attempts", Integer, nullable=False, server_default=str(MAX_ATTEMPTS)),
+    Column("backoff_policy", policy_type, nullable=False, server_default=BackoffPolicy.EXP.value),
+    Column("priority", Integer, nullable=False, server_default="0"),
+    Column("idempotency_key", String(KEY_CHARS_MAX)),
+    Column("requested_by", String(WHO_CHARS_MAX)),
+    Column("created_at", moment_type(), nullable=False, server_default=default_now()),
+    Column("updated_at", moment_type(), nullable=False, server_default=default_now()),
+    Column("started_at", moment_type()),
+    Column("finished_at", moment_type()),
+    Column("last_error_code", String(ERROR_CODE_CHARS_MAX)),
+    Column("last_error_message", String(ERROR_MESSAGE_CHARS_MAX)),
+    Column("queue", String(QUEUE_CHARS_MAX), nullable=False, server_default=DEFAULT_QUEUE),
+    Column("payload", json_type()),
+    Column("result", json_type()),
+    Column("run_at_ms", BigInteger, nullable=False, server_default="0"),
+    Column("gate", SmallInteger, nullable=False, server_default=str(Gate.OPEN.value)),
+    Column("limit_key", String(KEY_CHARS_MAX)),
+    Column("limit_max", Integer),
+    Column("token", BigInteger, nullable=False, server_default="0"),
+    Column("lease_until_ms", BigInteger),
+    Column("worker", String(WORKER_CHARS_MAX)),
+    Column("crashes", Integer, nullable=False, server_default="0"),
+    Column("stage", String(STAGE_CHARS_MAX)),
+    Column("progress", Double),
+    Column("cancel_requested", SmallInteger, nullable=False, server_default="0"),
+    Column("correlation_id", String(CORRELATION_CHARS_MAX)),
+    Column("trace_context", String(TRACE_CHARS_MAX)),
+    CheckConstraint(
+        f"(status IN ({_FINISHED})) = (finished_at IS NOT NULL)",
+        name=conv("ck_job__status_finished_at_consistency"),
+    ),
+    **MYSQL_TABLE,
+)
+for name, words, holder in (
+    ("ck_job__status", STATUSES, job.c.status),
+    ("ck_job__backoff_policy", POLICIES, job.c.backoff_policy),
+):
+    # PostgreSQL and MySQL have a type for it.
+    listed = ", ".join(f"'{word}'" for word in words)
+    job.append_constraint(
+        CheckConstraint(f"{holder.name} IN ({listed})", name=conv(name)).ddl_if(dialect="sqlite")
+    )
+Index("idx_job__job_org_id", job.c.org_id)
+Index("idx_job__org_id_created_at_desc", job.c.org_id, job.c.created_at.desc())
+Index("idx_job__status_created_at", job.c.status, job.c.created_at)
+Index(
+    "idx_job__org_id_idempotency_key",
+    job.c.org_id,
+    job.c.idempotency_key,
+    unique=True,
+    # MySQL lets NULL stand in a unique index as often as it likes.
+    sqlite_where=job.c.idempotency_key.is_not(None),
+    postgresql_where=job.c.idempotency_key.is_not(None),
+)
+
+
+def stands(status: Status, *, gate: Gate | None = None) -> ColumnElement[bool]:
+    """A job stands here: spelled out in the statement, so that a partial index is found for it."""
+    here: ColumnElement[bool] = job.c.status == literal_column(f"'{status.value}'")
+    if gate is None:
+        return here
+    return here & (job.c.gate == literal_column(str(gate.value)))
+
+
+due_indexes = partial_index(
+    "idx_job__due",
+    job.c.queue,
+    job.c.org_id,
+    job.c.priority.desc(),
+    job.c.run_at_ms,
+    job.c.id,
+    where=stands(Status.QUEUED, gate=Gate.OPEN),
+    leading=(job.c.status, job.c.gate),
+)
+scheduled_indexes = partial_index(
+    "idx_job__scheduled",
+    job.c.queue,
+    job.c.run_at_ms,
+    job.c.id,
+    where=stands(Status.QUEUED, gate=Gate.SCHEDULED),
+    leading=(job.c.status, job.c.gate),
+)
+blocked_indexes = partial_index(
+    "idx_job__blocked",
+    job.c.queue,
+    job.c.limit_key,
+    job.c.priority.desc(),
+    job.c.run_at_ms,
+    job.c.id,
+    where=stands(Status.QUEUED, gate=Gate.BLOCKED),
+    leading=(job.c.status, job.c.gate),
+)
+running_indexes = partial_index(
+    "idx_job__running",
+    job.c.queue,
+    job.c.limit_key,
+    where=stands(Status.RUNNING),
+    leading=(job.c.status,),
+)
+
+job_event = Table(
+    "job_event",
+    tables,
+    Column("id", id_type(), primary_key=True, server_default=default_id()),
+    Column("job_id", id_type(), ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
+    Column("ts", moment_type(), nullable=False, server_default=default_now()),
+    Column("prev_status", String(50)),
+    Column("next_status", String(50), nullable=False),
+    Column("detail_json", json_type()),
+    **MYSQL_TABLE,
+)
+Index("idx_job_event__job_id_ts", job_event.c.job_id, job_event.c.ts)
+Index("idx_job_event__ts", job_event.c.ts)
+
+job_key = Table(
+    "job_key",
+    tables,
+    Column("org_id", id_type(), primary_key=True),
+    Column("idempotency_key", String(KEY_CHARS_MAX), primary_key=True),
+    Column("job_id", id_type(), nullable=False),
+    Column("content_hash", String(HASH_CHARS), nullable=False),
+    Column("used_at_ms", BigInteger, nullable=False),
+    Index("idx_job_key__used_at_ms", "used_at_ms"),
+    **MYSQL_TABLE,
+)
+"""Keys are remembered for longer than their jobs are kept."""
+
+job_step = Table(
+    "job_step",
+    tables,
+    Column("job_id", id_type(), ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
+    Column("name", String(STEP_CHARS_MAX), primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("finished_at_ms", BigInteger, nullable=False),
+    Column("result", text_type(), nullable=False),
+    **MYSQL_TABLE,
+)
+
+job_queue = Table(
+    "job_queue",
+    tables,
+    Column("name", String(QUEUE_CHARS_MAX), primary_key=True),
+    Column("paused_at_ms", BigInteger),
+    Column("paused_by", String(WHO_CHARS_MAX)),
+    Column("concurrency_max", Integer),
+    **MYSQL_TABLE,
+)
+"""Only queues that are paused or limited; any other has no row."""
+
+history_permit = Table(
+    "history_permit", tables, Column("id", id_type(), primary_key=True), **MYSQL_TABLE
+)
+"""A row in it, seen only by the transaction that adds and removes it, permits retention."""

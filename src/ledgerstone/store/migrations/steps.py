@@ -1,0 +1,104 @@
+"""What migrations are made of: repeatable steps, and triggers in each database's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import context, op
+
+PERMITTED = "EXISTS (SELECT 1 FROM history_permit)"
+_MYSQL = ("mysql", "mariadb")
+
+
+def dialect() -> str:
+    """The kind of database that is migrated."""
+    return str(op.get_context().dialect.name)
+
+
+def is_mysql() -> bool:
+    """Whether it is MySQL or MariaDB."""
+    return dialect() in _MYSQL
+
+
+def add_index(name: str, table: str, columns: Sequence[Any], **options: Any) -> None:
+    """An index, unless an interrupted run has made it."""
+    if not context.is_offline_mode():
+        there = {index["name"] for index in sa.inspect(op.get_bind()).get_indexes(table)}
+        if name in there:
+            return
+    op.create_index(name, table, columns, **options)
+
+
+def add_partial_index(
+    name: str, table: str, columns: Sequence[Any], *, where: str, leading: Sequence[str]
+) -> None:
+    """An index of some rows; on MySQL, which has none, of all rows."""
+    if is_mysql():
+        add_index(name, table, [*leading, *columns])
+    else:
+        add_index(
+            name, table, columns, sqlite_where=sa.text(where), postgresql_where=sa.text(where)
+        )
+
+
+def refuse_moves(table: str, moves: Iterable[tuple[str, str]], words: str) -> None:
+    """No row changes its status but by one of these moves, whoever writes."""
+    name = f"tg_{table}__moves"
+    listed = sorted(moves)
+    if dialect() == "postgresql":
+        pairs = ", ".join(f"('{a}', '{b}')" for a, b in listed)
+        when = f"OLD.status <> NEW.status AND (OLD.status, NEW.status) NOT IN ({pairs})"
+        _refuse_on_postgresql()
+        op.execute(
+            f"CREATE TRIGGER {name} BEFORE UPDATE OF status ON {table} FOR EACH ROW "
+            f"WHEN ({when}) EXECUTE FUNCTION ledgerstone_refuse('{words}')"
+        )
+        return
+    pairs = ", ".join(f"'{a}>{b}'" for a, b in listed)
+    joined = (
+        "CONCAT(OLD.status, '>', NEW.status)" if is_mysql() else "OLD.status || '>' || NEW.status"
+    )
+    when = f"OLD.status <> NEW.status AND {joined} NOT IN ({pairs})"
+    _trigger(name, f"UPDATE{'' if is_mysql() else ' OF status'}", table, when, words)
+
+
+def keep_history(table: str, words: str, *, verbs: Sequence[str] = ("UPDATE", "DELETE")) -> None:
+    """No row is changed or removed but with a permit, whoever writes."""
+    if dialect() == "postgresql":
+        _refuse_on_postgresql()
+        op.execute(
+            f"CREATE TRIGGER tg_{table}__kept BEFORE {' OR '.join(verbs)} ON {table} "
+            f"FOR EACH ROW EXECUTE FUNCTION ledgerstone_keep('{words}')"
+        )
+        op.execute(
+            f"CREATE TRIGGER tg_{table}__not_truncated BEFORE TRUNCATE ON {table} "
+            f"FOR EACH STATEMENT EXECUTE FUNCTION ledgerstone_keep('{words}')"
+        )
+        return
+    for verb in verbs:
+        _trigger(f"tg_{table}__kept_{verb.lower()}", verb, table, f"NOT {PERMITTED}", words)
+
+
+def _trigger(name: str, verb: str, table: str, when: str, words: str) -> None:
+    op.execute(f"DROP TRIGGER IF EXISTS {name}")
+    head = f"CREATE TRIGGER {name} BEFORE {verb} ON {table} FOR EACH ROW"
+    if is_mysql():
+        signal = f"SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{words}'"
+        op.execute(f"{head} IF {when} THEN {signal}; END IF")
+    else:
+        op.execute(f"{head} WHEN {when} BEGIN SELECT RAISE(ABORT, '{words}'); END")
+
+
+def _refuse_on_postgresql() -> None:
+    op.execute(
+        "CREATE OR REPLACE FUNCTION ledgerstone_refuse() RETURNS trigger LANGUAGE plpgsql AS $$ "
+        "BEGIN RAISE EXCEPTION '%', TG_ARGV[0] USING ERRCODE = 'restrict_violation'; END $$"
+    )
+    op.execute(
+        "CREATE OR REPLACE FUNCTION ledgerstone_keep() RETURNS trigger LANGUAGE plpgsql AS $$ "
+        f"BEGIN IF NOT {PERMITTED} THEN "
+        "RAISE EXCEPTION '%', TG_ARGV[0] USING ERRCODE = 'restrict_violation'; END IF; "
+        "IF TG_OP = 'DELETE' THEN RETURN OLD; END IF; RETURN NEW; END $$"
+    )
