@@ -11,7 +11,7 @@ from ledgerstone.chores import Chores
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.source import Source
 from ledgerstone.engine.worker import Worker
-from ledgerstone.jobs import Jobs, JobSource, Kinds, Limit
+from ledgerstone.jobs import Jobs, JobSource, Kinds, Limit, retention
 from ledgerstone.jobs.tables import DEFAULT_QUEUE, MAX_ATTEMPTS
 from ledgerstone.settings import Settings
 from ledgerstone.store import migrating
@@ -239,7 +239,8 @@ class Ledger:
         if not sources:
             queues = sorted({kind.queue for kind in self.kinds.all().values()})
             sources = tuple(self.job_source(queue) for queue in queues)
-        return Worker(self.database, sources, self.settings.engine)
+        duties = [retention.duty(self.settings.jobs)]
+        return Worker(self.database, sources, self.settings.engine, duties=duties)
 
     def close(self) -> None:
         """Close the connections."""

@@ -171,6 +171,27 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.heartbeat_seconds
 
 
+class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How long jobs are kept."""
+
+    keep_days: Annotated[
+        float,
+        Meta(ge=0, le=36_500, description="How long a job that is over is kept with its history."),
+    ] = 30.0
+    keep_dead_letters_days: Annotated[
+        float,
+        Meta(ge=0, le=36_500, description="How long a dead letter is kept, to be looked at."),
+    ] = 90.0
+    keep_keys_days: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=36_500,
+            description="How long the key of a job is remembered, also when the job is gone.",
+        ),
+    ] = 365.0
+
+
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What is written to the log."""
 
@@ -200,6 +221,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "sqlite:///.ledgerstone/ledgerstone.db"
     store: StoreSettings = StoreSettings()
     engine: EngineSettings = EngineSettings()
+    jobs: JobSettings = JobSettings()
     log: LogSettings = LogSettings()
 
     @classmethod

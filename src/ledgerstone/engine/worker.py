@@ -153,6 +153,11 @@ class Worker:
             waiting=sum(pump.waiting for pump in self.pumps),
             prompt=self._prompt(),
             duties=dict(self._duties.done),
+            types={
+                pump.source.name: list(types)
+                for pump in self.pumps
+                if (types := getattr(pump.source, "types", None)) is not None
+            },
         )
 
     @property

@@ -31,6 +31,8 @@ class WorkerReport(msgspec.Struct, frozen=True):
     waiting: int
     prompt: bool
     duties: dict[str, int]
+    types: dict[str, list[str]] = {}
+    """By source, the types of items that are known here, where there are such."""
 
 
 class WorkerSeen(msgspec.Struct, frozen=True):
@@ -108,6 +110,15 @@ def listed(tx: Transaction, *, limit: int = LIST_MAX) -> list[WorkerSeen]:
             report=msgspec.json.decode(row[7]),
         )
         for row in _list.rows(tx, limit=limit)
+    ]
+
+
+def alive(tx: Transaction) -> list[WorkerSeen]:
+    """Those that work, as far as their last word tells."""
+    return [
+        seen
+        for seen in listed(tx)
+        if seen.state == "running" and seen.silent_ms < ALIVE_SECONDS * 1000
     ]
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from ledgerstone.errors import KeyConflict
-from ledgerstone.jobs import accepting, history, operating, reading
+from ledgerstone.jobs import accepting, explaining, history, operating, reading
 from ledgerstone.jobs.accepting import NO_ORG, Accepted, Enqueued, NewJob
+from ledgerstone.jobs.explaining import Explanation
 from ledgerstone.jobs.history import JobEvent
 from ledgerstone.jobs.operating import RETRY_MAX, Retried
 from ledgerstone.jobs.reading import JobRow
@@ -105,6 +106,10 @@ class Jobs:
     def events(self, job_id: str, *, limit: int = 100, cursor: str | None = None) -> Page[JobEvent]:
         """What happened to a job, oldest first."""
         return history.events(self._tx, job_id, limit=limit, cursor=cursor)
+
+    def explain(self, job_id: str) -> Explanation:
+        """Why a job is not running."""
+        return explaining.explain(self._tx, job_id)
 
     def cancel(self, job_id: str, *, by: str | None = None, reason: str | None = None) -> Status:
         """Cancel a queued job; ask a running one to stop."""

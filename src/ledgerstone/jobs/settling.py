@@ -25,7 +25,8 @@ from sqlalchemy import (
 
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.source import Claim, Failure, Outcome, Verdict
-from ledgerstone.jobs import history
+from ledgerstone.jobs import history, limits
+from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import ERROR_CODE_CHARS_MAX, ERROR_MESSAGE_CHARS_MAX, job, stands
 from ledgerstone.store.batch import Incoming, UpdateEach
@@ -172,12 +173,16 @@ Outcomes = Sequence[Outcome]
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """What decides whether there is another attempt, and when."""
 
+    queue: str
     backoff: Callable[[JobClaim], Backoff]
     crashes_max: int
 
 
 def settle(tx: Transaction, outcomes: Outcomes, *, worker: str | None, rules: Rules) -> Outcomes:
     """Write how these came out; the ones whose claim was lost, which is on record then."""
+    keys = [key for o in outcomes if (key := cast("JobClaim", o.claim).limit_key) is not None]
+    if keys:
+        limits.lock(tx, rules.queue)
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault(_group(outcome), []).append(outcome)
@@ -198,6 +203,9 @@ def settle(tx: Transaction, outcomes: Outcomes, *, worker: str | None, rules: Ru
                 refused = {id(outcome) for outcome in left}
                 _go_on(tx, [o for o in some if id(o) not in refused], worker, rules)
                 lost += _run(tx, _cancel_unwanted, left, Status.CANCELED, worker=worker)
+    if keys:
+        limits.pass_on(tx, rules.queue, keys)
+        tx.wake(channel_of(rules.queue))
     return [outcome for outcome in lost if _refused(tx, outcome, worker)]
 
 

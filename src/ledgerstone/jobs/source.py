@@ -1,32 +1,27 @@
-"""The jobs of one queue as a source of work.
-
-Jobs come by organisation, in turns: a claim takes what is due of the next organisation in line, and
-goes on to the ones behind it only if that was not enough. However many jobs one of them has queued,
-the others wait for at most one batch of it. Within an organisation the more urgent come first, then
-the earlier due.
-"""
+"""The jobs of one queue as a source of work."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
-from uuid import UUID
 
 import msgspec
-from sqlalchemy import BigInteger, and_, bindparam, exists, func, null, or_, select, update
+from sqlalchemy import BigInteger, bindparam, null, select, update
 
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Verdict
-from ledgerstone.jobs import history, settling
+from ledgerstone.jobs import history, limits, settling
 from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.kinds import Kinds
+from ledgerstone.jobs.line import Line
 from ledgerstone.jobs.running import Runner
 from ledgerstone.jobs.settling import JobClaim
 from ledgerstone.jobs.states import Gate, Status
-from ledgerstone.jobs.tables import job, job_queue, stands
+from ledgerstone.jobs.tables import job, stands
 from ledgerstone.store.batch import ClaimEach, UpdateEach
-from ledgerstone.store.expressions import json_text, now, now_ms
+from ledgerstone.store.expressions import now, now_ms
 from ledgerstone.store.statement import Row, Statement
 from ledgerstone.store.tables import worker as worker_table
 
@@ -34,12 +29,9 @@ if TYPE_CHECKING:
     from ledgerstone.store.database import Database
     from ledgerstone.store.transaction import Transaction
 
-FIRST_ORG = "00000000-0000-0000-0000-000000000000"
 OPEN_SECONDS = 0.1
 """How often a busy worker looks for scheduled jobs whose time has come."""
 OPEN_MAX = 1000
-ALONE_SECONDS = 0.1
-"""How long an organisation that was alone in line is taken to be."""
 
 _open = ClaimEach(
     "jobs.open_scheduled",
@@ -117,12 +109,12 @@ class JobSource:
         self.channel = channel_of(queue)
         self._queue = queue
         self._kinds = kinds
-        self._rules = settling.Rules(backoff=self._backoff, crashes_max=crashes_max)
+        self._rules = settling.Rules(queue=queue, backoff=self._backoff, crashes_max=crashes_max)
         self._runner = Runner(database, self._rules)
         self._worker: str | None = None
-        self._claim = _claiming(queue, sorted(kinds.all()))
-        self._start = FIRST_ORG
-        self._alone_until = 0.0
+        self.types = sorted(kinds.all())
+        self._line = Line(queue, self.types)
+        self._limited = False
         self._opened_at = float("-inf")
 
     def handler(self, claim: Claim) -> Handler:
@@ -131,17 +123,18 @@ class JobSource:
             raise AssertionError(claim)
         return self._runner.handler(kind)
 
-    def claim(self, tx: Transaction, ask: Ask) -> Sequence[Claim]:
+    def claim(self, tx: Transaction, ask: Ask) -> Sequence[JobClaim]:
         self._worker = ask.worker
         self._open_scheduled(tx)
-        rows = self._next_in_line(tx, ask)
-        if not rows:
-            return []
-        moves = [(str(row[0]), f'{{"attempt":{row[1]},"worker":"{ask.worker}"}}') for row in rows]
+        claims = self._claims(tx, ask)
+        moves = [(c.key, f'{{"attempt":{c.attempt},"worker":"{ask.worker}"}}') for c in claims]
         history.record(tx, moves, Status.QUEUED, Status.RUNNING)
-        return [self._made(row) for row in rows]
+        return claims
 
     def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        if self._limited:
+            # A place in the queue is free: whoever waits for one looks again.
+            tx.wake(self.channel)
         return settling.settle(tx, outcomes, worker=self._worker, rules=self._rules)
 
     def extend(
@@ -164,27 +157,21 @@ class JobSource:
         )
         for row in over:
             self._bury(tx, row)
-        if rescued:
+        if limits.sweep(tx, self._queue) or rescued:
             tx.wake(self.channel)
         return len(rescued) + len(over)
 
-    def _next_in_line(self, tx: Transaction, ask: Ask) -> list[Row]:
-        """What is due of the next organisation, then of those behind it, then from the front."""
-        clock = tx.database.clock
-        start = FIRST_ORG if clock.monotonic() < self._alone_until else self._start
+    def _claims(self, tx: Transaction, ask: Ask) -> list[JobClaim]:
         common = {"lease_ms": round(ask.lease_seconds * 1000), "worker": ask.worker}
-        rows = self._claim.run(tx, limit=ask.limit, start=start, **common)
-        behind = len(rows)
-        if behind < ask.limit and start != FIRST_ORG:
-            room = ask.limit - behind
-            rows += self._claim.run(tx, limit=room, start=FIRST_ORG, **common)
-        if not rows:
-            self._start = FIRST_ORG
-            return rows
-        self._start = _following(str(rows[-1][_ORG]))
-        if start != FIRST_ORG and not behind and rows[0][_ORG] == rows[-1][_ORG]:
-            self._alone_until = clock.monotonic() + ALONE_SECONDS
-        return rows
+        if not self._limited:
+            rows = self._line.take(tx, ask.limit, **common)
+            if rows or not limits.limited(tx, self._queue):
+                return [self._made(row) for row in rows]
+        look = partial(self._line.look, tx)
+        found = limits.claim(tx, self._queue, ask.limit, look, **common)
+        self._limited = bool(found) or limits.limited(tx, self._queue)
+        # These are as they were before they were taken.
+        return [self._made((row[0], row[1] + 1, row[2] + 1, *row[3:])) for row in found]
 
     def _open_scheduled(self, tx: Transaction) -> None:
         """Jobs whose time has come get in line."""
@@ -215,61 +202,6 @@ class JobSource:
         failure = Failure("crashed", _how_it_died(tx, worker), crashed=True)
         outcome = Outcome(claim, Verdict.DEAD, failure=failure)
         settling.settle(tx, [outcome], worker=worker, rules=self._rules)
-
-
-_RETURNED: tuple[Any, ...] = (
-    job.c.id,
-    job.c.attempt,
-    job.c.token,
-    json_text(job.c.payload),
-    job.c.type,
-    job.c.org_id,
-    job.c.max_attempts,
-    job.c.backoff_policy,
-    job.c.crashes,
-    job.c.limit_key,
-    job.c.requested_by,
-    job.c.correlation_id,
-    job.c.trace_context,
-)
-_ORG = 5
-
-
-def _claiming(queue: str, types: Sequence[str]) -> ClaimEach:
-    """The claim of one queue, for the types that are known here."""
-    paused = exists().where(
-        job_queue.c.name == queue,
-        or_(job_queue.c.paused_at_ms.is_not(None), job_queue.c.concurrency_max.is_not(None)),
-    )
-    return ClaimEach(
-        "jobs.claim",
-        job,
-        key=job.c.id,
-        due=and_(
-            stands(Status.QUEUED, gate=Gate.OPEN),
-            job.c.queue == queue,
-            job.c.org_id >= bindparam("start", type_=job.c.org_id.type),
-            or_(*[job.c.type == name for name in types]),
-            ~paused,
-        ),
-        order_by=(job.c.org_id, job.c.priority.desc(), job.c.run_at_ms, job.c.id),
-        set_={
-            "status": Status.RUNNING.value,
-            "attempt": job.c.attempt + 1,
-            "token": job.c.token + 1,
-            "started_at": func.coalesce(job.c.started_at, now()),
-            "updated_at": now(),
-            "lease_until_ms": now_ms() + bindparam("lease_ms", type_=BigInteger()),
-            "worker": bindparam("worker", type_=job.c.worker.type),
-        },
-        returning=_RETURNED,
-    )
-
-
-def _following(org: str) -> str:
-    """The id after this one; after the last comes the first."""
-    number = (UUID(org).int + 1) % (1 << 128)
-    return str(UUID(int=number))
 
 
 _worker_of = Statement(

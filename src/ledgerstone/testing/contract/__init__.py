@@ -29,6 +29,7 @@ from sqlalchemy import Column, Connection, Integer, String, Table, select
 from ledgerstone import chores, failpoints
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.settings import Settings
+from ledgerstone.store.clock import Clock
 from ledgerstone.store.schema import MYSQL_TABLE, metadata
 from ledgerstone.testing.fixtures import Home
 
@@ -83,9 +84,9 @@ def notes_kept(ledger: Ledger) -> list[str]:
         return notes(tx.connection)
 
 
-def opened(url: str, **settings: Any) -> Ledger:
-    """A ledger with settings of its own, migrated, with chores."""
-    ledger = Ledger(url, settings=Settings.load(url=url, environ={}, **settings))
+def opened(url: str, *, clock: Clock | None = None, **settings: Any) -> Ledger:
+    """A ledger with settings and a clock of its own, migrated, with chores."""
+    ledger = Ledger(url, settings=Settings.load(url=url, environ={}, **settings), clock=clock)
     try:
         ledger.migrate()
         chores.install(ledger.database)

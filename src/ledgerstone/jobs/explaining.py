@@ -1,0 +1,154 @@
+"""Why a job is not running: everything that keeps it, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import BigInteger, Integer, bindparam, func, or_, select
+
+from ledgerstone.engine import workers
+from ledgerstone.jobs import reading
+from ledgerstone.jobs.accepting import channel_of
+from ledgerstone.jobs.reading import JobRow
+from ledgerstone.jobs.states import Gate, Status
+from ledgerstone.jobs.tables import job, job_queue, stands
+from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.statement import Statement
+
+if TYPE_CHECKING:
+    from ledgerstone.store.transaction import Transaction
+
+AHEAD_MAX = 1000
+"""So many jobs ahead are counted; more are told as more."""
+NAMED_MAX = 5
+
+_queue_ = bindparam("queue_", type_=job.c.queue.type)
+_state = Statement(
+    "jobs.explain.queue",
+    select(
+        job_queue.c.paused_at_ms, job_queue.c.paused_by, job_queue.c.concurrency_max, now_ms()
+    ).where(job_queue.c.name == _queue_),
+)
+_now = Statement("jobs.explain.now", select(now_ms()))
+_running = Statement(
+    "jobs.explain.running",
+    select(func.count()).select_from(job).where(stands(Status.RUNNING), job.c.queue == _queue_),
+)
+_holders = Statement(
+    "jobs.explain.holders",
+    select(job.c.id)
+    .where(
+        stands(Status.RUNNING),
+        job.c.queue == _queue_,
+        job.c.limit_key == bindparam("key_", type_=job.c.limit_key.type),
+    )
+    .limit(bindparam("limit_", type_=Integer())),
+)
+_priority = bindparam("priority_", type_=Integer())
+_run_at = bindparam("run_at_", type_=BigInteger())
+_ahead = Statement(
+    "jobs.explain.ahead",
+    select(func.count()).select_from(
+        select(job.c.id)
+        .where(
+            stands(Status.QUEUED, gate=Gate.OPEN),
+            job.c.queue == _queue_,
+            job.c.org_id == bindparam("org_", type_=job.c.org_id.type),
+            or_(
+                job.c.priority > _priority,
+                (job.c.priority == _priority) & (job.c.run_at_ms < _run_at),
+            ),
+        )
+        .limit(AHEAD_MAX + 1)
+        .subquery()
+    ),
+)
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Where a job stands, in one sentence, and what keeps it from running, one sentence each."""
+
+    verdict: str
+    reasons: list[str]
+
+
+def explain(tx: Transaction, job_id: str) -> Explanation:
+    """Why a job is not running."""
+    found = reading.get(tx, job_id)
+    if found.status is not Status.QUEUED:
+        return Explanation(_standing(found), [])
+    reasons = [*_gate(tx, found), *_queue(tx, found), *_serving(tx, found)]
+    if not reasons:
+        reasons = _in_line(tx, found)
+    verdict = f"the job is queued and waits for {'this' if len(reasons) == 1 else 'these'}"
+    return Explanation(verdict, reasons)
+
+
+def _standing(found: JobRow) -> str:
+    match found.status:
+        case Status.RUNNING:
+            asked = ", and was asked to stop" if found.cancel_requested else ""
+            return f"the job is running, attempt {found.attempt}, on {found.worker}{asked}"
+        case Status.DEAD_LETTER:
+            error = f"{found.last_error_code}: {found.last_error_message}"
+            attempts = f"{found.attempt} of {found.max_attempts} attempts"
+            return (
+                f"the job is a dead letter after {attempts}: {error}; retry it when that is mended"
+            )
+        case _:
+            return f"the job is over: {found.status.value} at {found.finished_at}"
+
+
+def _gate(tx: Transaction, found: JobRow) -> list[str]:
+    if found.gate is Gate.SCHEDULED:
+        row = _now.one(tx)
+        seconds = found.run_at.timestamp() - (row[0] / 1000 if row is not None else 0)
+        again = f", after attempt {found.attempt} failed" if found.attempt else ""
+        return [f"it is due at {found.run_at:%Y-%m-%d %H:%M:%S} UTC, in {seconds:.0f} s{again}"]
+    if found.gate is Gate.BLOCKED:
+        rows = _holders.rows(tx, queue_=found.queue, key_=found.limit_key, limit_=NAMED_MAX)
+        holders = ", ".join(str(row[0]) for row in rows) or "none at this moment"
+        return [f"its limit key {found.limit_key!r} is used up by running jobs: {holders}"]
+    return []
+
+
+def _queue(tx: Transaction, found: JobRow) -> list[str]:
+    row = _state.one(tx, queue_=found.queue)
+    if row is None:
+        return []
+    paused_at, paused_by, most, now = row
+    reasons = []
+    if paused_at is not None:
+        who = f" by {paused_by}" if paused_by else ""
+        since = f"{(now - paused_at) / 1000:.0f} s ago"
+        reasons.append(f"its queue {found.queue!r} was paused{who} {since}")
+    if most is not None:
+        ((running,),) = _running.rows(tx, queue_=found.queue)
+        if running >= most:
+            reasons.append(f"its queue {found.queue!r} runs {running} of at most {most} jobs")
+    return reasons
+
+
+def _serving(tx: Transaction, found: JobRow) -> list[str]:
+    """Whether a worker is there that serves its queue and knows its type."""
+    source = channel_of(found.queue)
+    serving: list[dict[str, Any]] = [
+        seen.report for seen in workers.alive(tx) if source in seen.report.get("sources", {})
+    ]
+    if not serving:
+        return [f"no worker serves its queue {found.queue!r}: start one with `ledgerstone work`"]
+    if not any(found.type in report.get("types", {}).get(source, ()) for report in serving):
+        return [f"no worker of its queue knows the type {found.type!r}: deploy one that does"]
+    return []
+
+
+def _in_line(tx: Transaction, found: JobRow) -> list[str]:
+    ms = round(found.run_at.timestamp() * 1000)
+    ((ahead,),) = _ahead.rows(
+        tx, queue_=found.queue, org_=found.org_id, priority_=found.priority, run_at_=ms
+    )
+    if not ahead:
+        return ["it is next in line of its organisation"]
+    count = f"more than {AHEAD_MAX}" if ahead > AHEAD_MAX else str(ahead)
+    return [f"{count} jobs of its organisation are ahead of it in line"]

@@ -1,0 +1,318 @@
+"""The limit contract: how many jobs run at once, why one does not, and how long they are kept."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from ledgerstone import errors
+from ledgerstone.engine.source import Ask, Outcome, Verdict
+from ledgerstone.engine.worker import Worker
+from ledgerstone.jobs import Accepted, Limit, NewJob, Status, retention
+from ledgerstone.jobs.settling import JobClaim
+from ledgerstone.jobs.source import JobSource
+from ledgerstone.ledger import Ledger
+from ledgerstone.settings import JobSettings
+from ledgerstone.store.wakeup import Bell
+from ledgerstone.testing.clock import ManualClock
+from ledgerstone.testing.contract import opened
+from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.waiting import until
+
+WORKERS = 3
+MOST = 4
+CUSTOMERS = ("ada", "bob", "cyd")
+
+
+class Gauge:
+    """Counts how many are inside at once, by name, and remembers the most there ever were."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.done = 0
+        self._turn = Bell()
+
+    @contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        with self._lock:
+            self._inside[name] += 1
+            self.most[name] = max(self.most[name], self._inside[name])
+        try:
+            # Long enough that another one, if it were let in, would be seen here.
+            self._turn.wait(0.002)
+            yield
+        finally:
+            with self._lock:
+                self._inside[name] -= 1
+                self.done += 1
+
+
+@contextmanager
+def at_work(ledger: Ledger, count: int = WORKERS) -> Iterator[None]:
+    """So many workers, each with connections of its own."""
+    workers = [ledger.worker() for _ in range(count)]
+    try:
+        for worker in workers:
+            worker.start()
+        yield
+        assert [worker.failure for worker in workers] == [None] * count
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+class LimitContract:
+    """What holds for limits, `explain` and retention. Fixtures: `ledger` and its `home`."""
+
+    def test_a_queue_never_runs_more(self, ledger: Ledger) -> None:
+        """However many workers there are, a queue runs at most so many jobs at once."""
+        gauge = Gauge()
+
+        @ledger.job("work")
+        def work() -> None:
+            with gauge.inside("queue"):
+                pass
+
+        with ledger.transaction() as tx:
+            tx.jobs.limit("default", MOST)
+            tx.jobs.enqueue_many([NewJob(type="work") for _ in range(60)])
+        with at_work(ledger):
+            until(lambda: gauge.done >= 60, what="60 done")
+
+        assert 1 < gauge.most["queue"] <= MOST
+
+    def test_a_key_never_runs_more(self, ledger: Ledger) -> None:
+        """Jobs with the same limit key run at most so many at once; other keys go on meanwhile."""
+        gauge = Gauge()
+
+        def customer_of(customer: str) -> str:
+            return customer
+
+        @ledger.job("work", limit=Limit(key=customer_of, most=1))
+        def work(customer: str) -> None:
+            with gauge.inside(customer):
+                pass
+
+        jobs = [NewJob(type="work", payload={"customer": CUSTOMERS[i % 3]}) for i in range(60)]
+        ledger.run(lambda tx: tx.jobs.enqueue_many(jobs))
+        with at_work(ledger):
+            until(lambda: gauge.done >= 60, what="60 done")
+
+        assert gauge.most == dict.fromkeys(CUSTOMERS, 1)
+
+    def test_a_used_up_key_holds_up_nobody(self, ledger: Ledger) -> None:
+        """Many jobs of a key that is used up do not keep another job from being claimed."""
+        source = limited_source(ledger)
+        crowd = [NewJob(type="work", payload={"customer": "ada"}, priority=9) for _ in range(300)]
+        ledger.run(lambda tx: tx.jobs.enqueue_many(crowd))
+        ledger.run(lambda tx: tx.jobs.enqueue("work", {"customer": "bob"}))
+
+        claims = claimed(ledger, source)
+
+        assert sorted(str(claim.limit_key) for claim in claims) == ["ada", "bob"]
+
+    def test_the_next_of_a_key_follows(self, ledger: Ledger) -> None:
+        """When a job with a key is settled, however it came out, the next one gets in line."""
+        source = limited_source(ledger)
+        for number in range(4):
+            ledger.run(enqueue({"customer": "ada", "number": number}))
+        order = []
+        for verdict in (Verdict.DONE, Verdict.DEAD, Verdict.CANCELED, Verdict.DONE):
+            claims = claimed(ledger, source)
+            order += [claim.body for claim in claims]
+            assert settled(ledger, source, claims, verdict) == []
+
+        assert len(order) == len(set(order)) == 4
+
+    def test_a_forgotten_key_is_found_again(self, ledger: Ledger) -> None:
+        """A job that is blocked though nothing runs with its key gets back in line by rescue."""
+        source = limited_source(ledger)
+        payloads = [{"customer": "ada", "number": number} for number in range(3)]
+        first, second, third = (ledger.run(enqueue(payload)) for payload in payloads)
+        (claim,) = claimed(ledger, source)
+        settled(ledger, source, [claim], Verdict.DONE)
+        assert claim.key == first.id
+        # The one that was let in line is gone before anybody took it.
+        ledger.run(lambda tx: tx.jobs.cancel(second.id))
+
+        ledger.run(lambda tx: source.rescue(tx, limit=10, crashes_max=3))
+
+        claims = claimed(ledger, source)
+        assert [claim.key for claim in claims] == [third.id]
+
+    def test_a_limit_can_be_taken_back(self, ledger: Ledger) -> None:
+        """Without its limit the queue runs as many as there are places."""
+        ledger.kinds.add("plain", lambda: None)
+        source = ledger.job_source()
+        ledger.run(lambda tx: tx.jobs.enqueue_many([NewJob(type="plain") for _ in range(10)]))
+        ledger.run(lambda tx: tx.jobs.limit("default", 2))
+        limited = claimed(ledger, source)
+        none = claimed(ledger, source)
+
+        ledger.run(lambda tx: tx.jobs.limit("default", None))
+
+        assert (len(limited), len(none)) == (2, 0)
+        assert len(claimed(ledger, source)) == 8
+
+    def test_a_limit_of_nothing_is_refused(self, ledger: Ledger) -> None:
+        """A queue runs at least one job at once; to run none it is paused."""
+        with pytest.raises(errors.BadInput, match="pause"):
+            ledger.run(lambda tx: tx.jobs.limit("default", 0))
+
+    def test_explain_tells_every_reason(self, ledger: Ledger) -> None:
+        """A queued job says what it waits for; one that is over or runs says that."""
+        source = limited_source(ledger)
+        ada = [ledger.run(enqueue({"customer": "ada", "number": n})) for n in range(2)]
+        later = ledger.run(enqueue({"customer": "bob"}, delay_seconds=3600))
+        other = ledger.run(lambda tx: tx.jobs.enqueue("nobody.knows", queue="elsewhere"))
+        claimed(ledger, source)
+        ledger.run(lambda tx: tx.jobs.pause("elsewhere", by="olga"))
+
+        with ledger.reading() as tx:
+            running, blocked, due, paused = (
+                tx.jobs.explain(job.id) for job in (*ada, later, other)
+            )
+
+        assert running.verdict.startswith("the job is running, attempt 1, on w")
+        assert any("'ada' is used up" in words and ada[0].id in words for words in blocked.reasons)
+        assert any("it is due at" in words and "in 3" in words for words in due.reasons)
+        assert any("paused by olga" in words for words in paused.reasons)
+        assert any("no worker serves its queue 'elsewhere'" in words for words in paused.reasons)
+
+    def test_explain_knows_the_workers(self, ledger: Ledger) -> None:
+        """With a worker on its queue a job is told whether that one knows its type."""
+        ledger.kinds.add("known", lambda: None)
+        worker = ledger.worker()
+        ledger.run(lambda tx: tx.jobs.pause("default"))
+        known = ledger.run(lambda tx: tx.jobs.enqueue("known"))
+        unknown = ledger.run(lambda tx: tx.jobs.enqueue("nobody.knows"))
+        with running(worker), ledger.reading() as tx:
+            mine, theirs = tx.jobs.explain(known.id), tx.jobs.explain(unknown.id)
+
+        assert len(mine.reasons) == 1
+        assert "paused" in mine.reasons[0]
+        assert any(
+            "no worker of its queue knows the type 'nobody.knows'" in r for r in theirs.reasons
+        )
+
+    def test_retention(self, home: Home) -> None:
+        """What is over for long enough goes with its history; its key is remembered for longer."""
+        clock = ManualClock()
+        settings = JobSettings(keep_days=10, keep_dead_letters_days=20, keep_keys_days=30)
+        with opened(home.url, clock=clock) as ledger:
+            fates = {
+                Verdict.DONE: Status.SUCCEEDED,
+                Verdict.CANCELED: Status.CANCELED,
+                Verdict.DEAD: Status.DEAD_LETTER,
+            }
+            ids = {verdict: ended(ledger, verdict) for verdict in fates}
+            waiting = ledger.run(lambda tx: tx.jobs.enqueue("work", key="waiting"))
+
+            removed, left = {}, {}
+            for days in (9, 2, 10, 20):
+                clock.advance(days * 86_400)
+                removed[days] = ledger.run(lambda tx: retention.retire(tx, settings))
+                with ledger.reading() as tx:
+                    left[days] = {job.status for job in tx.jobs.find().rows}
+            with ledger.reading() as tx:
+                events = tx.connection.execute(text("SELECT COUNT(*) FROM job_event")).scalar()
+            again = ledger.run(lambda tx: tx.jobs.enqueue("work", key="done"))
+
+        assert removed == {9: 0, 2: 2, 10: 1, 20: 0}
+        assert left[9] == {*fates.values(), Status.QUEUED}
+        assert left[2] == {Status.DEAD_LETTER, Status.QUEUED}
+        assert left[10] == left[20] == {Status.QUEUED}
+        assert events == 1
+        assert (again.accepted, again.id != ids[Verdict.DONE]) == (Accepted.CREATED, True)
+        assert waiting.accepted is Accepted.CREATED
+
+    def test_a_key_outlives_its_job(self, home: Home) -> None:
+        """While its key is remembered, a job that is gone is not accepted again."""
+        clock = ManualClock()
+        settings = JobSettings(keep_days=10, keep_dead_letters_days=10, keep_keys_days=30)
+        with opened(home.url, clock=clock) as ledger:
+            job_id = ended(ledger, Verdict.DONE)
+            clock.advance(11 * 86_400)
+            assert ledger.run(lambda tx: retention.retire(tx, settings)) == 1
+
+            again = ledger.run(lambda tx: tx.jobs.enqueue("work", key="done"))
+
+        assert (again.id, again.accepted) == (job_id, Accepted.EXISTING)
+
+    def test_history_is_kept_without_a_permit(self, ledger: Ledger) -> None:
+        """Nobody removes or changes history by hand, not even after retention has run."""
+        ended(ledger, Verdict.DONE)
+        ledger.run(lambda tx: retention.retire(tx, JobSettings()))
+
+        for statement in (
+            "DELETE FROM job",
+            "DELETE FROM job_event",
+            "UPDATE job_event SET next_status = 'x'",
+        ):
+            with pytest.raises(errors.StoreError):
+                execute(ledger, statement)
+
+
+def claimed(ledger: Ledger, source: JobSource) -> Sequence[JobClaim]:
+    """What a worker gets that asks for ten."""
+    return ledger.run(lambda tx: source.claim(tx, Ask(10, "w", 30.0)))
+
+
+def settled(
+    ledger: Ledger, source: JobSource, claims: Sequence[JobClaim], verdict: Verdict
+) -> Sequence[Outcome]:
+    """Settle them all like this; the refused ones."""
+    outcomes = [Outcome(claim, verdict) for claim in claims]
+    return ledger.run(lambda tx: source.settle(tx, outcomes))
+
+
+def execute(ledger: Ledger, statement: str) -> None:
+    """Run a statement of the user's own."""
+    with ledger.transaction() as tx:
+        tx.connection.execute(text(statement))
+
+
+def limited_source(ledger: Ledger) -> JobSource:
+    """A source that knows one job, of which one for each customer runs at once."""
+
+    def customer_of(customer: str, number: int) -> str:  # noqa: ARG001 - a key gets all arguments
+        return customer
+
+    def work(customer: str, number: int = 0) -> None:
+        """Nothing: these tests claim and settle by hand."""
+
+    ledger.kinds.add("work", work, limit=Limit(key=customer_of))
+    return ledger.job_source()
+
+
+def enqueue(payload: dict[str, Any], **options: Any) -> Callable[[Any], Any]:
+    """Enqueue it, in a transaction."""
+    return lambda tx: tx.jobs.enqueue("work", payload, **options)
+
+
+@contextmanager
+def running(worker: Worker) -> Iterator[None]:
+    """The worker is there, and gone at the end of the block."""
+    worker.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+
+
+def ended(ledger: Ledger, verdict: Verdict) -> str:
+    """A job that came out like this; its key is the name of its fate."""
+    if ledger.kinds.get("work") is None:
+        ledger.kinds.add("work", lambda: None)
+    source = ledger.job_source()
+    job = ledger.run(lambda tx: tx.jobs.enqueue("work", key=verdict.value))
+    settled(ledger, source, claimed(ledger, source), verdict)
+    return job.id
