@@ -34,6 +34,7 @@ from ledgerstone.store.batch import AppendEach, InsertEach
 from ledgerstone.store.body import encode
 from ledgerstone.store.expressions import as_choice, as_json, now, now_ms
 from ledgerstone.store.names import check_name
+from ledgerstone.store.schema import text_type
 from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ _insert = AppendEach(
         job.c.idempotency_key,
         job.c.requested_by,
         job.c.queue,
-        column("payload", Text()),
+        column("payload", text_type()),
         # Milliseconds from now, or since 1970 where `relative` is 0.
         job.c.run_at_ms,
         column("relative", BigInteger()),
@@ -209,7 +210,8 @@ def _checked(kinds: Kinds, new: NewJob, bytes_max: int) -> _Checked:
         kind.parsed(parsed)
         limit_key = kind.limit_key(parsed)
     org = org_of(new.org)
-    queue = new.queue or (kind.queue if kind is not None else DEFAULT_QUEUE)
+    by_kind = kind.queue if kind is not None else DEFAULT_QUEUE
+    queue = new.queue if new.queue is not None else by_kind
     _check_texts(new, queue, limit_key)
     run_at_ms, relative = _due(new)
     attempts = _given(new, kind, "max_attempts", MAX_ATTEMPTS)
@@ -255,15 +257,15 @@ def _check_texts(new: NewJob, queue: str, limit_key: str | None) -> None:
             check_name(text, what, chars_max=chars_max)
 
 
-def _given(new: NewJob, kind: Kind | None, name: str, otherwise: int) -> int:
+def _given(new: NewJob, kind: Kind | None, name: str, otherwise: int) -> Any:
     """What the call says, otherwise the kind, otherwise what holds for all."""
     given = getattr(new, name)
-    return int(given if given is not None else getattr(kind, name, otherwise))
+    return given if given is not None else getattr(kind, name, otherwise)
 
 
-def _bounded(name: str, value: int, least: int, most: int) -> int:
-    if not least <= value <= most:
-        message = f"{name} is {least} to {most}, not {value}"
+def _bounded(name: str, value: Any, least: int, most: int) -> int:
+    if not isinstance(value, int) or not least <= value <= most:
+        message = f"{name} is {least} to {most}, not {value!r}"
         raise BadInput(message)
     return value
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import Text, bindparam, column, select
+from sqlalchemy import bindparam, column, select
 
 from ledgerstone.ids import new_id
 from ledgerstone.jobs.states import Status
@@ -20,6 +20,7 @@ from ledgerstone.store.batch import AppendEach
 from ledgerstone.store.expressions import as_json, json_text, now
 from ledgerstone.store.moments import moment_of
 from ledgerstone.store.pages import Keyset, Page
+from ledgerstone.store.schema import text_type
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
@@ -55,7 +56,7 @@ class Replayed(msgspec.Struct):
 _append = AppendEach(
     "jobs.record",
     job_event,
-    incoming=(job_event.c.id, job_event.c.job_id, column("detail_json", Text())),
+    incoming=(job_event.c.id, job_event.c.job_id, column("detail_json", text_type())),
     values=lambda row: {
         "ts": now(),
         "prev_status": bindparam("prev", type_=job_event.c.prev_status.type),
@@ -118,7 +119,8 @@ def replayed(happened: Iterable[JobEvent]) -> Replayed:
         state.stage = known.get("stage", state.stage)
         state.progress = known.get("progress", state.progress)
         state.cancel_requested = known.get("cancel_requested", state.cancel_requested)
-        if "error" in known:
+        # Of a job that was canceled or returned it is told in the event alone.
+        if "error" in known and event.next_status == Status.FAILED.value:
             state.last_error_code = known["error"]["code"]
             state.last_error_message = known["error"]["message"]
     return state

@@ -48,7 +48,7 @@ class Jobs:
         """Accept one. Same key, same content: the one there is; other content: KeyConflict."""
         new = NewJob(
             type=job,
-            payload=payload or {},
+            payload=payload if payload is not None else {},
             key=key,
             org=org,
             queue=queue,

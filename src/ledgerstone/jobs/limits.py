@@ -22,7 +22,7 @@ import msgspec
 from sqlalchemy import BigInteger, bindparam, exists, func, select, update
 
 from ledgerstone.jobs.states import Gate, Status
-from ledgerstone.jobs.tables import job, job_queue, stands
+from ledgerstone.jobs.tables import job, job_queue, stands, still
 from ledgerstone.store.batch import ClaimEach, InsertEach, UpdateEach
 from ledgerstone.store.expressions import now, now_ms
 from ledgerstone.store.statement import Row, Statement
@@ -68,7 +68,7 @@ _take = UpdateEach(
     incoming=(job.c.id,),
     build=lambda row: (
         update(job)
-        .where(job.c.id == row.id, stands(Status.QUEUED))
+        .where(job.c.id == row.id, still(Status.QUEUED))
         .values(
             status=Status.RUNNING.value,
             attempt=job.c.attempt + 1,

@@ -11,7 +11,7 @@ from ledgerstone.errors import BadInput, NotAllowedNow, NotFound
 from ledgerstone.jobs import history
 from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.states import Gate, Status
-from ledgerstone.jobs.tables import QUEUE_CHARS_MAX, WHO_CHARS_MAX, job, job_queue, stands
+from ledgerstone.jobs.tables import QUEUE_CHARS_MAX, WHO_CHARS_MAX, job, job_queue, stands, still
 from ledgerstone.store.batch import InsertEach, UpdateEach
 from ledgerstone.store.expressions import now, now_ms
 from ledgerstone.store.names import check_name
@@ -30,13 +30,13 @@ _standing = Statement(
 _cancel_queued = Statement(
     "jobs.cancel_queued",
     update(job)
-    .where(job.c.id == _id, stands(Status.QUEUED))
+    .where(job.c.id == _id, still(Status.QUEUED))
     .values(status=Status.CANCELED.value, finished_at=now(), updated_at=now()),
 )
 _cancel_running = Statement(
     "jobs.cancel_running",
     update(job)
-    .where(job.c.id == _id, stands(Status.RUNNING), job.c.cancel_requested == 0)
+    .where(job.c.id == _id, still(Status.RUNNING), job.c.cancel_requested == 0)
     .values(cancel_requested=1, updated_at=now()),
 )
 _revive = UpdateEach(
@@ -45,7 +45,7 @@ _revive = UpdateEach(
     incoming=(job.c.id,),
     build=lambda row: (
         update(job)
-        .where(job.c.id == row.id, stands(Status.DEAD_LETTER))
+        .where(job.c.id == row.id, still(Status.DEAD_LETTER))
         .values(
             status=Status.QUEUED.value,
             attempt=0,

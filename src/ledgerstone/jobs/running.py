@@ -14,7 +14,7 @@ from ledgerstone.errors import BadInput, Hopeless, LeaseLost, NotAllowedNow
 from ledgerstone.jobs import history, settling
 from ledgerstone.jobs.kinds import Kind, Kinds
 from ledgerstone.jobs.states import Status
-from ledgerstone.jobs.tables import STAGE_CHARS_MAX, STEP_CHARS_MAX, job, job_step, stands
+from ledgerstone.jobs.tables import STAGE_CHARS_MAX, STEP_CHARS_MAX, job, job_step, still
 from ledgerstone.store.body import decode, encode
 from ledgerstone.store.expressions import now, now_ms
 from ledgerstone.store.names import check_name
@@ -34,7 +34,7 @@ _mine = (
     job.c.id == _id,
     job.c.attempt == bindparam("attempt_", type_=job.c.attempt.type),
     job.c.token == bindparam("token_", type_=BigInteger()),
-    stands(Status.RUNNING),
+    still(Status.RUNNING),
 )
 _report = Statement(
     "jobs.progress",

@@ -13,7 +13,6 @@ import msgspec
 from sqlalchemy import (
     BigInteger,
     Integer,
-    Text,
     Update,
     bindparam,
     case,
@@ -28,9 +27,10 @@ from ledgerstone.engine.source import Claim, Failure, Outcome, Verdict
 from ledgerstone.jobs import history, limits
 from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.states import Gate, Status
-from ledgerstone.jobs.tables import ERROR_CODE_CHARS_MAX, ERROR_MESSAGE_CHARS_MAX, job, stands
+from ledgerstone.jobs.tables import ERROR_CODE_CHARS_MAX, ERROR_MESSAGE_CHARS_MAX, job, still
 from ledgerstone.store.batch import Incoming, UpdateEach
 from ledgerstone.store.expressions import as_json, now, now_ms
+from ledgerstone.store.schema import text_type
 from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _claimed(row: Incoming, *more: Any) -> Update:
         job.c.id == row.id,
         job.c.attempt == row.attempt,
         job.c.token == row.token,
-        stands(Status.RUNNING),
+        still(Status.RUNNING),
         *more,
     )
 
@@ -99,7 +99,7 @@ _succeed = UpdateEach(
 _succeed_with = UpdateEach(
     "jobs.succeed_with",
     key=job.c.id,
-    incoming=(*_held, column("result", Text())),
+    incoming=(*_held, column("result", text_type())),
     build=lambda row: _claimed(row).values(
         {**_ended(Status.SUCCEEDED), "result": as_json(row.result)}
     ),
@@ -144,7 +144,7 @@ def _failed(row: Incoming) -> Update:
         job.c.id == row.id,
         job.c.attempt == row.attempt,
         job.c.token == row.token,
-        stands(Status.FAILED),
+        still(Status.FAILED),
     )
 
 
@@ -236,7 +236,8 @@ def _run(
     rows = [(o.claim.key, o.claim.attempt, o.claim.token, *more(o)) for o in outcomes]
     refused = each.run(tx, rows)
     gone = set(refused)
-    moves = [(o.claim.key, _words(o, worker)) for i, o in enumerate(outcomes) if i not in gone]
+    kept = [o for i, o in enumerate(outcomes) if i not in gone]
+    moves = [(o.claim.key, _words(o, worker, status)) for o in kept]
     history.record(tx, moves, Status.RUNNING, status)
     return [outcomes[i] for i in refused]
 
@@ -267,20 +268,20 @@ def _is_last(outcome: Outcome, claim: JobClaim, rules: Rules) -> bool:
     return crashed and claim.crashes + 1 >= rules.crashes_max
 
 
-def _words(outcome: Outcome, worker: str | None) -> str:
+def _words(outcome: Outcome, worker: str | None, status: Status) -> str:
+    """What is told of the move to this status; it leads to the row that the move has written."""
     claim, failure = outcome.claim, outcome.failure
-    attempt = claim.attempt
-    if outcome.verdict in {Verdict.SNOOZED, Verdict.RETURNED}:
-        attempt -= 1
-    if failure is None and outcome.delay_seconds is None:
+    # Only what goes back in line gets its attempt back.
+    attempt = claim.attempt - (status is Status.QUEUED)
+    if failure is None and outcome.delay_seconds is None and worker is not None:
         return f'{{"attempt":{attempt},"worker":"{worker}"}}'
-    crashed = failure is not None and failure.crashed
+    crashed = status is Status.FAILED and failure is not None and failure.crashed
     return history.detail(
         attempt=attempt,
         worker=worker,
         crashes=cast("JobClaim", claim).crashes + 1 if crashed else None,
         verdict=outcome.verdict.value,
-        delay_ms=_ms(outcome),
+        delay_ms=_ms(outcome) if status is Status.QUEUED else None,
         error=_told(failure) if failure is not None else None,
     )
 

@@ -19,7 +19,7 @@ from ledgerstone.jobs.line import Line
 from ledgerstone.jobs.running import Runner
 from ledgerstone.jobs.settling import JobClaim
 from ledgerstone.jobs.states import Gate, Status
-from ledgerstone.jobs.tables import job, stands
+from ledgerstone.jobs.tables import job, stands, still
 from ledgerstone.store.batch import ClaimEach, UpdateEach
 from ledgerstone.store.expressions import now, now_ms
 from ledgerstone.store.statement import Row, Statement
@@ -54,7 +54,7 @@ _extend = UpdateEach(
             job.c.id == row.id,
             job.c.attempt == row.attempt,
             job.c.token == row.token,
-            stands(Status.RUNNING),
+            still(Status.RUNNING),
         )
         .values(lease_until_ms=now_ms() + bindparam("lease_ms", type_=BigInteger()))
     ),
@@ -79,7 +79,7 @@ _rescue = UpdateEach(
         .where(
             job.c.id == row.id,
             job.c.token == row.token,
-            stands(Status.RUNNING),
+            still(Status.RUNNING),
         )
         .values(
             status=Status.QUEUED.value,

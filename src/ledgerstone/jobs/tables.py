@@ -13,6 +13,7 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Table,
+    bindparam,
     literal_column,
 )
 from sqlalchemy.schema import conv
@@ -20,7 +21,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from ledgerstone.engine.backoff import BackoffPolicy
 from ledgerstone.jobs.states import FINISHED, Gate, Status
-from ledgerstone.store.expressions import default_id, default_now
+from ledgerstone.store.expressions import default_id, default_now, unindexed
 from ledgerstone.store.schema import (
     MYSQL_TABLE,
     choice_type,
@@ -126,6 +127,11 @@ def stands(status: Status, *, gate: Gate | None = None) -> ColumnElement[bool]:
     if gate is None:
         return here
     return here & (job.c.gate == literal_column(str(gate.value)))
+
+
+def still(status: Status) -> ColumnElement[bool]:
+    """A job that is found by its id stands here: so that no other index is tried for it."""
+    return unindexed(job.c.status) == bindparam(None, status.value, type_=job.c.status.type)
 
 
 due_indexes = partial_index(

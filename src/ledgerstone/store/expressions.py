@@ -201,6 +201,33 @@ def json_text(document: ColumnElement[Any]) -> ColumnElement[str]:
     return _JsonText(document)
 
 
+class _Unindexed(FunctionElement[Any]):
+    """A column that is compared with no index of its own."""
+
+    inherit_cache = True
+
+
+@compiles(_Unindexed, "sqlite")
+def _sqlite_unindexed(element: Any, compiler: Any, **kw: Any) -> str:
+    (column,) = element.clauses
+    return f"+{compiler.process(column, **kw)}"
+
+
+@compiles(_Unindexed)
+def _other_unindexed(element: Any, compiler: Any, **kw: Any) -> str:
+    (column,) = element.clauses
+    return str(compiler.process(column, **kw))
+
+
+def unindexed(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    """The column, in a condition on rows that are found by another index.
+
+    SQLite, which knows nothing of how often a value occurs, would rather look through all rows of a
+    state than look up a few hundred ids.
+    """
+    return _Unindexed(column)
+
+
 class _DefaultNow(FunctionElement[Any]):
     """The default of a column that holds the moment of its row."""
 
