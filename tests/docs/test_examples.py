@@ -43,7 +43,7 @@ def test_examples_run(document: str, tmp_path: Path) -> None:
 
 
 def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
-    """The ten lines of the README accept a chore with a row and do it."""
+    """The ten lines of the README accept a job with a row and do it."""
     with sqlite3.connect(tmp_path / "shop.db") as shop:
         shop.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
     shop.close()
@@ -58,7 +58,7 @@ def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
         check=True,
     )
 
-    assert ran.stdout == 'did {"receipt":7}\n'
+    assert ran.stdout == "receipt for order 7 attempt 1\n"
 
 
 def test_links_lead_somewhere() -> None:
