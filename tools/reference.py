@@ -120,7 +120,9 @@ def _column(column: Any) -> str:
     kind = column.type.dialect_impl(_POSTGRESQL)
     rendered = _POSTGRESQL.type_compiler_instance.process(kind)
     default = ""
-    if column.server_default is not None:
+    if column.computed is not None:
+        default = f"always {column.computed.sqltext}"
+    elif column.server_default is not None:
         given = column.server_default.arg
         default = given if isinstance(given, str) else str(given.compile(dialect=_POSTGRESQL))
     null = "yes" if column.nullable else "no"

@@ -85,7 +85,7 @@ _block = ClaimEach(
     job,
     key=job.c.id,
     due=stands(Status.QUEUED, gate=Gate.OPEN) & (job.c.queue == _queue) & (job.c.limit_key == _key),
-    order_by=(job.c.org_id, job.c.priority.desc(), job.c.run_at_ms, job.c.id),
+    order_by=(job.c.org_id, job.c.urgency, job.c.run_at_ms, job.c.id),
     set_={"gate": Gate.BLOCKED.value},
     returning=(job.c.id,),
 )
@@ -96,7 +96,7 @@ _unblock = ClaimEach(
     due=stands(Status.QUEUED, gate=Gate.BLOCKED)
     & (job.c.queue == _queue)
     & (job.c.limit_key == _key),
-    order_by=(job.c.priority.desc(), job.c.run_at_ms, job.c.id),
+    order_by=(job.c.urgency, job.c.run_at_ms, job.c.id),
     set_={"gate": Gate.OPEN.value},
     returning=(job.c.id,),
 )

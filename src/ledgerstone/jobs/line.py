@@ -8,17 +8,18 @@ for at most one batch of it. Within an organisation the more urgent come first, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, and_, bindparam, exists, false, func, or_, select
+from sqlalchemy import BigInteger, Integer, and_, bindparam, exists, false, func, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from ledgerstone.jobs.limits import Candidate
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job, job_queue, stands
 from ledgerstone.store.batch import ClaimEach
-from ledgerstone.store.expressions import json_text, now, now_ms
+from ledgerstone.store.expressions import beyond, json_text, now, now_ms
 from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 FIRST_ORG = "00000000-0000-0000-0000-000000000000"
 ALONE_SECONDS = 0.1
 """How long an organisation that was alone in line is taken to be."""
+SLOW_SECONDS = 0.02
+"""A claim that took longer had to pass what was taken before and cannot be forgotten yet, because
+somebody keeps a transaction open."""
+RESUME_SECONDS = 0.5
+"""For so long after a slow claim the next ones begin where it ended, not at the front."""
 COLUMNS: tuple[Any, ...] = (
     job.c.id,
     job.c.attempt,
@@ -41,26 +47,58 @@ COLUMNS: tuple[Any, ...] = (
     job.c.requested_by,
     job.c.correlation_id,
     job.c.trace_context,
+    job.c.urgency,
+    job.c.run_at_ms,
 )
-"""What a claim needs to know of a job."""
-_ORG, _LIMIT_KEY = 5, 9
-_ORDER = (job.c.org_id, job.c.priority.desc(), job.c.run_at_ms, job.c.id)
+"""What a claim needs to know of a job, and its place in line."""
+ABOUT = slice(6, 13)
+"""What of it the claim keeps beside key, attempt, token, payload, type and organisation."""
+_ORG, _LIMIT_KEY, _URGENCY, _RUN_AT = 5, 9, 13, 14
+_ORDER = (job.c.org_id, job.c.urgency, job.c.run_at_ms, job.c.id)
 
 
 class Line:
     """Jobs of one queue and of known types, in the order in which they are to be run."""
 
     def __init__(self, queue: str, types: Sequence[str]) -> None:
-        self._take = _taking(queue, types)
+        self._take = _taking(queue, _due(types, _from_start))
+        self._take_behind = _taking(queue, _due(types, _behind_place))
         self._look = _looking(queue, types)
         self._start = FIRST_ORG
         self._alone_until = 0.0
+        self._place: dict[str, Any] = {}
+        self._resume_until = 0.0
 
     def take(self, tx: Transaction, limit: int, **common: Any) -> list[Row]:
         """Claim so many; none if the queue is paused or limited. The rows as they are then."""
-        return self._in_turn(
-            tx, limit, lambda room, start: self._take.run(tx, limit=room, start=start, **common)
+        rows = self._resumed(tx, limit, common)
+        if len(rows) == limit:
+            return rows
+        began = perf_counter()
+        rows += self._in_turn(
+            tx,
+            limit - len(rows),
+            lambda room, start: self._take.run(tx, limit=room, start=start, **common),
         )
+        if rows and perf_counter() - began > SLOW_SECONDS:
+            self._remember(rows[-1])
+            self._resume_until = tx.database.clock.monotonic() + RESUME_SECONDS
+        return rows
+
+    def _resumed(self, tx: Transaction, limit: int, common: dict[str, Any]) -> list[Row]:
+        """What comes behind the last one that was taken, shortly after a slow claim."""
+        if tx.database.clock.monotonic() >= self._resume_until:
+            return []
+        rows = self._take_behind.run(tx, limit=limit, **self._place, **common)
+        if len(rows) == limit:
+            self._remember(rows[-1])
+        else:
+            self._resume_until = 0.0
+        return rows
+
+    def _remember(self, row: Row) -> None:
+        org, urgency, run_at_ms = str(row[_ORG]), row[_URGENCY], row[_RUN_AT]
+        self._place = {"org": org, "urgency": urgency, "run_at": run_at_ms, "id": str(row[0])}
 
     def look(self, tx: Transaction, limit: int) -> list[Candidate]:
         """So many, locked and not yet taken, also those with limit keys."""
@@ -84,7 +122,8 @@ class Line:
             self._start = FIRST_ORG
             return rows
         self._start = _following(str(rows[-1][_ORG]))
-        if start != FIRST_ORG and not behind and rows[0][_ORG] == rows[-1][_ORG]:
+        if not behind and rows[0][_ORG] == rows[-1][_ORG] and start == self._start:
+            # Nobody is behind it, and nobody before it.
             self._alone_until = clock.monotonic() + ALONE_SECONDS
         return rows
 
@@ -94,16 +133,26 @@ def _following(org: str) -> str:
     return str(UUID(int=(UUID(org).int + 1) % (1 << 128)))
 
 
-def _due(queue: str, types: Sequence[str]) -> ColumnElement[bool]:
-    return and_(
-        stands(Status.QUEUED, gate=Gate.OPEN),
-        job.c.queue == queue,
-        job.c.org_id >= bindparam("start", type_=job.c.org_id.type),
-        or_(false(), *[job.c.type == name for name in types]),
-    )
+_from_start = job.c.org_id >= bindparam("start", type_=job.c.org_id.type)
+_behind_place = and_(
+    job.c.org_id == bindparam("org", type_=job.c.org_id.type),
+    beyond(
+        (job.c.urgency, job.c.run_at_ms, job.c.id),
+        (
+            bindparam("urgency", type_=Integer()),
+            bindparam("run_at", type_=BigInteger()),
+            bindparam("id", type_=job.c.id.type),
+        ),
+    ),
+)
 
 
-def _taking(queue: str, types: Sequence[str]) -> ClaimEach:
+def _due(types: Sequence[str], where: ColumnElement[bool]) -> ColumnElement[bool]:
+    known = or_(false(), *[job.c.type == name for name in types])
+    return and_(stands(Status.QUEUED, gate=Gate.OPEN), where, known)
+
+
+def _taking(queue: str, due: ColumnElement[bool]) -> ClaimEach:
     """One statement that takes what nothing limits."""
     governed = exists().where(
         job_queue.c.name == queue,
@@ -113,7 +162,7 @@ def _taking(queue: str, types: Sequence[str]) -> ClaimEach:
         "jobs.claim",
         job,
         key=job.c.id,
-        due=and_(_due(queue, types), job.c.limit_key.is_(None), ~governed),
+        due=and_(job.c.queue == queue, due, job.c.limit_key.is_(None), ~governed),
         order_by=_ORDER,
         set_={
             "status": Status.RUNNING.value,
@@ -132,7 +181,7 @@ def _looking(queue: str, types: Sequence[str]) -> Statement:
     return Statement(
         "jobs.look_in_line",
         select(*COLUMNS, job.c.limit_max)
-        .where(_due(queue, types))
+        .where(job.c.queue == queue, _due(types, _from_start))
         .order_by(*_ORDER)
         .limit(bindparam("limit", type_=BigInteger()))
         .with_for_update(skip_locked=True),

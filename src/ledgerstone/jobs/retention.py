@@ -29,11 +29,14 @@ DAY_MS = 86_400_000
 
 _age = bindparam("age_ms", type_=BigInteger())
 _limit = bindparam("limit_", type_=BigInteger())
+_permit_id = bindparam("id_", type_=history_permit.c.id.type)
 _permit = Statement(
     "jobs.permit",
-    insert(history_permit).values(id=bindparam("id_", type_=history_permit.c.id.type)),
+    insert(history_permit).values(id=_permit_id),
 )
-_withdraw = Statement("jobs.withdraw_permit", delete(history_permit))
+_withdraw = Statement(
+    "jobs.withdraw_permit", delete(history_permit).where(history_permit.c.id == _permit_id)
+)
 
 
 def _removing(status: Status) -> Statement:
@@ -83,11 +86,12 @@ def duty(settings: JobSettings) -> Duty:
 
 def retire(tx: Transaction, settings: JobSettings) -> int:
     """Remove what is older than the settings say, a bounded piece; how many rows of jobs."""
-    _permit.run(tx, id_=new_id())
+    permit = new_id()
+    _permit.run(tx, id_=permit)
     removed = 0
     for status, days in _kept.items():
         age_ms = round(days(settings) * DAY_MS)
         removed += _remove[status].run(tx, age_ms=age_ms, limit_=ROWS_MAX)
-    _withdraw.run(tx)
+    _withdraw.run(tx, id_=permit)
     _forget.run(tx, age_ms=round(settings.keep_keys_days * DAY_MS), limit_=ROWS_MAX)
     return removed

@@ -15,7 +15,7 @@ from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Ver
 from ledgerstone.jobs import history, limits, settling
 from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.kinds import Kinds
-from ledgerstone.jobs.line import Line
+from ledgerstone.jobs.line import ABOUT, Line
 from ledgerstone.jobs.running import Runner
 from ledgerstone.jobs.settling import JobClaim
 from ledgerstone.jobs.states import Gate, Status
@@ -184,7 +184,7 @@ class JobSource:
     def _made(self, row: Row) -> JobClaim:
         kind = self._kinds.get(row[4])
         timeout = kind.timeout_seconds if kind is not None else None
-        about = (row[4], str(row[5]), *row[6:])
+        about = (row[4], str(row[5]), *row[ABOUT])
         return JobClaim(str(row[0]), row[1], row[2], row[3], None, timeout, *about)
 
     def _backoff(self, claim: JobClaim) -> Backoff:

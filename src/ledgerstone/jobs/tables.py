@@ -6,6 +6,7 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    Computed,
     Double,
     ForeignKey,
     Index,
@@ -80,6 +81,7 @@ job = Table(
     Column("payload", json_type()),
     Column("result", json_type()),
     Column("run_at_ms", BigInteger, nullable=False, server_default="0"),
+    Column("urgency", Integer, Computed("-priority", persisted=True)),
     Column("gate", SmallInteger, nullable=False, server_default=str(Gate.OPEN.value)),
     Column("limit_key", String(KEY_CHARS_MAX)),
     Column("limit_max", Integer),
@@ -131,14 +133,14 @@ def stands(status: Status, *, gate: Gate | None = None) -> ColumnElement[bool]:
 
 def still(status: Status) -> ColumnElement[bool]:
     """A job that is found by its id stands here: so that no other index is tried for it."""
-    return unindexed(job.c.status) == bindparam(None, status.value, type_=job.c.status.type)
+    return unindexed(job.c.status) == bindparam(None, status.value, type_=String())
 
 
 due_indexes = partial_index(
     "idx_job__due",
     job.c.queue,
     job.c.org_id,
-    job.c.priority.desc(),
+    job.c.urgency,
     job.c.run_at_ms,
     job.c.id,
     where=stands(Status.QUEUED, gate=Gate.OPEN),
@@ -156,7 +158,7 @@ blocked_indexes = partial_index(
     "idx_job__blocked",
     job.c.queue,
     job.c.limit_key,
-    job.c.priority.desc(),
+    job.c.urgency,
     job.c.run_at_ms,
     job.c.id,
     where=stands(Status.QUEUED, gate=Gate.BLOCKED),

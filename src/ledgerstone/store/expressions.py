@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, String, Text, bindparam, func
+from sqlalchemy import BigInteger, Boolean, String, Text, and_, bindparam, func, or_
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
@@ -213,6 +214,12 @@ def _sqlite_unindexed(element: Any, compiler: Any, **kw: Any) -> str:
     return f"+{compiler.process(column, **kw)}"
 
 
+@compiles(_Unindexed, "postgresql")
+def _postgresql_unindexed(element: Any, compiler: Any, **kw: Any) -> str:
+    (column,) = element.clauses
+    return f"CAST({compiler.process(column, **kw)} AS TEXT)"
+
+
 @compiles(_Unindexed)
 def _other_unindexed(element: Any, compiler: Any, **kw: Any) -> str:
     (column,) = element.clauses
@@ -220,12 +227,48 @@ def _other_unindexed(element: Any, compiler: Any, **kw: Any) -> str:
 
 
 def unindexed(column: ColumnElement[Any]) -> ColumnElement[Any]:
-    """The column, in a condition on rows that are found by another index.
+    """A word that is kept in a column, for a condition on rows that are found by another index.
 
     SQLite, which knows nothing of how often a value occurs, would rather look through all rows of a
-    state than look up a few hundred ids.
+    state than look up a few hundred ids; PostgreSQL would as long as there are few, and then also
+    pass all those that were there and cannot be forgotten yet.
     """
     return _Unindexed(column)
+
+
+class _Beyond(FunctionElement[bool]):
+    """Rows behind a place in an order, in the form that each database looks up in an index."""
+
+    type = Boolean()
+    inherit_cache = True
+
+    def __init__(self, columns: Sequence[Any], place: Sequence[Any]) -> None:
+        super().__init__(*columns, *place)
+        self.width = len(columns)
+
+
+@compiles(_Beyond)
+def _row_beyond(element: Any, compiler: Any, **kw: Any) -> str:
+    parts = [compiler.process(part, **kw) for part in element.clauses]
+    columns, place = parts[: element.width], parts[element.width :]
+    return f"({', '.join(columns)}) > ({', '.join(place)})"
+
+
+@compiles(_Beyond, "mysql")
+@compiles(_Beyond, "mariadb")
+def _mysql_beyond(element: Any, compiler: Any, **kw: Any) -> str:
+    clauses = list(element.clauses)
+    columns, place = clauses[: element.width], clauses[element.width :]
+    steps = [
+        and_(*[columns[j] == place[j] for j in range(i)], columns[i] > place[i])
+        for i in range(element.width)
+    ]
+    return str(compiler.process(and_(columns[0] >= place[0], or_(*steps)), **kw))
+
+
+def beyond(columns: Sequence[Any], place: Sequence[Any]) -> ColumnElement[bool]:
+    """Rows that come after a place in the order of these columns, all of them ascending."""
+    return _Beyond(columns, place)
 
 
 class _DefaultNow(FunctionElement[Any]):

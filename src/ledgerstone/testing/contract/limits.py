@@ -14,7 +14,7 @@ from sqlalchemy import text
 from ledgerstone import errors
 from ledgerstone.engine.source import Ask, Outcome, Verdict
 from ledgerstone.engine.worker import Worker
-from ledgerstone.jobs import Accepted, Limit, NewJob, Status, retention
+from ledgerstone.jobs import Accepted, Limit, NewJob, Status, line, retention
 from ledgerstone.jobs.settling import JobClaim
 from ledgerstone.jobs.source import JobSource
 from ledgerstone.ledger import Ledger
@@ -166,6 +166,25 @@ class LimitContract:
         """A queue runs at least one job at once; to run none it is paused."""
         with pytest.raises(errors.BadInput, match="pause"):
             ledger.run(lambda tx: tx.jobs.limit("default", 0))
+
+    def test_a_slow_line_is_resumed(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+        """After a slow claim the next goes on where it ended; who is in front is found soon."""
+        monkeypatch.setattr(line, "SLOW_SECONDS", -1.0)
+        clock = ManualClock()
+        with opened(home.url, clock=clock) as ledger:
+            ledger.kinds.add("work", lambda: None)
+            source = ledger.job_source()
+            many = [NewJob(type="work") for _ in range(25)]
+            ids = [job.id for job in ledger.run(lambda tx: tx.jobs.enqueue_many(many))]
+            first = claimed(ledger, source)
+            urgent = ledger.run(lambda tx: tx.jobs.enqueue("work", priority=9))
+
+            second = claimed(ledger, source)
+            clock.advance(line.RESUME_SECONDS)
+            third = claimed(ledger, source)
+
+        assert [claim.key for claim in (*first, *second)] == ids[:20]
+        assert [claim.key for claim in third] == [urgent.id, *ids[20:]]
 
     def test_explain_tells_every_reason(self, ledger: Ledger) -> None:
         """A queued job says what it waits for; one that is over or runs says that."""
