@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
+from uuid import UUID
 
 from ledgerstone.chores import Chores
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.source import Source
 from ledgerstone.engine.worker import Worker
-from ledgerstone.jobs import Jobs, JobSource, Kinds, Limit, retention
+from ledgerstone.jobs import Jobs, JobSource, Kinds, Limit, retention, schedules
+from ledgerstone.jobs.accepting import NO_ORG
+from ledgerstone.jobs.cron import Misfire
+from ledgerstone.jobs.schedules import Declared, NewSchedule, Schedules
 from ledgerstone.jobs.tables import DEFAULT_QUEUE, MAX_ATTEMPTS
 from ledgerstone.settings import Settings
 from ledgerstone.store import migrating
@@ -60,6 +64,11 @@ class Transaction(StoreTransaction):
         """Functions to be run later."""
         return Jobs(self, self._kinds)
 
+    @property
+    def schedules(self) -> Schedules:
+        """Jobs that come again and again."""
+        return Schedules(self, self._kinds)
+
     def __enter__(self) -> Self:
         return self
 
@@ -90,6 +99,11 @@ class AsyncTransaction:
     def jobs(self) -> Any:
         """Functions to be run later; each call is awaited."""
         return _AsyncRoom(self, "jobs")
+
+    @property
+    def schedules(self) -> Any:
+        """Jobs that come again and again; each call is awaited."""
+        return _AsyncRoom(self, "schedules")
 
     async def run(self, work: Callable[[Transaction], T]) -> T:
         """`work(tx)` inside the caller's transaction."""
@@ -130,6 +144,7 @@ class Ledger:
     ) -> None:
         self.settings = settings or (Settings.load(url=url) if url else Settings.load())
         self.kinds = Kinds()
+        self._declared = Declared()
         self.database: Database[Transaction] = Database(
             url or self.settings.url,
             self.settings.store,
@@ -228,6 +243,38 @@ class Ledger:
 
         return decorate
 
+    def schedule(
+        self,
+        name: str,
+        cron: str,
+        *,
+        job: str | Callable[..., Any],
+        payload: Mapping[str, Any] | None = None,
+        time_zone: str = "UTC",
+        misfire: str | Misfire = Misfire.ONCE,
+        org: str | UUID = NO_ORG,
+        queue: str | None = None,
+        priority: int | None = None,
+    ) -> None:
+        """Declare that a job comes at the moments of a cron expression.
+
+        - Each worker that is made puts it into the database; the same content changes nothing.
+        - One that is declared no longer stays there: `ledgerstone schedules remove NAME`.
+        """
+        self._declared.add(
+            NewSchedule(
+                name=name,
+                job=job,
+                cron=cron,
+                payload=payload or {},
+                time_zone=time_zone,
+                misfire=misfire,
+                org=org,
+                queue=queue,
+                priority=priority,
+            )
+        )
+
     def job_source(self, queue: str = DEFAULT_QUEUE) -> JobSource:
         """The jobs of one queue, for `worker`."""
         crashes_max = self.settings.engine.crashes_max
@@ -239,7 +286,9 @@ class Ledger:
         if not sources:
             queues = sorted({kind.queue for kind in self.kinds.all().values()})
             sources = tuple(self.job_source(queue) for queue in queues)
-        duties = [retention.duty(self.settings.jobs)]
+        if self._declared:
+            self.database.run(lambda tx: self._declared.put(tx, self.kinds))
+        duties = [retention.duty(self.settings.jobs), schedules.duty(self.kinds)]
         return Worker(self.database, sources, self.settings.engine, duties=duties)
 
     def close(self) -> None:

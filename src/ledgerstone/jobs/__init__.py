@@ -2,11 +2,13 @@
 
 from ledgerstone.engine.source import Cancel, Snooze
 from ledgerstone.jobs.accepting import Accepted, Enqueued, NewJob
+from ledgerstone.jobs.cron import Misfire
 from ledgerstone.jobs.history import JobEvent
 from ledgerstone.jobs.jobs import Jobs
 from ledgerstone.jobs.kinds import Kind, Kinds, Limit
 from ledgerstone.jobs.reading import JobRow
 from ledgerstone.jobs.running import Job
+from ledgerstone.jobs.schedules import NewSchedule, Schedule, Schedules
 from ledgerstone.jobs.source import JobSource
 from ledgerstone.jobs.states import Status
 
@@ -22,7 +24,11 @@ __all__ = [
     "Kind",
     "Kinds",
     "Limit",
+    "Misfire",
     "NewJob",
+    "NewSchedule",
+    "Schedule",
+    "Schedules",
     "Snooze",
     "Status",
 ]

@@ -35,22 +35,7 @@ from ledgerstone.testing.fixtures import Home
 
 # They are imported after this, so that a failed assertion in them says what was compared.
 pytest.register_assert_rewrite(
-    *(
-        f"{__name__}.{clauses}"
-        for clauses in (
-            "batches",
-            "crashes",
-            "joins",
-            "leases",
-            "measures",
-            "migrations",
-            "pages",
-            "pumps",
-            "sources",
-            "transactions",
-            "wakeups",
-        )
-    )
+    *(f"{__name__}.{path.stem}" for path in Path(__file__).parent.glob("[a-z]*.py"))
 )
 
 T = TypeVar("T")
