@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,11 @@ from ledgerstone.settings import Settings
 from ledgerstone.store import migrating
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.server import free_port
+from ledgerstone.testing.servers import PrivatePostgres
 from tests.cli.program import Program
 
 UNKNOWN_REVISION = "9999"
+_numbers = itertools.count(1)
 
 
 def test_it_brings_the_schema_up_to_date(program: Program, home: Home) -> None:
@@ -153,3 +158,81 @@ def test_what_is_no_database_is_told(program: Program) -> None:
     assert ended.code == 1
     assert ended.err.startswith("error: file is not a database\n")
     assert file.read_text() == words
+
+
+@pytest.mark.postgres
+def test_rls_keeps_organisations_apart(
+    program: Program, quick_postgres: PrivatePostgres, shop: str
+) -> None:
+    """--rls migrates, separates and lets the role in; again it finds it done and says the same."""
+    url = quick_postgres.create_database(shop)
+    quick_postgres.psql(f"CREATE ROLE {shop}")
+
+    first = program.run("--url", url, "migrate", "--rls", "--role", shop)
+    second = program.run("--url", url, "migrate", "--rls", "--json")
+
+    assert (first.code, second.code) == (0, 0)
+    assert first.out.startswith(f"nothing → {migrating.newest()}; applied:\n")
+    assert "organisations are kept apart in job, " in first.out
+    assert f"{shop} may act for one organisation at a time" in first.out
+    assert second.json["applied"] == []
+    assert "job_event" in second.json["separated"]["tables"]
+    assert (second.json["separated"]["role"], second.json["separated"]["apart"]) == (None, [shop])
+
+
+@pytest.mark.postgres
+def test_rls_needs_a_role_that_is_there(
+    program: Program, quick_postgres: PrivatePostgres, shop: str
+) -> None:
+    """A role that is not there is told, and how to make it."""
+    url = quick_postgres.create_database(shop)
+
+    ended = program.run("--url", url, "migrate", "--rls", "--role", shop)
+
+    assert ended.code == 1
+    assert ended.err.startswith(
+        f"error: there is no role '{shop}'\nhint: make it first: CREATE ROLE"
+    )
+
+
+@pytest.fixture
+def shop(quick_postgres: PrivatePostgres) -> Iterator[str]:
+    """A name for a database and a role, both gone at the end."""
+    name = f"shop_cli_{os.getpid()}_{next(_numbers)}"
+    yield name
+    quick_postgres.drop_database(name)
+    quick_postgres.psql(f"DROP ROLE IF EXISTS {name}")
+
+
+def test_rls_is_printed_too(program: Program) -> None:
+    """With --sql the statements follow the migrations."""
+    url = "postgresql://there/db"
+
+    ended = program.run("--url", url, "migrate", "--sql", "--rls", "--role", "shop")
+
+    migrations, _, further = ended.out.rpartition("BEGIN;\n")
+    assert ended.code == 0
+    assert migrations == program.run("--url", url, "migrate", "--sql").out
+    assert "ALTER TABLE job ENABLE ROW LEVEL SECURITY;\n" in further
+    assert 'GRANT SELECT, INSERT ON job_event TO "shop";\n' in further
+    assert further.endswith("COMMIT;\n\n")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mysql"])
+def test_rls_elsewhere_is_refused(program: Program, kind: str) -> None:
+    """Where there is no row-level security it is told so, and nothing is migrated."""
+    printed = program.run("migrate", "--rls", "--sql", "--dialect", kind)
+    run = program.run("migrate", "--rls")
+
+    assert (printed.code, run.code) == (1, 1)
+    assert printed.err.startswith(f"error: row-level security is PostgreSQL's: {kind} has nothing")
+    assert run.err.startswith("error: row-level security is PostgreSQL's: sqlite has nothing")
+    assert list(program.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "options", [("--role", "shop"), ("--rls", "--check"), ("--check", "--sql")], ids=" ".join
+)
+def test_options_that_do_not_go_together(program: Program, options: tuple[str, ...]) -> None:
+    """What makes no sense together is wrong usage: exit 2."""
+    assert program.run("migrate", *options).code == 2

@@ -1,4 +1,7 @@
-"""`ledgerstone migrate`: bring the schema up to date, say where it stands, or print its SQL."""
+"""`ledgerstone migrate`: bring the schema up to date, say where it stands, or print its SQL.
+
+With --rls also keep organisations apart.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Group, RenderableType
+from rich.markup import escape
 
 from ledgerstone.cli import output
 from ledgerstone.cli.call import EXIT_SOMETHING_TO_DO, Call, flag
@@ -16,7 +20,7 @@ from ledgerstone.cli.database import file_of, opened
 from ledgerstone.errors import BadInput
 from ledgerstone.ledger import Transaction
 from ledgerstone.settings import Settings
-from ledgerstone.store import migrating
+from ledgerstone.store import migrating, security
 from ledgerstone.store.database import Database
 from ledgerstone.store.dialect import dialect_of
 
@@ -47,6 +51,7 @@ class Script(msgspec.Struct, frozen=True):
 
 def migrate(
     call: Call,
+    *,
     check: Annotated[
         bool, flag("--check", help="Change nothing; exit with 3 if there is something to do.")
     ] = False,
@@ -61,14 +66,26 @@ def migrate(
         str | None,
         typer.Option("--since", metavar="REVISION", help="With --sql: only what comes after it."),
     ] = None,
+    rls: Annotated[
+        bool,
+        flag("--rls", help="Also keep organisations apart by row-level security (PostgreSQL)."),
+    ] = False,
+    role: Annotated[
+        str | None,
+        typer.Option(
+            "--role", metavar="NAME", help="With --rls: let this role act for one of them."
+        ),
+    ] = None,
 ) -> None:
     """Bring Ledgerstone's tables up to date."""
     if not sql and (kind is not None or since is not None):
         raise typer.BadParameter("--dialect and --since go with --sql")
-    if sql and check:
-        raise typer.BadParameter("--sql and --check do not go together")
+    if check and (sql or rls):
+        raise typer.BadParameter("--check goes with neither --sql nor --rls")
+    if role is not None and not rls:
+        raise typer.BadParameter("--role goes with --rls")
     if sql:
-        script = written(call.settings(), kind, since)
+        script = written(call.settings(), kind, since, separated=rls, role=role)
         output.show_json(script) if call.json else sys.stdout.write(script.sql)
         return
     with opened(call.settings()) as database:
@@ -77,6 +94,9 @@ def migrate(
             output.show(_facts(schema), _standing(schema), json=call.json)
             if not schema.up_to_date:
                 raise typer.Exit(EXIT_SOMETHING_TO_DO)
+            return
+        if rls:
+            _separate(database, role, json=call.json)
             return
         migrated = brought_up_to_date(database)
         output.show(migrated, _done(migrated), json=call.json)
@@ -97,7 +117,23 @@ def brought_up_to_date(database: Database[Transaction]) -> Migrated:
     return Migrated(before.current, before.newest, before.pending)
 
 
-def written(settings: Settings, kind: Kind | None, since: str | None) -> Script:
+def _separate(database: Database[Transaction], role: str | None, *, json: bool) -> None:
+    """Apply what is pending, then keep organisations apart; nothing where that cannot be done."""
+    security.check_supported(database)
+    migrated = brought_up_to_date(database)
+    separated = security.separate(database, role=role)
+    facts = {**msgspec.structs.asdict(migrated), "separated": separated}
+    output.show(facts, Group(_done(migrated), _apart(separated)), json=json)
+
+
+def written(
+    settings: Settings,
+    kind: Kind | None,
+    since: str | None,
+    *,
+    separated: bool = False,
+    role: str | None = None,
+) -> Script:
     """The SQL, for a database that need not be there."""
     if since is not None and since not in migrating.titles():
         raise BadInput(
@@ -105,7 +141,8 @@ def written(settings: Settings, kind: Kind | None, since: str | None) -> Script:
         )
     url, _ = dialect_of(settings.url)
     kind = kind or Kind(url.get_backend_name())
-    return Script(kind, since, migrating.script(kind.value, since=since))
+    further = security.script(kind.value, role=role) if separated else ""
+    return Script(kind, since, migrating.script(kind.value, since=since) + further)
 
 
 def _facts(schema: migrating.Schema) -> dict[str, object]:
@@ -129,6 +166,15 @@ def _done(migrated: Migrated) -> RenderableType:
     return Group(
         f"{migrated.before or 'nothing'} → {migrated.after}; applied:", _listed(migrated.applied)
     )
+
+
+def _apart(separated: security.Separated) -> RenderableType:
+    lines = [f"organisations are kept apart in {', '.join(separated.tables)}"]
+    if separated.role is not None:
+        lines.append(f"{separated.role} may act for one organisation at a time")
+    seen = ", ".join(separated.apart) or "none"
+    lines.append(f"roles that now see one organisation at a time: {seen}")
+    return escape("\n".join(lines))
 
 
 def _listed(revisions: tuple[str, ...]) -> RenderableType:

@@ -120,7 +120,8 @@ def replayed(happened: Iterable[JobEvent]) -> Replayed:
         state.progress = known.get("progress", state.progress)
         state.cancel_requested = known.get("cancel_requested", state.cancel_requested)
         # Of a job that was canceled or returned it is told in the event alone.
-        if "error" in known and event.next_status == Status.FAILED.value:
+        begun_or_failed = event.prev_status is None or event.next_status == Status.FAILED.value
+        if "error" in known and begun_or_failed:
             state.last_error_code = known["error"]["code"]
             state.last_error_message = known["error"]["message"]
     return state

@@ -36,8 +36,15 @@ class ListenWatcher:
     """Rings the channel that each notification names."""
 
     def __init__(self, url: URL, bells: Bells, *, connect_timeout_seconds: float) -> None:
-        self._conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
+        # As arguments: in a URL a blank is a plus sign to SQLAlchemy, and not to the driver.
+        named = url.translate_connect_args(username="user", database="dbname")
         self._connect_timeout = max(1, round(connect_timeout_seconds))
+        self._arguments: dict[str, Any] = {
+            **named,
+            **url.query,
+            "connect_timeout": self._connect_timeout,
+            "application_name": "ledgerstone listen",
+        }
         self._bells = bells
         self._stop = threading.Event()
         self._tried = threading.Event()
@@ -72,13 +79,7 @@ class ListenWatcher:
     def _connected(self) -> Any:
         import psycopg
 
-        return psycopg.connect(
-            self._conninfo,
-            autocommit=True,
-            connect_timeout=self._connect_timeout,
-            application_name="ledgerstone listen",
-            prepare_threshold=None,
-        )
+        return psycopg.connect(**self._arguments, autocommit=True, prepare_threshold=None)
 
     def _listen(self, connection: Any) -> None:
         probe = PROBE + new_id()

@@ -9,7 +9,7 @@ from alembic import op
 from sqlalchemy.schema import conv
 
 from ledgerstone.store.expressions import default_id, default_now
-from ledgerstone.store.migrations import steps
+from ledgerstone.store.migrations import legacy_jobs, steps
 from ledgerstone.store.schema import (
     MYSQL_TABLE,
     choice_type,
@@ -50,6 +50,7 @@ def upgrade() -> None:
         for name, words in ENUMS.items():
             op.execute(f"CREATE TYPE {name} AS ENUM ({_listed(words)})")
     _add_job()
+    _index_job()
     _add_job_event()
     _add_keys_steps_queues()
     steps.refuse_moves("job", MOVES, "a job does not move like that")
@@ -57,6 +58,7 @@ def upgrade() -> None:
     steps.keep_history("job", "a job is removed by retention only", verbs=("DELETE",))
     if postgresql:
         op.execute(f"ALTER TABLE job SET ({TUNING})")
+    legacy_jobs.take_over()
 
 
 def downgrade() -> None:
@@ -108,6 +110,7 @@ def _add_job() -> None:
         sa.Column("payload", json_type()),
         sa.Column("result", json_type()),
         sa.Column("run_at_ms", sa.BigInteger, nullable=False, server_default="0"),
+        sa.Column("urgency", sa.Integer, sa.Computed("-priority", persisted=True)),
         sa.Column("gate", sa.SmallInteger, nullable=False, server_default="0"),
         sa.Column("limit_key", sa.String(255)),
         sa.Column("limit_max", sa.Integer),
@@ -125,6 +128,9 @@ def _add_job() -> None:
         if_not_exists=True,
         **MYSQL_TABLE,
     )
+
+
+def _index_job() -> None:
     steps.add_index("idx_job__job_org_id", "job", ["org_id"])
     newest_first = ["org_id", sa.text("created_at DESC")]
     steps.add_index("idx_job__org_id_created_at_desc", "job", newest_first)
@@ -141,7 +147,7 @@ def _add_job() -> None:
     steps.add_partial_index(
         "idx_job__due",
         "job",
-        ["queue", "org_id", sa.text("priority DESC"), "run_at_ms", "id"],
+        ["queue", "org_id", "urgency", "run_at_ms", "id"],
         where="status = 'queued' AND gate = 0",
         leading=("status", "gate"),
     )
@@ -155,7 +161,7 @@ def _add_job() -> None:
     steps.add_partial_index(
         "idx_job__blocked",
         "job",
-        ["queue", "limit_key", sa.text("priority DESC"), "run_at_ms", "id"],
+        ["queue", "limit_key", "urgency", "run_at_ms", "id"],
         where="status = 'queued' AND gate = 2",
         leading=("status", "gate"),
     )

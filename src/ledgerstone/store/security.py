@@ -1,0 +1,249 @@
+"""Organisations kept apart by PostgreSQL itself: row-level security on everything of jobs.
+
+    connection ──says──▶ ledgerstone.org_id ──compared with──▶ job, job_key, job_schedule
+                                                                │
+                                   who sees a job sees its ─────┴──▶ job_event, job_step
+
+- A connection that says no organisation sees nothing and can write nothing.
+- The owner of the tables, superusers and roles with BYPASSRLS go on seeing every organisation: they
+  are the service. Security is therefore never forced upon the owner.
+- Another role for the service needs BYPASSRLS, or policies of its own beside ours.
+- A role that was granted its rights here can do what the job API does, and nothing more: it cannot
+  remove anything, change what was accepted, rewrite history, pause a queue or take a lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Text, bindparam, func, literal, select, text, true
+
+from ledgerstone.errors import BadInput, NotFound, Unsupported
+from ledgerstone.store.faults import translated
+from ledgerstone.store.names import check_name
+from ledgerstone.store.statement import Statement
+from ledgerstone.store.transaction import Transaction
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from ledgerstone.store.database import Database
+
+Tx = TypeVar("Tx", bound=Transaction)
+
+SETTING = "ledgerstone.org_id"
+"""The setting of a session or a transaction that says for which organisation it speaks."""
+POLICY = "ledgerstone_org"
+LOCK_POLICY, LOOK_POLICY, KNOW_POLICY = (f"ledgerstone_{verb}" for verb in ("lock", "look", "know"))
+ROLE_CHARS_MAX = 63
+OWNED = ("job", "job_key", "job_schedule")
+"""Tables whose rows name their organisation."""
+BY_JOB = ("job_event", "job_step")
+"""Tables whose rows belong to a job."""
+SHARED = "job_queue"
+"""Its rows are the same for all."""
+FIXED = (
+    "id",
+    "org_id",
+    "type",
+    "max_attempts",
+    "backoff_policy",
+    "priority",
+    "idempotency_key",
+    "requested_by",
+    "created_at",
+    "queue",
+    "payload",
+    "limit_key",
+    "limit_max",
+    "correlation_id",
+    "trace_context",
+)
+"""What was accepted: nobody changes it."""
+MOVING = (
+    "status",
+    "attempt",
+    "updated_at",
+    "started_at",
+    "finished_at",
+    "last_error_code",
+    "last_error_message",
+    "result",
+    "run_at_ms",
+    "gate",
+    "token",
+    "lease_until_ms",
+    "worker",
+    "crashes",
+    "stage",
+    "progress",
+    "cancel_requested",
+)
+"""What the moves of a job change."""
+GRANTS = {
+    "ledgerstone_revision": "SELECT",
+    "ledger_identity": "SELECT",
+    "job": f"SELECT, INSERT, UPDATE ({', '.join(MOVING)})",
+    "job_key": "SELECT, INSERT",
+    "job_event": "SELECT, INSERT",
+    "job_step": "SELECT, INSERT",
+    "job_schedule": "SELECT, INSERT, UPDATE",
+    # A limit is kept by locking the row of its queue, which takes the right to change it; the
+    # policies of this table let nobody use that right.
+    SHARED: "SELECT, INSERT (name), UPDATE (name)",
+    "worker": "SELECT, INSERT, UPDATE (seen_at_ms, state, report)",
+}
+REFUSED = ("history_permit", "leases", "schema_version")
+"""Tables that an organisation has no business with.
+
+Leases above all: a duty that one organisation takes is done for it alone and missed by the others.
+"""
+
+# A setting that was local to a transaction is left behind empty, not missing.
+_MINE = f"org_id = NULLIF(current_setting('{SETTING}', true), '')::uuid"
+
+_say = Statement(
+    "store.say_org",
+    select(func.set_config(literal(SETTING), bindparam("org", type_=Text()), true())),
+)
+
+
+class Separated(msgspec.Struct, frozen=True):
+    """The tables that are separated, the role that was granted its rights, and who is held apart.
+
+    `apart` are the roles that have rights on jobs and now see one organisation at a time.
+    """
+
+    tables: tuple[str, ...]
+    role: str | None
+    apart: tuple[str, ...]
+
+
+def scoped(tx: Tx, org: str | UUID) -> Tx:
+    """The transaction, which speaks for this organisation until it ends, ours or a joined one.
+
+    A role that row-level security does not hold for goes on seeing everything.
+    """
+    check_supported(tx.database)
+    try:
+        org = UUID(str(org))
+    except ValueError as error:
+        raise BadInput(f"an organisation is named by a UUID, not by {org!r}") from error
+    _say.rows(tx, org=str(org))
+    return tx
+
+
+def check_supported(database: Database[Any]) -> None:
+    """Unsupported unless the database can keep organisations apart."""
+    _check_kind(database.dialect.name)
+
+
+def separate(database: Database[Any], *, role: str | None = None) -> Separated:
+    """Keep organisations apart, and let the role act for one; again, it changes nothing."""
+    check_supported(database)
+    try:
+        with database.engine.connect() as connection, database.dialect.migrating(connection):
+            if role is not None:
+                _check_role(connection, role)
+            for statement in _statements(role):
+                connection.exec_driver_sql(statement)
+            done = Separated((*OWNED, *BY_JOB, SHARED), role, _apart(connection))
+            connection.commit()
+    except Exception as error:
+        fault = translated(error)
+        if fault is error:
+            raise
+        raise fault from error
+    return done
+
+
+def script(kind: str, *, role: str | None = None) -> str:
+    """The same as SQL text."""
+    _check_kind(kind)
+    return "".join(f"{line};\n\n" for line in ("BEGIN", *_statements(role), "COMMIT"))
+
+
+def _check_kind(kind: str) -> None:
+    if kind != "postgresql":
+        message = f"row-level security is PostgreSQL's: {kind} has nothing like it"
+        raise Unsupported(message, hint="give each organisation a database of its own there")
+
+
+def _statements(role: str | None) -> Iterator[str]:
+    for table in OWNED:
+        yield from _guarded(table, _MINE)
+    for table in BY_JOB:
+        # The policy of `job` decides what is found here.
+        own = f"EXISTS (SELECT 1 FROM job WHERE job.id = {table}.job_id)"  # noqa: S608 - names of ours
+        yield from _guarded(table, own)
+    yield from _locked_not_changed(SHARED)
+    if role is not None:
+        yield from _granted(_quoted(role))
+
+
+def _guarded(table: str, own: str) -> Iterator[str]:
+    """Only own rows are seen, and only own rows are written."""
+    yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"
+    yield f"DROP POLICY IF EXISTS {POLICY} ON {table}"
+    yield f"CREATE POLICY {POLICY} ON {table} USING ({own}) WITH CHECK ({own})"
+
+
+def _locked_not_changed(table: str) -> Iterator[str]:
+    """Rows that all share: anybody sees and locks them, or adds one that means nothing yet."""
+    plain = "paused_at_ms IS NULL AND paused_by IS NULL AND concurrency_max IS NULL"
+    yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"
+    for name, rule in {
+        LOOK_POLICY: "FOR SELECT USING (true)",
+        KNOW_POLICY: f"FOR INSERT WITH CHECK ({plain})",
+        LOCK_POLICY: "FOR UPDATE USING (true) WITH CHECK (false)",
+    }.items():
+        yield f"DROP POLICY IF EXISTS {name} ON {table}"
+        yield f"CREATE POLICY {name} ON {table} {rule}"
+
+
+def _granted(role: str) -> Iterator[str]:
+    """Exactly these rights: what the role had before on our tables is taken away."""
+    usage = f"'GRANT USAGE ON SCHEMA ' || quote_ident(current_schema()) || ' TO {role}'"
+    yield f"DO $ledgerstone$ BEGIN EXECUTE {usage}; END $ledgerstone$"
+    yield f"REVOKE ALL ON {', '.join([*GRANTS, *REFUSED])} FROM {role}"
+    for table, rights in GRANTS.items():
+        yield f"GRANT {rights} ON {table} TO {role}"
+
+
+def _quoted(role: str) -> str:
+    check_name(role, "a role", chars_max=ROLE_CHARS_MAX)
+    if any(char in role for char in "$\"'\\%"):
+        raise BadInput(f"the role {role!r} has signs in its name that are not taken here")
+    return f'"{role}"'
+
+
+def _check_role(connection: Connection, role: str) -> None:
+    """A role that security holds for: it is there, and is not the service's."""
+    query = text(
+        "SELECT rolsuper OR rolbypassrls OR pg_has_role(pg_roles.oid, relowner, 'MEMBER') "
+        "FROM pg_roles, pg_class WHERE rolname = :role AND pg_class.oid = 'job'::regclass"
+    )
+    above = connection.execute(query, {"role": role}).scalar()
+    if above is None:
+        hint = f"make it first: CREATE ROLE {_quoted(role)} LOGIN"
+        raise NotFound(f"there is no role {role!r}", hint=hint)
+    if above:
+        message = f"the role {role!r} is above row-level security: it would see every organisation"
+        hint = "name one that is no superuser, has no BYPASSRLS and is no member of the owner"
+        raise BadInput(message, hint=hint)
+
+
+def _apart(connection: Connection) -> tuple[str, ...]:
+    """Whoever has a right on jobs, is not above security, and has no policy of its own."""
+    query = text(
+        "SELECT DISTINCT COALESCE(rolname, 'PUBLIC') AS name "
+        "FROM pg_class CROSS JOIN aclexplode(relacl) AS granted "
+        "LEFT JOIN pg_roles ON pg_roles.oid = grantee "
+        "WHERE pg_class.oid = 'job'::regclass AND (grantee = 0 OR NOT (rolsuper OR rolbypassrls "
+        "OR pg_has_role(grantee, relowner, 'USAGE') OR EXISTS (SELECT 1 FROM pg_policy "
+        "WHERE polrelid = pg_class.oid AND grantee = ANY (polroles)))) ORDER BY name"
+    )
+    return tuple(connection.execute(query).scalars())
