@@ -108,7 +108,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How work is claimed, run and settled."""
 
     concurrency: Annotated[
-        int, Meta(ge=1, le=10_000, description="Handlers that one process runs at the same time.")
+        int,
+        Meta(ge=1, le=10_000, description="Handlers of one source that a process runs at once."),
     ] = 10
     batch_max: Annotated[
         int, Meta(ge=1, le=5000, description="Items claimed or settled in one transaction.")

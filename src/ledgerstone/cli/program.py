@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ledgerstone import __version__
-from ledgerstone.cli import output
+from ledgerstone.cli import jobs, output, queues, schedules
 from ledgerstone.cli.call import (
     Call,
     ConfigOption,
@@ -22,6 +22,7 @@ from ledgerstone.cli.doctor import doctor
 from ledgerstone.cli.migrate import migrate
 from ledgerstone.cli.status import status
 from ledgerstone.cli.up import up
+from ledgerstone.cli.work import work
 
 app = typer.Typer(
     help="Accept once, do later, prove what happened: durable work in the database you have.",
@@ -33,8 +34,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for function in (up, status, doctor, migrate, demo):
+for function in (up, work, status, doctor, migrate, demo):
     app.command()(command(function))
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(queues.app, name="queues")
+app.add_typer(schedules.app, name="schedules")
 
 
 @app.callback()

@@ -52,8 +52,8 @@ _id = bindparam("id_", type_=worker.c.id.type)
 _enter = InsertEach(
     "workers.enter",
     worker,
-    incoming=(worker.c.id, worker.c.host, worker.c.pid, worker.c.report),
-    values=lambda _: {"started_at_ms": now_ms(), "seen_at_ms": now_ms(), "state": "running"},
+    incoming=(worker.c.id, worker.c.host, worker.c.pid, worker.c.state, worker.c.report),
+    values=lambda _: {"started_at_ms": now_ms(), "seen_at_ms": now_ms()},
 )
 _see = Statement(
     "workers.see",
@@ -131,4 +131,4 @@ def _write(tx: Transaction, worker_id: str, state: str, report: WorkerReport) ->
     text = msgspec.json.encode(report).decode()
     if not _see.run(tx, id_=worker_id, state_=state, report_=text):
         host = socket.gethostname()[:HOST_CHARS_MAX]
-        _enter.run(tx, [(worker_id, host, os.getpid(), text)])
+        _enter.run(tx, [(worker_id, host, os.getpid(), state, text)])

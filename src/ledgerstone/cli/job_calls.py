@@ -1,0 +1,65 @@
+"""What calls about jobs share: how they name jobs, the moment they speak of, hints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Annotated
+from uuid import UUID
+
+import typer
+from sqlalchemy import select
+
+from ledgerstone.errors import BadInput, KeyConflict, LedgerstoneError, NotAllowedNow, NotFound
+from ledgerstone.ledger import Transaction
+from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.statement import Statement
+
+_now = Statement("jobs.moment", select(now_ms()))
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the job.")]
+TypeOption = Annotated[
+    str | None, typer.Option("--type", metavar="TYPE", help="Only jobs of this type.")
+]
+QueueOption = Annotated[
+    str | None, typer.Option("--queue", metavar="NAME", help="Only jobs of this queue.")
+]
+
+
+def id_of(given: str) -> str:
+    """The id as it is kept: databases that know ids as such refuse anything else in their words."""
+    try:
+        return str(UUID(given))
+    except ValueError as error:
+        hint = "`ledgerstone jobs list` shows the ids"
+        raise BadInput(f"the id of a job is a UUID, not {given!r}", hint=hint) from error
+
+
+def moment_of(tx: Transaction) -> datetime:
+    """The moment by the database's clock, which is the one that its jobs go by."""
+    ((ms,),) = _now.rows(tx)
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+@contextmanager
+def hinting(job_id: str | None, *, key: str | None = None) -> Iterator[None]:
+    """Where a refusal says what is wrong only, add what to do."""
+    try:
+        yield
+    except LedgerstoneError as error:
+        if error.hint is None:
+            error.hint = _hint(error, job_id, key)
+        raise
+
+
+def _hint(error: LedgerstoneError, job_id: str | None, key: str | None) -> str | None:
+    match error:
+        case NotFound():
+            return "`ledgerstone jobs list` shows the ids"
+        case NotAllowedNow():
+            return f"`ledgerstone jobs show {job_id}` tells how it stands"
+        case KeyConflict():
+            return f"`ledgerstone jobs list --key {key}` shows it; other content needs another key"
+        case _:
+            return None

@@ -1,0 +1,321 @@
+"""`ledgerstone jobs`: accept, list, show, watch, cancel, retry and explain jobs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ledgerstone.cli import job_views, output, queues
+from ledgerstone.cli.application import ApplicationOption, ByOption, group, ledger_of, who
+from ledgerstone.cli.call import EXIT_REFUSED, Call, command
+from ledgerstone.cli.job_calls import (
+    IdArgument,
+    QueueOption,
+    TypeOption,
+    hinting,
+    id_of,
+    moment_of,
+)
+from ledgerstone.cli.job_retries import retry
+from ledgerstone.cli.job_views import Seen
+from ledgerstone.errors import BadInput
+from ledgerstone.jobs import Accepted, Enqueued, Status
+from ledgerstone.jobs import queues as jobs_queues
+from ledgerstone.jobs.accepting import NO_ORG
+from ledgerstone.ledger import Ledger
+
+LIST_ROWS = 20
+EVENT_ROWS = 100
+WATCH_ROWS = 15
+
+CursorOption = Annotated[
+    str | None,
+    typer.Option("--cursor", metavar="CURSOR", help="Go on where the page before ended."),
+]
+
+
+def enqueue(
+    call: Call,
+    *,
+    job_type: Annotated[str, typer.Argument(metavar="TYPE", help="The type of the job.")],
+    arguments: Annotated[
+        str, typer.Option("--args", metavar="JSON", help="Its arguments, a JSON object.")
+    ] = "{}",
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="KEY", help="Accept it once: the same key, the same job."),
+    ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option("--queue", metavar="NAME", help="The queue; otherwise that of its type."),
+    ] = None,
+    org: Annotated[
+        str, typer.Option("--org", metavar="UUID", help="The organisation it belongs to.")
+    ] = NO_ORG,
+    priority: Annotated[
+        int | None, typer.Option("--priority", metavar="N", help="Higher runs earlier.")
+    ] = None,
+    delay: Annotated[
+        float, typer.Option("--delay", metavar="SECONDS", help="Run it so much later.")
+    ] = 0.0,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="TIME", help="Run it then, as 2027-01-31T08:00:00Z."),
+    ] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option("--max-attempts", metavar="N", help="Give up after so many.")
+    ] = None,
+    requested_by: Annotated[
+        str | None, typer.Option("--requested-by", metavar="WHO", help="Who wants it.")
+    ] = None,
+    application: ApplicationOption = None,
+) -> None:
+    """Accept a job. With -A its type and arguments are checked first, without they are not.
+
+    Example: ledgerstone jobs enqueue mail.send --args '{"to": "ann"}' --key mail-7 -A shop:ledger
+    """
+    if delay and at is not None:
+        raise typer.BadParameter("--delay and --at do not go together")
+    options: dict[str, Any] = {
+        "key": key,
+        "queue": queue,
+        "org": org,
+        "priority": priority,
+        "delay_seconds": delay,
+        "run_at": _moment(at),
+        "max_attempts": max_attempts,
+        "requested_by": requested_by,
+    }
+    payload = _parsed(arguments)
+    with ledger_of(call, application, make=True) as ledger, hinting(job_id=None, key=key):
+        if application is not None:
+            _check_known(ledger, application, job_type)
+        found = ledger.run(lambda tx: tx.jobs.enqueue(job_type, payload, **options))
+    output.show(found, _accepted(found, checked=application is not None), json=call.json)
+
+
+def _moment(at: str | None) -> datetime | None:
+    if at is None:
+        return None
+    hint = "write it as 2027-01-31T08:00:00Z or 2027-01-31T09:00:00+01:00"
+    try:
+        moment = datetime.fromisoformat(at)
+    except ValueError as error:
+        raise BadInput(f"--at is no time: {at!r}", hint=hint) from error
+    if moment.tzinfo is None:
+        raise BadInput(f"--at has no time zone: {at!r}", hint=hint)
+    return moment
+
+
+def _parsed(arguments: str) -> dict[str, Any]:
+    hint = """quote it for the shell: --args '{"order": 7}'"""
+    try:
+        parsed = msgspec.json.decode(arguments)
+    except msgspec.DecodeError as error:
+        raise BadInput(f"--args is not JSON: {error}", hint=hint) from error
+    if not isinstance(parsed, dict):
+        raise BadInput("--args is a JSON object, with the arguments by name", hint=hint)
+    return parsed
+
+
+def _check_known(ledger: Ledger, application: str, job_type: str) -> None:
+    known = sorted(ledger.kinds.all())
+    if job_type not in known:
+        hint = f"it has: {', '.join(known)}" if known else "decorate one with @ledger.job(name)"
+        raise BadInput(f"{application} has no job {job_type!r}", hint=hint)
+
+
+def _accepted(found: Enqueued, *, checked: bool) -> RenderableType:
+    if found.accepted is Accepted.EXISTING:
+        return Text(f"{found.id}  existing: same key, same content")
+    note = "" if checked else ", unchecked: -A would check it"
+    return Text.assemble(found.id, ("  created", "green"), (note, "dim"))
+
+
+def list_(
+    call: Call,
+    *,
+    status: Annotated[
+        Status | None, typer.Option("--status", help="Only jobs that stand there.")
+    ] = None,
+    type_: TypeOption = None,
+    queue: QueueOption = None,
+    org: Annotated[
+        str | None, typer.Option("--org", metavar="UUID", help="Only jobs of this organisation.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="KEY", help="Only the job with this key.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", help="At most so many, up to 1000.")
+    ] = LIST_ROWS,
+    cursor: CursorOption = None,
+) -> None:
+    """List jobs, newest first, a page at a time.
+
+    Example: ledgerstone jobs list --status dead_letter --queue mail
+    """
+    filters: dict[str, Any] = {
+        "status": status,
+        "type": type_,
+        "queue": queue,
+        "org": org,
+        "key": key,
+    }
+    with ledger_of(call) as ledger, ledger.reading() as tx:
+        page = tx.jobs.find(**filters, limit=limit, cursor=cursor)
+        now = moment_of(tx)
+    facts = {"jobs": [job_views.facts(row) for row in page.rows], "next": page.next}
+    seen: RenderableType = job_views.listing(page.rows, now)
+    if not page.rows:
+        filtered = cursor is not None or any(value is not None for value in filters.values())
+        seen = "no job meets these filters" if filtered else "there are no jobs"
+    output.show(facts, seen, json=call.json)
+    _say_next(page.next, call)
+
+
+def _say_next(cursor: str | None, call: Call) -> None:
+    """Where the next page begins, in one line however long, so that it can be copied."""
+    if cursor is not None and not call.json:
+        words = Text.assemble(("more: the same with ", "dim"), f"--cursor {cursor}")
+        output.console().print(words, soft_wrap=True)
+
+
+def show(call: Call, job_id: IdArgument) -> None:
+    """Show everything about a job: how it stands, its arguments, its result, its timeline.
+
+    Example: ledgerstone jobs show 01982f60-7a5e-7c11-a3a4-5f7e9b1c2d3e
+    """
+    job_id = id_of(job_id)
+    with hinting(job_id), ledger_of(call) as ledger, ledger.reading() as tx:
+        row, now = tx.jobs.get(job_id), moment_of(tx)
+        page = tx.jobs.events(job_id, limit=EVENT_ROWS)
+    facts = {"job": job_views.facts(row), "events": page.rows, "next": page.next}
+    output.show(facts, job_views.portrait(row, page.rows, now), json=call.json)
+    if page.next is not None and not call.json:
+        more = f"more: ledgerstone jobs events {job_id} --cursor {page.next}"
+        output.console().print(Text(more, "dim"), soft_wrap=True)
+
+
+def events(
+    call: Call,
+    job_id: IdArgument,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", help="At most so many, up to 1000.")
+    ] = EVENT_ROWS,
+    cursor: CursorOption = None,
+) -> None:
+    """List what happened to a job, oldest first.
+
+    Example: ledgerstone jobs events 01982f60-7a5e-7c11-a3a4-5f7e9b1c2d3e
+    """
+    job_id = id_of(job_id)
+    with hinting(job_id), ledger_of(call) as ledger, ledger.reading() as tx:
+        tx.jobs.get(job_id)
+        page = tx.jobs.events(job_id, limit=limit, cursor=cursor)
+    facts = {"events": page.rows, "next": page.next}
+    output.show(facts, job_views.timeline(page.rows), json=call.json)
+    _say_next(page.next, call)
+
+
+def cancel(
+    call: Call,
+    job_id: IdArgument,
+    reason: Annotated[
+        str | None, typer.Option("--reason", metavar="WORDS", help="Why, for the record.")
+    ] = None,
+    by: ByOption = None,
+) -> None:
+    """Cancel a queued job; ask a running one to stop.
+
+    Example: ledgerstone jobs cancel 01982f60-7a5e-7c11-a3a4-5f7e9b1c2d3e --reason "sent by hand"
+    """
+    job_id = id_of(job_id)
+    with hinting(job_id), ledger_of(call) as ledger:
+        status = ledger.run(lambda tx: tx.jobs.cancel(job_id, by=who(by), reason=reason))
+    told = "canceled"
+    if status is Status.RUNNING:
+        told = "is running and was asked to stop; `ledgerstone jobs watch` shows when it has"
+    output.show({"id": job_id, "status": status}, Text(f"{job_id}  {told}"), json=call.json)
+
+
+def watch(
+    call: Call,
+    job_id: Annotated[
+        str | None, typer.Argument(metavar="ID", help="Only this job, until it is over.")
+    ] = None,
+) -> None:
+    """Watch the queues and the newest jobs until Ctrl-C, or one job until it is over.
+
+    For one job, exit code 1 says that it did not succeed; --json prints it when it is over.
+
+    Example: ledgerstone jobs watch 01982f60-7a5e-7c11-a3a4-5f7e9b1c2d3e
+    """
+    if job_id is None:
+        if call.json:
+            raise typer.BadParameter("--json goes with the ID of a job, which ends some time")
+        with ledger_of(call) as ledger:
+            job_views.watch(lambda: _overview(ledger))
+        return
+    job_id = id_of(job_id)
+    with hinting(job_id), ledger_of(call) as ledger:
+        job_views.watch(lambda: _one(ledger, job_id), silent=call.json)
+        with ledger.reading() as tx:
+            row = tx.jobs.get(job_id)
+    if call.json:
+        output.show_json({"job": job_views.facts(row)})
+    if row.status is not Status.SUCCEEDED:
+        raise typer.Exit(EXIT_REFUSED)
+
+
+def _overview(ledger: Ledger) -> Seen:
+    with ledger.reading() as tx:
+        found = jobs_queues.look(tx)
+        rows = tx.jobs.find(limit=WATCH_ROWS).rows
+        now = moment_of(tx)
+    newest = job_views.listing(rows, now, title="Newest jobs")
+    counts = [(queue.name, queue.queued, queue.running) for queue in found.queues]
+    news = (counts, [(row.id, row.updated_at) for row in rows])
+    return Seen(Group(queues.screen(found), "", newest), news)
+
+
+def _one(ledger: Ledger, job_id: str) -> Seen:
+    with ledger.reading() as tx:
+        row, now = tx.jobs.get(job_id), moment_of(tx)
+        page = tx.jobs.events(job_id, limit=EVENT_ROWS)
+    screen = job_views.portrait(row, page.rows, now)
+    return Seen(screen, (row, len(page.rows)), job_views.is_over(row))
+
+
+def explain(call: Call, job_id: IdArgument) -> None:
+    """Say why a job is not running, or how it stands.
+
+    Example: ledgerstone jobs explain 01982f60-7a5e-7c11-a3a4-5f7e9b1c2d3e
+    """
+    job_id = id_of(job_id)
+    with hinting(job_id), ledger_of(call) as ledger, ledger.reading() as tx:
+        found = tx.jobs.explain(job_id)
+    facts = {"id": job_id, "verdict": found.verdict, "reasons": found.reasons}
+    seen = Text("\n").join(
+        [Text(found.verdict, "bold"), *(Text(f"- {reason}") for reason in found.reasons)]
+    )
+    output.show(facts, seen, json=call.json)
+
+
+app = group(
+    "Accept, list, show, watch, cancel, retry and explain jobs.",
+    alone=lambda context: typer.echo(context.get_help()),
+)
+app.command("enqueue")(command(enqueue))
+app.command("list")(command(list_))
+app.command("show")(command(show))
+app.command("events")(command(events))
+app.command("watch")(command(watch))
+app.command("explain")(command(explain))
+app.command("cancel")(command(cancel))
+app.command("retry")(command(retry))

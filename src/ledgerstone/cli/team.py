@@ -1,0 +1,353 @@
+"""Worker processes of one application: started, listened to, replaced when they die, stopped.
+
+Each is connected with a pipe. Through it the process tells its tally, and is told to stop; when the
+pipe breaks, the other side is dead. That is why stopping is said through the pipe and not with a
+signal: Ctrl-C and a service manager signal every process of a group, the team as a whole must count
+that once.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import FrameType
+from typing import Any, cast
+
+import msgspec
+
+from ledgerstone.cli import logs
+from ledgerstone.cli.application import loaded
+from ledgerstone.cli.call import EXIT_REFUSED, EXIT_RETRYABLE
+from ledgerstone.engine.worker import Worker
+from ledgerstone.errors import LedgerstoneError
+from ledgerstone.jobs import JobSource
+from ledgerstone.ledger import Ledger
+
+LOOK_SECONDS = 0.2
+"""How often this process looks for signals and for processes to be started."""
+TELL_SECONDS = 0.5
+"""How often a process tells its tally."""
+SAY_SECONDS = 5.0
+"""Changes of the tally are said at most so often."""
+RESTART_SECONDS = 0.5
+RESTART_SECONDS_MAX = 30.0
+"""A process that died is replaced after a pause, which doubles from the first to the second."""
+STEADY_SECONDS = 60.0
+"""A process that lived so long was all right: the next pause is the first again."""
+STOP_SECONDS_MARGIN = 15.0
+"""What a process may take to stop beyond its grace period before it is killed."""
+JOIN_SECONDS_MAX = 5.0
+
+_log = logging.getLogger("ledgerstone.work")
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker process is to do."""
+
+    application: str
+    queues: tuple[str, ...]
+    concurrency: int
+    level: str
+    json: bool
+
+    def sources(self, ledger: Ledger) -> list[JobSource]:
+        """The queues as sources; from now on the ledger's workers have this concurrency."""
+        engine = msgspec.structs.replace(ledger.settings.engine, concurrency=self.concurrency)
+        ledger.settings = msgspec.structs.replace(ledger.settings, engine=engine)
+        return [ledger.job_source(queue) for queue in self.queues]
+
+
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of the jobs so far."""
+
+    claimed: int = 0
+    done: int = 0
+    failed: int = 0
+    returned: int = 0
+    refused: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            claimed=self.claimed + other.claimed,
+            done=self.done + other.done,
+            failed=self.failed + other.failed,
+            returned=self.returned + other.returned,
+            refused=self.refused + other.refused,
+        )
+
+    @property
+    def words(self) -> str:
+        return (
+            f"done {self.done}, failed {self.failed},"
+            f" returned {self.returned}, refused {self.refused}"
+        )
+
+
+class Word(Enum):
+    """What a process is told."""
+
+    STOP = "stop"
+    NOW = "now"
+    """Return everything at once."""
+
+
+class Team:
+    """So many worker processes, of which each that dies is replaced.
+
+    - `run` ends after a signal, when the last process has ended or was killed for taking too long.
+    - `tally` counts also what processes did that died, up to what they told last.
+    """
+
+    def __init__(self, order: Order, processes: int, *, grace_seconds: float) -> None:
+        self.died = 0
+        self._members = [_Member(order, number) for number in range(1, processes + 1)]
+        self._gone = Tally()
+        self._signals = 0
+        self._passed_on = 0
+        self._stop_seconds_max = grace_seconds + STOP_SECONDS_MARGIN
+        self._kill_at = float("inf")
+        self._said = Tally()
+        self._said_at = 0.0
+
+    @property
+    def tally(self) -> Tally:
+        return sum((member.tally for member in self._members), self._gone)
+
+    def run(self) -> None:
+        """Keep them at work until a signal, then until they have stopped."""
+        before = {number: signal.signal(number, self._signalled) for number in _SIGNALS}
+        try:
+            while not self._signals or any(member.alive for member in self._members):
+                self._pass_on()
+                self._start_due()
+                self._listen()
+                self._bury_dead()
+                self._say()
+        finally:
+            for member in self._members:
+                member.kill()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _signalled(self, _: int, __: FrameType | None) -> None:
+        self._signals += 1
+
+    def _pass_on(self) -> None:
+        if self._passed_on == 0 and self._signals:
+            _log.info("stopping; a second signal returns what runs at once")
+            self._kill_at = time.monotonic() + self._stop_seconds_max
+            self._tell(Word.STOP)
+        if self._passed_on <= 1 < self._signals:
+            self._tell(Word.NOW)
+        self._passed_on = self._signals
+        if time.monotonic() > self._kill_at:
+            for member in self._members:
+                if member.alive:
+                    _log.error("worker process %d did not stop and is killed", member.number)
+                    member.kill()
+
+    def _tell(self, word: Word) -> None:
+        for member in self._members:
+            member.tell(word)
+
+    def _start_due(self) -> None:
+        if self._signals:
+            return
+        for member in self._members:
+            if not member.alive and time.monotonic() >= member.due_at:
+                member.start()
+                _log.info("worker process %d is pid %d", member.number, member.pid)
+
+    def _listen(self) -> None:
+        """Hear who has something to tell, for at most one look."""
+        heard = {member.pipe: member for member in self._members if member.pipe is not None}
+        if not heard:
+            time.sleep(LOOK_SECONDS)
+            return
+        for pipe in connection.wait(list(heard), LOOK_SECONDS):
+            heard[cast("Connection[Any, Any]", pipe)].hear()
+
+    def _bury_dead(self) -> None:
+        for member in self._members:
+            if member.ended is None:
+                continue
+            code, pid = member.ended, member.pid
+            self._gone += member.bury()
+            if self._signals:
+                if code not in {0, -signal.SIGTERM}:
+                    _log.warning("worker process %d ended %s", member.number, _words(code))
+                continue
+            self.died += 1
+            pause = member.due_at - time.monotonic()
+            _log.warning(
+                "worker process %d, pid %d, ended %s; it is replaced in %.1f s",
+                *(member.number, pid, _words(code), max(pause, 0.0)),
+            )
+
+    def _say(self) -> None:
+        now, tally = time.monotonic(), self.tally
+        if tally != self._said and now >= self._said_at + SAY_SECONDS:
+            _log.info("%s", tally.words)
+            self._said, self._said_at = tally, now
+
+
+class _Member:
+    """One place in the team, and the process that has it at the moment."""
+
+    def __init__(self, order: Order, number: int) -> None:
+        self.number = number
+        self.tally = Tally()
+        self.due_at = float("-inf")
+        self.pipe: Connection[Any, Any] | None = None
+        self._order = order
+        self._process: BaseProcess | None = None
+        self._born_at = 0.0
+        self._early_deaths = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a process that was not buried."""
+        return self._process is not None
+
+    @property
+    def pid(self) -> int:
+        return (self._process.pid or 0) if self._process is not None else 0
+
+    @property
+    def ended(self) -> int | None:
+        """The exit code of a process that has ended, negative for a signal."""
+        return self._process.exitcode if self._process is not None else None
+
+    def start(self) -> None:
+        # Not fork: a copy of a process with threads may hold a lock that nobody gives back.
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_work, args=(self._order, theirs), name=f"ledgerstone-worker-{self.number}"
+        )
+        # Ctrl-C on a terminal reaches also a process that has not yet come to ignoring it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        theirs.close()
+        self._born_at = time.monotonic()
+
+    def tell(self, word: Word) -> None:
+        if self.pipe is not None:
+            with suppress(OSError):
+                self.pipe.send(word)
+
+    def hear(self) -> None:
+        """Take what it told; a broken pipe is left for its burial."""
+        try:
+            while self.pipe is not None and self.pipe.poll():
+                self.tally = self.pipe.recv()
+        except (EOFError, OSError):
+            self._hang_up()
+
+    def bury(self) -> Tally:
+        """Forget the process, and say when another one is due; what it did."""
+        self.hear()
+        self._hang_up()
+        lived = time.monotonic() - self._born_at
+        self._early_deaths = 0 if lived >= STEADY_SECONDS else self._early_deaths + 1
+        doublings = max(self._early_deaths - 1, 0)
+        pause = min(RESTART_SECONDS * 2 ** min(doublings, 30), RESTART_SECONDS_MAX)
+        self.due_at = time.monotonic() + pause
+        tally, self.tally, self._process = self.tally, Tally(), None
+        return tally
+
+    def kill(self) -> None:
+        """End it whatever it does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join(JOIN_SECONDS_MAX)
+
+    def _hang_up(self) -> None:
+        if self.pipe is not None:
+            self.pipe.close()
+            self.pipe = None
+
+
+def _words(code: int) -> str:
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+
+def _work(order: Order, pipe: Connection[Any, Any]) -> None:
+    """What a worker process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    logs.to_stderr(level=order.level, json=order.json)
+    try:
+        with loaded(order.application) as ledger:
+            worker = ledger.worker(*order.sources(ledger))
+            ears = _Ears(pipe)
+            worker.run(
+                started=ears.open, look=lambda _: _tell(pipe, worker), look_seconds=TELL_SECONDS
+            )
+            _tell(pipe, worker)
+    except LedgerstoneError as error:
+        _log.error("%s: %s", error.code, error)
+        sys.exit(EXIT_RETRYABLE if error.retryable else EXIT_REFUSED)
+
+
+def _tell(pipe: Connection[Any, Any], worker: Worker) -> None:
+    tallies = [pump.tally for pump in worker.pumps]
+    with suppress(OSError):
+        pipe.send(
+            Tally(
+                claimed=sum(tally.claimed for tally in tallies),
+                done=sum(tally.done for tally in tallies),
+                failed=sum(tally.failed for tally in tallies),
+                returned=sum(tally.returned for tally in tallies),
+                refused=sum(tally.refused for tally in tallies),
+            )
+        )
+
+
+class _Ears:
+    """Hears in a worker process what its team tells, and counts every way of saying stop once."""
+
+    def __init__(self, pipe: Connection[Any, Any]) -> None:
+        self._pipe = pipe
+        self._stopping = False
+        self._signal: Callable[[int, FrameType | None], Any] = lambda _, __: None
+
+    def open(self) -> None:
+        """Called when the worker has begun, and handles signals."""
+        handler = signal.signal(signal.SIGTERM, lambda _, __: self._stop())
+        assert callable(handler)
+        self._signal = handler
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        threading.Thread(target=self._listen, name="ledgerstone-ears", daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                word = self._pipe.recv()
+            except (EOFError, OSError):
+                self._stop()
+                return
+            self._stop()
+            if word is Word.NOW:
+                self._signal(signal.SIGTERM, None)
+
+    def _stop(self) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self._signal(signal.SIGTERM, None)
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)

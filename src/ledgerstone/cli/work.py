@@ -1,0 +1,219 @@
+"""`ledgerstone work`: run the jobs of an application, in this process or in several.
+
+    ledgerstone work --processes 2
+      ├─ worker process 1 ──┐  its tally, every second
+      └─ worker process 2 ──┴──▶ this process says it, and the sum at the end
+
+The first Ctrl-C or SIGTERM: no more is claimed, jobs finish within the grace period, the rest is
+returned with its attempt refunded. The second: everything is returned at once. This process passes
+both on; a worker process that dies is replaced, and when this one dies they end by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ledgerstone import __version__
+from ledgerstone.cli import logs, output
+from ledgerstone.cli.application import loaded, no_database
+from ledgerstone.cli.call import Call
+from ledgerstone.cli.team import Order, Tally, Team
+from ledgerstone.cli.up import serve
+from ledgerstone.errors import BadInput
+from ledgerstone.jobs import Kind
+from ledgerstone.ledger import Ledger
+
+PROCESSES_MAX = 256
+CONCURRENCY_MAX = 10_000
+
+_log = logging.getLogger("ledgerstone.work")
+
+
+class WorkFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was worked on, and what came of it; `died` counts processes that were replaced."""
+
+    application: str
+    url: str
+    queues: tuple[str, ...]
+    types: tuple[str, ...]
+    concurrency: int
+    processes: int
+    up_ms: int
+    claimed: int
+    done: int
+    failed: int
+    returned: int
+    refused: int
+    died: int = 0
+
+
+def work(
+    call: Call,
+    application: Annotated[
+        str,
+        typer.Option(
+            "--app",
+            "-A",
+            metavar="MODULE:LEDGER",
+            help="Where your code makes its Ledger, as shop.jobs:ledger; found from this folder.",
+        ),
+    ],
+    queue: Annotated[
+        list[str] | None,
+        typer.Option("--queue", metavar="NAME", help="A queue; again for more. Otherwise all."),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "--concurrency",
+            metavar="N",
+            min=1,
+            max=CONCURRENCY_MAX,
+            help="Jobs of a queue that a process runs at once; otherwise as the settings say.",
+        ),
+    ] = None,
+    processes: Annotated[
+        int,
+        typer.Option(
+            "--processes",
+            metavar="N",
+            min=1,
+            max=PROCESSES_MAX,
+            help="Worker processes; one that dies is replaced.",
+        ),
+    ] = 1,
+) -> None:
+    """Run the jobs of your code until Ctrl-C or SIGTERM.
+
+    Example: ledgerstone work -A shop.jobs:ledger --queue mail --concurrency 20 --processes 2
+    """
+    no_database(call)
+    with loaded(application) as ledger:
+        log = ledger.settings.log
+        level = "DEBUG" if call.verbose else log.level
+        logs.to_stderr(level=level, json=log.json)
+        order = Order(
+            application=application,
+            queues=_queues(ledger, application, queue or []),
+            concurrency=concurrency or ledger.settings.engine.concurrency,
+            level=level,
+            json=log.json,
+        )
+        _announce(ledger, order, processes, json=call.json)
+        if processes == 1:
+            facts = _alone(ledger, order, json=call.json)
+        else:
+            facts = _many(ledger, order, processes)
+    if call.json:
+        output.show_json(facts)
+
+
+def _queues(ledger: Ledger, application: str, named: list[str]) -> tuple[str, ...]:
+    kinds = ledger.kinds.all().values()
+    if not kinds:
+        hint = "decorate a function with @ledger.job(name) in it, or import the module that does"
+        raise BadInput(f"{application} has no jobs", hint=hint)
+    return tuple(dict.fromkeys(named)) or tuple(sorted({kind.queue for kind in kinds}))
+
+
+def _served(ledger: Ledger, order: Order) -> list[Kind]:
+    """The types whose own queue is served, by queue and name."""
+    kinds = [kind for kind in ledger.kinds.all().values() if kind.queue in order.queues]
+    return sorted(kinds, key=lambda kind: (kind.queue, kind.name))
+
+
+def _announce(ledger: Ledger, order: Order, processes: int, *, json: bool) -> None:
+    console = output.console()
+    served = _served(ledger, order)
+    for queue in order.queues:
+        if queue not in {kind.queue for kind in served}:
+            _log.warning(
+                "no job of %s has the queue %s: only what is put there by name is run",
+                *(order.application, queue),
+            )
+    if console.is_terminal and not json:
+        console.print(_jobs_table(ledger, order, served, processes))
+        return
+    _log.info(
+        "work: ledgerstone %s on %s runs %s of %s from %s, %d at a time each, in %d %s",
+        *(
+            __version__,
+            ledger.settings.url_masked,
+            ", ".join(kind.name for kind in served) or "nothing",
+            order.application,
+            "the queues " + ", ".join(order.queues) if order.queues[1:] else order.queues[0],
+            order.concurrency,
+            processes,
+            "processes" if processes > 1 else "process",
+        ),
+    )
+
+
+def _jobs_table(ledger: Ledger, order: Order, served: list[Kind], processes: int) -> RenderableType:
+    table = output.table("Jobs", "type", "queue", "attempts", "timeout", numbers=("attempts",))
+    for kind in served:
+        limit = kind.timeout_seconds
+        table.add_row(
+            Text(kind.name),
+            Text(kind.queue),
+            str(kind.max_attempts),
+            output.lasting(limit * 1000) if limit is not None else "",
+        )
+    each = f"{order.concurrency:,} at a time of each queue"
+    if processes > 1:
+        each += f" in each of {processes} processes"
+    title = Text(f"{order.application} on {ledger.settings.url_masked}, {each}")
+    return Group(title, "", table, "")
+
+
+def _alone(ledger: Ledger, order: Order, *, json: bool) -> WorkFacts:
+    up = serve(ledger, order.sources(ledger), json=json)
+    tally = Tally(
+        claimed=up.claimed,
+        done=up.done,
+        failed=up.failed,
+        returned=up.returned,
+        refused=up.refused,
+    )
+    return _facts(ledger, order, tally, processes=1, up_ms=up.up_ms, died=0)
+
+
+def _many(ledger: Ledger, order: Order, processes: int) -> WorkFacts:
+    # What no process could work with is told once, before any is started.
+    with ledger.reading():
+        pass
+    ledger.close()
+    began = time.monotonic()
+    team = Team(order, processes, grace_seconds=ledger.settings.engine.grace_seconds)
+    team.run()
+    up_ms = round((time.monotonic() - began) * 1000)
+    replaced = f"; processes replaced: {team.died}" if team.died else ""
+    _log.info("stopped after %s: %s%s", output.lasting(up_ms), team.tally.words, replaced)
+    return _facts(ledger, order, team.tally, processes=processes, up_ms=up_ms, died=team.died)
+
+
+def _facts(
+    ledger: Ledger, order: Order, tally: Tally, *, processes: int, up_ms: int, died: int
+) -> WorkFacts:
+    return WorkFacts(
+        application=order.application,
+        url=ledger.settings.url_masked,
+        queues=order.queues,
+        types=tuple(kind.name for kind in _served(ledger, order)),
+        concurrency=order.concurrency,
+        processes=processes,
+        up_ms=up_ms,
+        claimed=tally.claimed,
+        done=tally.done,
+        failed=tally.failed,
+        returned=tally.returned,
+        refused=tally.refused,
+        died=died,
+    )
