@@ -12,7 +12,8 @@ from ledgerstone.cli.program import app
 from ledgerstone.testing.server import free_port
 from tests.cli.program import COLUMNS, Program
 
-COMMANDS = ("up", "status", "doctor", "migrate", "demo")
+ON_A_DATABASE = ("up", "status", "doctor", "migrate", "demo", "queues", "schedules")
+COMMANDS = (*ON_A_DATABASE, "work", "jobs")
 PASSWORD = "hunter2"
 ESCAPE = "\x1b["
 
@@ -102,7 +103,7 @@ def test_verbose_shows_where_an_error_arose(program: Program) -> None:
     assert PASSWORD not in ended.err
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", ON_A_DATABASE)
 def test_an_unknown_scheme_is_refused(program: Program, name: str) -> None:
     """A database of another kind is refused and the allowed kinds told; exit 1, no password."""
     ended = program.run("--url", f"oracle://someone:{PASSWORD}@there/db", name)
