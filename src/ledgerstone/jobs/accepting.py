@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -44,6 +45,7 @@ NO_ORG = "00000000-0000-0000-0000-000000000000"
 """The organisation of those who have only one."""
 DELAY_SECONDS_MAX = 10 * 366 * 86_400
 PRIORITY_MAX = 1_000_000
+ORGS_SEEN_MAX = 1024
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,6 +237,7 @@ def _checked(kinds: Kinds, new: NewJob, bytes_max: int) -> _Checked:
     return _Checked(org, new.key, _content_hash(name, payload), queue, row)
 
 
+@lru_cache(maxsize=ORGS_SEEN_MAX)
 def org_of(given: str | UUID) -> str:
     """The id of an organisation, as it is kept."""
     try:
@@ -264,7 +267,7 @@ def _given(new: NewJob, kind: Kind | None, name: str, otherwise: int) -> Any:
 
 
 def _bounded(name: str, value: Any, least: int, most: int) -> int:
-    if not isinstance(value, int) or not least <= value <= most:
+    if type(value) is not int or not least <= value <= most:
         message = f"{name} is {least} to {most}, not {value!r}"
         raise BadInput(message)
     return value

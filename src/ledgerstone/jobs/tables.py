@@ -24,6 +24,7 @@ from ledgerstone.engine.backoff import BackoffPolicy
 from ledgerstone.jobs.states import FINISHED, Gate, Status
 from ledgerstone.store.expressions import default_id, default_now, unindexed
 from ledgerstone.store.schema import (
+    CHURNING,
     MYSQL_TABLE,
     choice_type,
     id_type,
@@ -109,9 +110,9 @@ for name, words, holder in (
     job.append_constraint(
         CheckConstraint(f"{holder.name} IN ({listed})", name=conv(name)).ddl_if(dialect="sqlite")
     )
-Index("idx_job__job_org_id", job.c.org_id)
-Index("idx_job__org_id_created_at_desc", job.c.org_id, job.c.created_at.desc())
-Index("idx_job__status_created_at", job.c.status, job.c.created_at)
+Index("idx_job__job_org_id", job.c.org_id, **CHURNING)
+Index("idx_job__org_id_created_at_desc", job.c.org_id, job.c.created_at.desc(), **CHURNING)
+Index("idx_job__status_created_at", job.c.status, job.c.created_at, **CHURNING)
 Index(
     "idx_job__org_id_idempotency_key",
     job.c.org_id,
@@ -183,8 +184,8 @@ job_event = Table(
     Column("detail_json", json_type()),
     **MYSQL_TABLE,
 )
-Index("idx_job_event__job_id_ts", job_event.c.job_id, job_event.c.ts)
-Index("idx_job_event__ts", job_event.c.ts)
+Index("idx_job_event__job_id_ts", job_event.c.job_id, job_event.c.ts, **CHURNING)
+Index("idx_job_event__ts", job_event.c.ts, **CHURNING)
 
 job_key = Table(
     "job_key",

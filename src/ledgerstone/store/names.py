@@ -6,9 +6,15 @@ NUL, and none keeps half of a surrogate pair: such names are refused everywhere.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ledgerstone.errors import BadInput
 
+SEEN_MAX = 1024
+"""Names that are remembered to be sound: the same few come again and again."""
 
+
+@lru_cache(maxsize=SEEN_MAX)
 def check_name(name: str, what: str, *, chars_max: int) -> None:
     """BadInput unless the name is the same name on every database."""
     if not 0 < len(name) <= chars_max:

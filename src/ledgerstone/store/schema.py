@@ -29,6 +29,10 @@ MYSQL_TABLE: dict[str, Any] = {
 }
 
 
+CHURNING: dict[str, Any] = {"postgresql_with": {"deduplicate_items": "off"}}
+"""For an index whose entries come and go with every move: they are not worth being merged."""
+
+
 def metadata() -> MetaData:
     """A collection of tables that follows the naming convention."""
     return MetaData(naming_convention=NAMING)
@@ -89,7 +93,7 @@ def partial_index(
 
     MySQL has no such index: there it covers all rows and the columns that `where` asks lead it.
     """
-    partial = Index(name, *columns, sqlite_where=where, postgresql_where=where)
+    partial = Index(name, *columns, sqlite_where=where, postgresql_where=where, **CHURNING)
     full = Index(name, *leading, *columns)
     return (
         partial.ddl_if(callable_=lambda *_, dialect, **__: not _is_mysql(dialect)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -262,9 +262,16 @@ def _uncut(kind: Any) -> Any:
 def _arrays(columns: Sequence[Any], rows: Sequence[Row]) -> dict[str, str]:
     """Each column as the text of an array: the driver takes twenty times as long for a list."""
     return {
-        f"in_{c.name}": "{" + ",".join(map(_word, values)) + "}"
+        f"in_{c.name}": "{" + ",".join(_words(values)) + "}"
         for c, values in zip(columns, zip(*rows, strict=True), strict=True)
     }
+
+
+def _words(values: Sequence[Any]) -> Iterable[str]:
+    first = values[0]
+    if values.count(first) == len(values):
+        return [_word(first)] * len(values)
+    return map(_word, values)
 
 
 def _word(value: Any) -> str:

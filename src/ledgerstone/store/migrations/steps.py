@@ -8,6 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import context, op
 
+from ledgerstone.store.schema import CHURNING
+
 PERMITTED = "EXISTS (SELECT 1 FROM history_permit)"
 _MYSQL = ("mysql", "mariadb")
 
@@ -39,7 +41,12 @@ def add_partial_index(
         add_index(name, table, [*leading, *columns])
     else:
         add_index(
-            name, table, columns, sqlite_where=sa.text(where), postgresql_where=sa.text(where)
+            name,
+            table,
+            columns,
+            sqlite_where=sa.text(where),
+            postgresql_where=sa.text(where),
+            **CHURNING,
         )
 
 

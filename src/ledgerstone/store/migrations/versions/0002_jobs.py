@@ -11,6 +11,7 @@ from sqlalchemy.schema import conv
 from ledgerstone.store.expressions import default_id, default_now
 from ledgerstone.store.migrations import legacy_jobs, steps
 from ledgerstone.store.schema import (
+    CHURNING,
     MYSQL_TABLE,
     choice_type,
     id_type,
@@ -131,10 +132,10 @@ def _add_job() -> None:
 
 
 def _index_job() -> None:
-    steps.add_index("idx_job__job_org_id", "job", ["org_id"])
+    steps.add_index("idx_job__job_org_id", "job", ["org_id"], **CHURNING)
     newest_first = ["org_id", sa.text("created_at DESC")]
-    steps.add_index("idx_job__org_id_created_at_desc", "job", newest_first)
-    steps.add_index("idx_job__status_created_at", "job", ["status", "created_at"])
+    steps.add_index("idx_job__org_id_created_at_desc", "job", newest_first, **CHURNING)
+    steps.add_index("idx_job__status_created_at", "job", ["status", "created_at"], **CHURNING)
     keyed = sa.text("idempotency_key IS NOT NULL")
     steps.add_index(
         "idx_job__org_id_idempotency_key",
@@ -190,8 +191,8 @@ def _add_job_event() -> None:
         if_not_exists=True,
         **MYSQL_TABLE,
     )
-    steps.add_index("idx_job_event__job_id_ts", "job_event", ["job_id", "ts"])
-    steps.add_index("idx_job_event__ts", "job_event", ["ts"])
+    steps.add_index("idx_job_event__job_id_ts", "job_event", ["job_id", "ts"], **CHURNING)
+    steps.add_index("idx_job_event__ts", "job_event", ["ts"], **CHURNING)
 
 
 def _add_keys_steps_queues() -> None:
