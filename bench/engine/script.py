@@ -77,9 +77,9 @@ def overheard(url: str, *, limit: int) -> Script:
             )
         source = ChoreSource(Handler(nothing))
         ask = Ask(limit, WORKER, ledger.settings.engine.lease_seconds)
-        with _listening(ledger) as (tx, claiming):
+        with listening(ledger) as (tx, claiming):
             claims = source.claim(tx, ask)
-        with _listening(ledger) as (tx, settling):
+        with listening(ledger) as (tx, settling):
             source.settle(tx, [Outcome(claim, Verdict.DONE) for claim in claims])
         marks = _Marks(claiming[0].answer)
         return Script(
@@ -89,7 +89,7 @@ def overheard(url: str, *, limit: int) -> Script:
         )
 
 
-class _Heard(msgspec.Struct):
+class Heard(msgspec.Struct):
     """What went through a cursor."""
 
     text: str
@@ -101,7 +101,7 @@ class _Heard(msgspec.Struct):
 class _Overheard(Transaction):
     """A transaction whose cursors are listened to."""
 
-    heard: list[_Heard]
+    heard: list[Heard]
 
     def cursor(self) -> Any:
         return _Cursor(super().cursor(), self.heard)
@@ -110,7 +110,7 @@ class _Overheard(Transaction):
 class _Cursor:
     """Passes everything on, and writes down what is executed with parameters."""
 
-    def __init__(self, cursor: Any, heard: list[_Heard]) -> None:
+    def __init__(self, cursor: Any, heard: list[Heard]) -> None:
         self._cursor = cursor
         self._heard = heard
 
@@ -120,12 +120,12 @@ class _Cursor:
     def execute(self, text: str, parameters: Any = None) -> Any:
         if parameters is None:
             return self._cursor.execute(text)
-        self._heard.append(_Heard(text, parameters, many=False))
+        self._heard.append(Heard(text, parameters, many=False))
         return self._cursor.execute(text, parameters)
 
     def executemany(self, text: str, rows: Iterable[Any]) -> Any:
         given = list(rows)
-        self._heard.append(_Heard(text, given, many=True))
+        self._heard.append(Heard(text, given, many=True))
         return self._cursor.executemany(text, given)
 
     def fetchall(self) -> list[Any]:
@@ -135,12 +135,13 @@ class _Cursor:
 
 
 @contextmanager
-def _listening(ledger: Ledger) -> Iterator[tuple[Transaction, list[_Heard]]]:
+def listening(ledger: Ledger) -> Iterator[tuple[Transaction, list[Heard]]]:
+    """A transaction, and what went through its cursors."""
     with ledger.transaction() as tx:
-        listening = _Overheard(ledger.database, tx.connection, kinds=ledger.kinds)
-        listening.heard = []
-        listening.hopeful = True
-        yield listening, listening.heard
+        overheard = _Overheard(ledger.database, tx.connection, kinds=ledger.kinds)
+        overheard.heard = []
+        overheard.hopeful = True
+        yield overheard, overheard.heard
 
 
 class _Marks:
@@ -161,7 +162,7 @@ class _Marks:
         return tuple(self.part(column) for column in zip(*rows, strict=True))
 
 
-def _call(heard: _Heard, marks: _Marks) -> Call:
+def _call(heard: Heard, marks: _Marks) -> Call:
     """The statement with its rows replaced by where their values come from."""
     given = heard.parameters
     if heard.many:

@@ -12,6 +12,7 @@ from ledgerstone.store.body import encode
 MESSAGE_CHARS_MAX = 2048
 TRACEBACK_CHARS_MAX = 20_000
 CODE_CHARS_MAX = 64
+SNOOZE_SECONDS_MAX = 10 * 366 * 86_400
 
 
 def of_value(claim: Claim, value: Any, *, bytes_max: int) -> Outcome:
@@ -19,7 +20,7 @@ def of_value(claim: Claim, value: Any, *, bytes_max: int) -> Outcome:
     if value is None:
         return Outcome(claim, Verdict.DONE)
     if isinstance(value, Snooze):
-        return Outcome(claim, Verdict.SNOOZED, delay_seconds=value.seconds)
+        return _snoozed(claim, value.seconds)
     if isinstance(value, Cancel):
         reason = _storable(value.reason[:MESSAGE_CHARS_MAX])
         return Outcome(claim, Verdict.CANCELED, failure=Failure("canceled", reason))
@@ -27,6 +28,13 @@ def of_value(claim: Claim, value: Any, *, bytes_max: int) -> Outcome:
         return Outcome(claim, Verdict.DONE, result=encode(value, bytes_max=bytes_max))
     except errors.BadInput as error:
         return Outcome(claim, Verdict.FAILED, failure=failure_of(error))
+
+
+def _snoozed(claim: Claim, seconds: Any) -> Outcome:
+    if isinstance(seconds, int | float) and seconds <= SNOOZE_SECONDS_MAX:
+        return Outcome(claim, Verdict.SNOOZED, delay_seconds=max(seconds, 0.0))
+    error = errors.BadInput(f"a snooze lasts at most {SNOOZE_SECONDS_MAX} s, not {seconds!r}")
+    return Outcome(claim, Verdict.FAILED, failure=failure_of(error))
 
 
 def of_error(claim: Claim, error: BaseException) -> Outcome:

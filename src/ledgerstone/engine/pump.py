@@ -118,7 +118,7 @@ class Pump:
         self._held: dict[str, Claim] = {}
         self._outcomes: deque[Outcome] = deque()
         self._settling = 0
-        self._handler_seconds = settings.claim_ahead_ms / 1000
+        self._handler_seconds = max(settings.claim_ahead_ms / 1000, 1e-6)
         self._spent = (0.0, 0)
         self._claim_bell = Bell()
         # With one writer a single thread does both, and both kinds of news ring for it.

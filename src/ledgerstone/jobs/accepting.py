@@ -96,6 +96,12 @@ class _Checked(msgspec.Struct, frozen=True):
     row: Row
 
 
+_FIELDS = (
+    *((name, str, "text") for name in ("key", "queue", "requested_by")),
+    *((name, str, "text") for name in ("correlation_id", "trace_context")),
+    ("run_at", datetime, "a moment with a time zone"),
+    ("delay_seconds", int | float, "a number of seconds"),
+)
 _take_keys = InsertEach(
     "jobs.take_key",
     job_key,
@@ -200,6 +206,7 @@ def _first_words(new: NewJob) -> str | None:
 
 
 def _checked(kinds: Kinds, new: NewJob, bytes_max: int) -> _Checked:
+    _check_types(new)
     name = kinds.name_of(new.type)
     kind = kinds.get(name)
     payload = encode(new.payload, bytes_max=bytes_max)
@@ -235,6 +242,15 @@ def _checked(kinds: Kinds, new: NewJob, bytes_max: int) -> _Checked:
         new.trace_context,
     )
     return _Checked(org, new.key, _content_hash(name, payload), queue, row)
+
+
+def _check_types(new: NewJob) -> None:
+    """Python lets anything be given; what is of another type is refused by its name."""
+    for field, kinds, words in _FIELDS:
+        value = getattr(new, field)
+        if value is not None and not isinstance(value, kinds):
+            message = f"{field} is {words}, not {value!r}"
+            raise BadInput(message)
 
 
 @lru_cache(maxsize=ORGS_SEEN_MAX)

@@ -72,13 +72,13 @@ class Jobs:
 
     def get(self, job_id: str) -> JobRow:
         """The job as it stands."""
-        return reading.get(self._tx, job_id)
+        return reading.get(self._tx, reading.id_of(job_id))
 
     def find(
         self,
         *,
         org: str | UUID | None = None,
-        status: Status | None = None,
+        status: Status | str | None = None,
         type: str | None = None,  # noqa: A002 - the column's own name
         queue: str | None = None,
         key: str | None = None,
@@ -105,19 +105,19 @@ class Jobs:
 
     def events(self, job_id: str, *, limit: int = 100, cursor: str | None = None) -> Page[JobEvent]:
         """What happened to a job, oldest first."""
-        return history.events(self._tx, job_id, limit=limit, cursor=cursor)
+        return history.events(self._tx, reading.id_of(job_id), limit=limit, cursor=cursor)
 
     def explain(self, job_id: str) -> Explanation:
         """Why a job is not running."""
-        return explaining.explain(self._tx, job_id)
+        return explaining.explain(self._tx, reading.id_of(job_id))
 
     def cancel(self, job_id: str, *, by: str | None = None, reason: str | None = None) -> Status:
         """Cancel a queued job; ask a running one to stop."""
-        return operating.cancel(self._tx, job_id, by=by, reason=reason)
+        return operating.cancel(self._tx, reading.id_of(job_id), by=by, reason=reason)
 
     def retry(self, job_id: str, *, by: str | None = None) -> None:
         """Queue a dead letter again, with all its attempts."""
-        operating.retry(self._tx, job_id, by=by)
+        operating.retry(self._tx, reading.id_of(job_id), by=by)
 
     def retry_all(
         self,

@@ -57,7 +57,8 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     def parsed(self, payload: Any) -> dict[str, Any]:
         """The arguments that a payload holds, by name; BadInput if they do not fit."""
         try:
-            found = msgspec.convert(payload, self.arguments, strict=True)
+            # The keys of a JSON object are text, whatever they were before.
+            found = msgspec.convert(payload, self.arguments, strict=True, str_keys=True)
         except (msgspec.ValidationError, TypeError) as error:
             message = f"the arguments of {self.name} do not fit: {error}"
             raise BadInput(message, hint=f"it takes {self.takes}") from error
@@ -125,6 +126,9 @@ def _made(name: str, call: Callable[..., Any], options: dict[str, Any]) -> Kind:
     )
     check_name(kind.queue, "a queue", chars_max=QUEUE_CHARS_MAX)
     _check_bounds(kind)
+    if kind.where is Where.PROCESS and "<" in getattr(call, "__qualname__", "<"):
+        message = f"the function of {name} cannot be imported in another process"
+        raise BadInput(message, hint="define it at the top of a module")
     if kind.where is Where.PROCESS and kind.takes_job:
         message = f"{name} runs in a process of its own and cannot be given the job"
         raise BadInput(message, hint="leave its first parameter out, or do not use process=True")
@@ -169,6 +173,9 @@ def _arguments(name: str, call: Callable[..., Any]) -> type[msgspec.Struct]:
         if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
             message = f"the job {name} takes *{parameter.name}: its arguments could not be checked"
             raise BadInput(message, hint="name every argument")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            message = f"the job {name} takes {parameter.name} by its place, not by its name"
+            raise BadInput(message, hint="leave out the / in its signature")
         kind = hints.get(parameter.name, Any)
         if parameter.default is parameter.empty:
             fields.append((parameter.name, kind))

@@ -55,12 +55,28 @@ ABOUT = slice(6, 13)
 """What of it the claim keeps beside key, attempt, token, payload, type and organisation."""
 _ORG, _LIMIT_KEY, _URGENCY, _RUN_AT = 5, 9, 13, 14
 _ORDER = (job.c.org_id, job.c.urgency, job.c.run_at_ms, job.c.id)
+_org = bindparam("org", type_=job.c.org_id.type)
+_OTHERS = tuple(
+    Statement(
+        f"jobs.others_{where}",
+        select(job.c.id)
+        .where(
+            stands(Status.QUEUED, gate=Gate.OPEN),
+            job.c.queue == bindparam("queue_", type_=job.c.queue.type),
+            job.c.org_id > _org if where == "behind" else job.c.org_id < _org,
+        )
+        .limit(1),
+    )
+    for where in ("behind", "before")
+)
+"""Two, for each finds its part of the index."""
 
 
 class Line:
     """Jobs of one queue and of known types, in the order in which they are to be run."""
 
     def __init__(self, queue: str, types: Sequence[str]) -> None:
+        self._queue = queue
         self._take = _taking(queue, _due(types, _from_start))
         self._take_behind = _taking(queue, _due(types, _behind_place))
         self._look = _looking(queue, types)
@@ -88,6 +104,10 @@ class Line:
     def _resumed(self, tx: Transaction, limit: int, common: dict[str, Any]) -> list[Row]:
         """What comes behind the last one that was taken, shortly after a slow claim."""
         if tx.database.clock.monotonic() >= self._resume_until:
+            return []
+        if any(others.one(tx, queue_=self._queue, org=self._place["org"]) for others in _OTHERS):
+            # Another organisation waits for its turn.
+            self._resume_until = 0.0
             return []
         rows = self._take_behind.run(tx, limit=limit, **self._place, **common)
         if len(rows) == limit:

@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import BigInteger, bindparam, null, select, update
 
-from ledgerstone.errors import BadInput, NotAllowedNow, NotFound
+from ledgerstone.errors import BadInput, NotAllowedNow, NotFound, StoreBusy
 from ledgerstone.jobs import history
 from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.states import Gate, Status
-from ledgerstone.jobs.tables import QUEUE_CHARS_MAX, WHO_CHARS_MAX, job, job_queue, stands, still
+from ledgerstone.jobs.tables import (
+    ERROR_MESSAGE_CHARS_MAX,
+    QUEUE_CHARS_MAX,
+    WHO_CHARS_MAX,
+    job,
+    job_queue,
+    stands,
+    still,
+)
 from ledgerstone.store.batch import InsertEach, UpdateEach
 from ledgerstone.store.expressions import now, now_ms
 from ledgerstone.store.names import check_name
@@ -105,6 +113,8 @@ def cancel(
     tx: Transaction, job_id: str, *, by: str | None = None, reason: str | None = None
 ) -> Status:
     """Cancel a queued job; ask a running one to stop. Answers where it stands then."""
+    if reason:
+        check_name(reason, "a reason", chars_max=ERROR_MESSAGE_CHARS_MAX)
     words = history.detail(by=_who(by), reason=reason)
     if _cancel_queued.run(tx, id_=job_id):
         history.record(tx, [(job_id, words)], Status.QUEUED, Status.CANCELED)
@@ -118,6 +128,9 @@ def cancel(
         message = f"no job has the id {job_id}"
         raise NotFound(message)
     status = Status(row[0])
+    if status is Status.QUEUED:
+        message = f"the job {job_id} has just moved"
+        raise StoreBusy(message, hint="run the transaction again")
     if status in {Status.CANCELED, Status.RUNNING}:
         # Asked for before: it is as it should be.
         return status

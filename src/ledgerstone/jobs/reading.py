@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import msgspec
 from sqlalchemy import Select, bindparam, func, select
 
-from ledgerstone.errors import NotFound
+from ledgerstone.errors import BadInput, NotFound
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job
 from ledgerstone.store.expressions import json_text
@@ -102,6 +103,15 @@ _filters = {
 }
 
 
+def id_of(given: str | UUID) -> str:
+    """An id as it is kept; of what cannot be an id there is no job."""
+    try:
+        return str(UUID(str(given)))
+    except ValueError as error:
+        message = f"no job has the id {given!r}"
+        raise NotFound(message) from error
+
+
 def get(tx: Transaction, job_id: str) -> JobRow:
     """The job as it stands."""
     row = _one.one(tx, id=job_id)
@@ -116,9 +126,18 @@ def find(
 ) -> Page[JobRow]:
     """Jobs that meet the filters, newest first."""
     given = {name: value for name, value in filters.items() if value is not None}
-    if isinstance(given.get("status"), Status):
-        given["status"] = given["status"].value
+    if "status" in given:
+        given["status"] = _status_of(given["status"]).value
     return _listing(tuple(sorted(given))).read(tx, limit=limit, cursor=cursor, **given)
+
+
+def _status_of(given: Any) -> Status:
+    try:
+        return Status(given)
+    except ValueError as error:
+        message = f"a job cannot stand at {given!r}"
+        known = ", ".join(status.value for status in Status)
+        raise BadInput(message, hint=f"use one of {known}") from error
 
 
 def counts(tx: Transaction) -> dict[str, dict[Status, int]]:

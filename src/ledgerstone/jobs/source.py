@@ -61,7 +61,15 @@ _extend = UpdateEach(
 )
 _expired = Statement(
     "jobs.expired",
-    select(job.c.id, job.c.attempt, job.c.token, job.c.crashes, job.c.max_attempts, job.c.worker)
+    select(
+        job.c.id,
+        job.c.attempt,
+        job.c.token,
+        job.c.crashes,
+        job.c.max_attempts,
+        job.c.worker,
+        job.c.cancel_requested,
+    )
     .where(
         stands(Status.RUNNING),
         job.c.queue == bindparam("queue", type_=job.c.queue.type),
@@ -145,8 +153,12 @@ class JobSource:
 
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
         expired = _expired.rows(tx, queue=self._queue, limit=limit)
-        again = [row for row in expired if row[3] + 1 < crashes_max and row[1] < row[4]]
-        over = [row for row in expired if not (row[3] + 1 < crashes_max and row[1] < row[4])]
+        again: list[Row] = []
+        over: list[Row] = []
+        for row in expired:
+            # Nor does one begin again that was asked to stop.
+            alive = row[3] + 1 < crashes_max and row[1] < row[4] and not row[6]
+            (again if alive else over).append(row)
         lost = set(_rescue.run(tx, [(str(row[0]), row[2]) for row in again])) if again else set()
         rescued = [row for i, row in enumerate(again) if i not in lost]
         history.record(
@@ -197,7 +209,7 @@ class JobSource:
 
     def _bury(self, tx: Transaction, row: Row) -> None:
         """Too many workers died with it, or it has no attempt left."""
-        key, attempt, token, crashes, max_attempts, worker = row
+        key, attempt, token, crashes, max_attempts, worker, _ = row
         claim = JobClaim(str(key), attempt, token, max_attempts=max_attempts, crashes=crashes)
         failure = Failure("crashed", _how_it_died(tx, worker), crashed=True)
         outcome = Outcome(claim, Verdict.DEAD, failure=failure)

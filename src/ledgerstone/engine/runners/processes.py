@@ -11,6 +11,7 @@ import pickle
 import signal
 import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -40,14 +41,18 @@ class Child:
         self._pipe: Connection[Any, Any] | None = None
 
     def call(self, function: Callable[..., Any], argument: Any) -> Any:
-        """`function(argument)` in the child."""
+        """`function(argument)` in the child; of a partial, what it holds goes along."""
+        arguments: tuple[Any, ...] = (argument,)
+        if isinstance(function, partial):
+            arguments = (*function.args, argument)
+            function = function.func
         name = f"{function.__module__}:{function.__qualname__}"
         if "<" in name:
             message = f"{name} cannot be imported in another process"
             raise BadInput(message, hint="define it at the top of a module")
         pipe = self._started()
         try:
-            pipe.send((name, argument))
+            pipe.send((name, arguments))
             ok, answer = pipe.recv()
         except (EOFError, OSError) as error:
             code = self._buried()
@@ -102,19 +107,19 @@ def _serve(pipe: Connection[Any, Any]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
         try:
-            name, argument = pipe.recv()
+            name, arguments = pipe.recv()
         except (EOFError, OSError):
             return
-        pipe.send(_answer(name, argument))
+        pipe.send(_answer(name, arguments))
 
 
-def _answer(name: str, argument: Any) -> tuple[bool, Any]:
+def _answer(name: str, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
     try:
         module, _, path = name.partition(":")
         function = importlib.import_module(module)
         for part in path.split("."):
             function = getattr(function, part)
-        return True, function(argument)  # type: ignore[operator]
+        return True, function(*arguments)  # type: ignore[operator]
     except BaseException as error:  # noqa: BLE001 - it is raised again on the other side
         try:
             pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes

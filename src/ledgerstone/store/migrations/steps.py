@@ -86,6 +86,11 @@ def keep_history(table: str, words: str, *, verbs: Sequence[str] = ("UPDATE", "D
         return
     for verb in verbs:
         _trigger(f"tg_{table}__kept_{verb.lower()}", verb, table, f"NOT {PERMITTED}", words)
+    if not is_mysql():
+        # SQLite's REPLACE removes the row that is in its way without a word.
+        own = f"SELECT 1 FROM {table} WHERE id = NEW.id"  # noqa: S608 - a name of ours
+        taken = f"EXISTS ({own}) AND NOT {PERMITTED}"
+        _trigger(f"tg_{table}__kept_replace", "INSERT", table, taken, words)
 
 
 def _trigger(name: str, verb: str, table: str, when: str, words: str) -> None:

@@ -1,0 +1,1 @@
+"""The job ledger beside its peers and beside the bare driver."""

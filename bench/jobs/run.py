@@ -1,0 +1,306 @@
+"""One run: on each database the sides in turn, round after round; a ratio is the rounds' median."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from typing import TypeVar
+
+import msgspec
+
+from bench.engine.databases import described
+from bench.engine.wake import Rests
+from bench.jobs import conditions, script
+from bench.jobs.databases import PLACES, Place
+from bench.jobs.drain import Drained, drain, drain_fresh
+from bench.jobs.figures import FIGURES, figure
+from bench.jobs.latency import latencies
+from bench.jobs.side import LOT_MAX, Prompt, Side
+from bench.jobs.sides import huey, pgqueuer, procrastinate
+from bench.jobs.sides.driver import Driver
+from bench.jobs.sides.huey import Huey
+from bench.jobs.sides.ours import Ours
+from bench.jobs.sides.pgqueuer import PgQueuer
+from bench.jobs.sides.procrastinate import Procrastinate
+from bench.machine import versions
+from bench.measure import Timing
+from bench.report import Figure, Measurement, Report, report
+from ledgerstone.settings import EngineSettings
+
+PACKAGES = ("SQLAlchemy", "pysqlite3", "psycopg", "PyMySQL")
+PEERS = ("pgqueuer", "asyncpg", "uvloop", "procrastinate", "huey")
+US_IN_SECOND = 1e6
+
+
+def _either(values: Sequence[int]) -> str:
+    return " or ".join(map(str, values))
+
+
+WORDS = f"""\
+Drain: workers, each a process, are started, do a few jobs and fall idle; they are held still
+(SIGSTOP) while the backlog is sent and the tables are analyzed, and let go. Measured is from that
+moment until the last job is finished in the database. Every job does nothing. Ours is a ledger with
+default settings, every move on record; the sides are measured in turn, each time on a fresh
+database of one server with stock settings (fsync and synchronous_commit on), and a ratio is the
+median of the ratios of the rounds. CPU is that of the worker processes, for each job.
+
+- pgqueuer: asyncpg, uvloop, async jobs, its tables durable, batches of
+  {_either(pgqueuer.BATCH_SIZES)}: whichever was fastest here in a trial before.
+- procrastinate: async jobs, {procrastinate.CONCURRENCY} at a time, at most
+  {procrastinate.CONNECTIONS_MAX} connections, and a smaller backlog: what is compared is jobs a
+  second.
+- huey: SQLite without any fsync, no results kept, {_either(huey.THREADS)} threads: whichever was
+  faster here in a trial before. It deletes a job before it runs it: a crash loses it.
+- driver: the statements of our source, overheard from it, in a hand-written loop: one thread, one
+  connection, `batch_max` rows and one commit for each claim and each settlement.
+
+Bulk enqueue: {LOT_MAX} jobs in each transaction. Latency: from the call that sends a job to its
+first line, in an idle worker of another process; "committed": from the end of the commit.
+Million: finished jobs with their events in the same tables. Held: a transaction with an older
+snapshot is open all the time, while drain follows drain on the same tables; the last one counts."""
+
+Say = Callable[[str], None]
+S = TypeVar("S", bound=Side)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is measured."""
+
+    scale: float
+    jobs: int
+    jobs_procrastinate: int
+    finished: int
+    rounds: int
+    rounds_procrastinate: int
+    trials: int
+    rests: Rests
+    peers: bool = True
+    """Whether the peers are measured too; without them only the bare driver is."""
+
+    @classmethod
+    def of(cls, scale: float) -> Plan:
+        """The plan of a scale; below some size nothing can be told from noise."""
+        return cls(
+            scale=scale,
+            jobs=max(2000, round(20_000 * scale)),
+            jobs_procrastinate=max(300, round(2000 * scale)),
+            finished=max(10_000, round(1_000_000 * scale)),
+            rounds=7 if scale >= 1 else 3,
+            rounds_procrastinate=3,
+            trials=3 if scale >= 1 else 1,
+            rests=Rests(count=max(20, round(60 * scale)), seconds_min=0.02, seconds_max=0.2),
+        )
+
+
+def measured(plan: Plan, databases: Sequence[str], *, say: Say) -> Report:
+    """Measure the databases one after the other."""
+    figures: list[Figure] = []
+    measurements: list[Measurement] = []
+    facts: dict[str, dict[str, str]] = {}
+    for name in databases:
+        with PLACES[name]() as place:
+            bench = Bench(name, place, plan, say)
+            with place.fresh(bench.ours) as url:
+                facts[name] = described(url)
+            bench.measure()
+            figures += bench.figures
+            measurements += bench.measurements
+    return report(
+        room="jobs",
+        scale=plan.scale,
+        versions=versions([*PACKAGES, *(PEERS if plan.peers else ())]),
+        databases=facts,
+        settings={
+            "plan": msgspec.to_builtins(plan),
+            "engine": msgspec.to_builtins(EngineSettings()),
+        },
+        figures=sorted(figures, key=lambda found: FIGURES.index(found.name)),
+        measurements=measurements,
+    )
+
+
+class Bench:
+    """The measurements on one database."""
+
+    def __init__(self, name: str, place: Place, plan: Plan, say: Say) -> None:
+        self.name = name
+        self.place = place
+        self.plan = plan
+        self.say = say
+        self.ours = Ours()
+        self.figures: list[Figure] = []
+        self.measurements: list[Measurement] = []
+
+    def measure(self) -> None:
+        """Everything that this database is measured for."""
+        with self.place.fresh(self.ours) as url:
+            driver = Driver(script.overheard(url, limit=EngineSettings().batch_max))
+        match self.name:
+            case "postgres" if self.plan.peers:
+                peer = self._fastest([PgQueuer(size) for size in pgqueuer.BATCH_SIZES])
+                self._drains({1: [self.ours, driver, peer], 2: [self.ours, peer]})
+                self._latencies([self.ours, peer])
+                self._procrastinate()
+                self._conditions()
+            case "sqlite" if self.plan.peers:
+                fastest = self._fastest([Huey(threads) for threads in huey.THREADS])
+                self._drains({1: [self.ours, driver, fastest]})
+            case _:
+                self._drains({1: [self.ours, driver]})
+
+    def _fastest(self, sides: Sequence[S]) -> S:
+        """The one of a peer's settings that drains fastest here."""
+        rates: dict[str, list[float]] = {side.setting: [] for side in sides}
+        for _ in range(self.plan.trials):
+            for side in sides:
+                found = drain_fresh(self.place, side, workers=1, count=self.plan.jobs)
+                rates[side.setting].append(found.drained.rate)
+        told = ", ".join(f"{setting} {median(some):,.0f}/s" for setting, some in rates.items())
+        self.say(f"{self.name} trial of {sides[0].name}: {told}")
+        return max(sides, key=lambda side: median(rates[side.setting]))
+
+    def _drains(self, sides: dict[int, list[Side]]) -> None:
+        """With so many workers these sides, ours first; pairs of ours and each of the others."""
+        taken: dict[tuple[str, int], list[Drained]] = {}
+        for number in range(self.plan.rounds):
+            for workers, some in sides.items():
+                for side in some:
+                    self._drain(taken, side, workers, self.plan.jobs)
+            self._say_round("drain", number, self.plan.rounds, taken)
+        for workers, some in sides.items():
+            for side in some:
+                case = f"drain {side.name}, {_counted(workers)}"
+                self._rates(case, _drains_of(taken[side.name, workers]), side.setting)
+            for side in some[1:]:
+                self._compare(taken, workers, side.name)
+        if ("pgqueuer", 1) in taken:
+            fills = {key: [found.filled for found in some] for key, some in taken.items()}
+            for name in ("ours", "pgqueuer"):
+                self._rates(f"enqueue {name}", fills[name, 1])
+            ratios = _ratios(fills["ours", 1], fills["pgqueuer", 1])
+            self._ratio("bulk_enqueue.vs_pgqueuer", "enqueue ours/pgqueuer", ratios)
+
+    def _procrastinate(self) -> None:
+        """Fewer jobs and fewer rounds of a side that takes its time."""
+        taken: dict[tuple[str, int], list[Drained]] = {}
+        for number in range(self.plan.rounds_procrastinate):
+            self._drain(taken, self.ours, 1, self.plan.jobs)
+            self._drain(taken, Procrastinate(), 1, self.plan.jobs_procrastinate)
+            self._say_round("drain", number, self.plan.rounds_procrastinate, taken)
+        slow = _drains_of(taken["procrastinate", 1])
+        self._rates("drain procrastinate, 1 worker", slow, Procrastinate.setting)
+        self._compare(taken, 1, "procrastinate")
+
+    def _drain(
+        self, taken: dict[tuple[str, int], list[Drained]], side: Side, workers: int, count: int
+    ) -> None:
+        found = drain_fresh(self.place, side, workers=workers, count=count)
+        taken.setdefault((side.name, workers), []).append(found)
+
+    def _compare(
+        self, taken: dict[tuple[str, int], list[Drained]], workers: int, other: str
+    ) -> None:
+        ratios = _ratios(_drains_of(taken["ours", workers]), _drains_of(taken[other, workers]))
+        case = f"drain ours/{other}, {_counted(workers)}"
+        self._ratio(f"drain_{workers}w.vs_{other}", case, ratios)
+
+    def _latencies(self, sides: Sequence[Prompt]) -> None:
+        """In turn, three times; the ratio is of the medians."""
+        calls: dict[str, list[list[float]]] = {side.name: [] for side in sides}
+        commits: dict[str, list[float]] = {side.name: [] for side in sides}
+        for number in range(self.plan.rounds_procrastinate):
+            for side in sides:
+                found = latencies(self.place, side, self.plan.rests)
+                calls[side.name].append(found.since_call)
+                commits[side.name] += found.since_commit
+            told = ", ".join(f"{side} {median(some[-1]):.2f} ms" for side, some in calls.items())
+            self.say(f"{self.name} latency {number + 1}: {told}")
+        for side in sides:
+            every = [value for some in calls[side.name] for value in some]
+            self._add(f"latency {side.name}", "ms", every)
+            self._add(f"latency {side.name}, committed", "ms", commits[side.name])
+        pairs = zip(*calls.values(), strict=True)
+        ratios = [median(ours) / median(theirs) for ours, theirs in pairs]
+        self._ratio("latency_p50.vs_pgqueuer", "latency ours/pgqueuer", ratios)
+
+    def _conditions(self) -> None:
+        """An empty table, one with a million finished jobs, one that cannot be cleaned up."""
+        rates: dict[str, list[Timing]] = {"empty": [], "million": [], "held": []}
+        with self._million() as (full, finished), self._held() as held:
+            totals = {full: finished, held: 0}
+            for number in range(self.plan.rounds):
+                found = drain_fresh(self.place, self.ours, workers=1, count=self.plan.jobs)
+                rates["empty"].append(found.drained)
+                for case, url in (("million", full), ("held", held)):
+                    found = drain(
+                        self.place,
+                        self.ours,
+                        url,
+                        workers=1,
+                        count=self.plan.jobs,
+                        before=totals[url],
+                    )
+                    totals[url] = found.total
+                    rates[case].append(found.drained)
+                told = ", ".join(f"{case} {some[-1].rate:,.0f}/s" for case, some in rates.items())
+                self.say(f"{self.name} condition {number + 1} of {self.plan.rounds}: {told}")
+        for case, some in rates.items():
+            self._rates(f"condition {case}", some)
+        ratios = _ratios(rates["million"], rates["empty"])
+        self._ratio("drain_million.vs_empty", "condition million/empty", ratios)
+        empty = median(timing.rate for timing in rates["empty"])
+        last = rates["held"][-1].rate / empty
+        self._ratio("drain_held_xmin.vs_empty", "condition held/empty, last", [last])
+
+    @contextmanager
+    def _million(self) -> Iterator[tuple[str, int]]:
+        with self.place.fresh(self.ours) as url:
+            self.say(f"{self.name}: filling in {self.plan.finished:,} finished jobs")
+            conditions.add_finished(url, self.plan.finished)
+            yield url, self.plan.finished
+
+    @contextmanager
+    def _held(self) -> Iterator[str]:
+        with self.place.fresh(self.ours) as url, conditions.held_open(url):
+            yield url
+
+    def _say_round(
+        self,
+        what: str,
+        number: int,
+        rounds: int,
+        taken: dict[tuple[str, int], list[Drained]],
+    ) -> None:
+        told = ", ".join(
+            f"{side} {workers}w {some[-1].drained.rate:,.0f}/s"
+            for (side, workers), some in taken.items()
+        )
+        self.say(f"{self.name} {what} {number + 1} of {rounds}: {told}")
+
+    def _rates(self, case: str, taken: Sequence[Timing], setting: str = "") -> None:
+        cpu = median(timing.cpu_seconds / timing.count for timing in taken) * US_IN_SECOND
+        parts = (f"{taken[0].count:,} jobs", f"{cpu:.0f} µs CPU", setting)
+        note = ", ".join(part for part in parts if part)
+        self._add(case, "1/s", [timing.rate for timing in taken], note)
+
+    def _ratio(self, figure_name: str, case: str, ratios: list[float]) -> None:
+        self._add(case, "ratio", ratios)
+        self.figures.append(figure(f"jobs.{self.name}.{figure_name}", median(ratios)))
+
+    def _add(self, case: str, unit: str, values: list[float], note: str = "") -> None:
+        self.measurements.append(
+            Measurement(database=self.name, case=case, unit=unit, values=values, note=note)
+        )
+
+
+def _drains_of(taken: Sequence[Drained]) -> list[Timing]:
+    return [found.drained for found in taken]
+
+
+def _ratios(ours: Sequence[Timing], theirs: Sequence[Timing]) -> list[float]:
+    return [one.rate / other.rate for one, other in zip(ours, theirs, strict=True)]
+
+
+def _counted(workers: int) -> str:
+    return f"{workers} worker" if workers == 1 else f"{workers} workers"

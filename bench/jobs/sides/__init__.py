@@ -1,0 +1,1 @@
+"""Those that are measured: ours, the bare driver, and the peers."""

@@ -1,0 +1,251 @@
+"""The job contract, inside a handler: progress, steps, one commit, and a claim that was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import insert
+from sqlalchemy.orm import Session
+
+from ledgerstone.errors import BadInput, LeaseLost, NotAllowedNow
+from ledgerstone.jobs import Job, Status
+from ledgerstone.ledger import Ledger
+from ledgerstone.testing.clock import ManualClock
+from ledgerstone.testing.contract import note, notes_kept, tables
+from ledgerstone.testing.contract.job_workshop import (
+    GRACE,
+    assert_replayed,
+    drain,
+    enqueue,
+    history_of,
+    nothing,
+    standing,
+    take_away,
+    tick,
+)
+
+
+class InsideContract:
+    """What a handler can do with its job. Fixtures: `ledger`, `clock`."""
+
+    @pytest.fixture(autouse=True)
+    def notes(self, ledger: Ledger) -> None:
+        """A table of the user's own."""
+        tables.create_all(ledger.database.engine)
+
+    def test_progress_is_seen_at_once(self, ledger: Ledger, clock: ManualClock) -> None:
+        """Stage and progress are seen by others while the handler still runs."""
+        seen: list[Any] = []
+
+        @ledger.job("a")
+        def work(job: Job) -> None:
+            for fraction, stage in ((0, "reading"), (0.5, None), (1, "writing")):
+                job.progress(fraction, stage)
+                row = standing(ledger, job.id)
+                seen.append((row.status, row.progress, row.stage))
+
+        job_id = enqueue(ledger, work)
+
+        tick(ledger)
+
+        running = Status.RUNNING
+        assert seen == [(running, 0, "reading"), (running, 0.5, "reading"), (running, 1, "writing")]
+        assert_replayed(ledger, job_id)
+
+    def test_progress_has_bounds(self, ledger: Ledger, clock: ManualClock) -> None:
+        """Progress is 0 to 1, a stage has a name of its length; else nothing is written."""
+        refused: list[Any] = []
+
+        @ledger.job("a")
+        def work(job: Job) -> None:
+            odd: list[tuple[float, str | None]] = [(-0.1, None), (1.1, None), (float("nan"), None)]
+            for fraction, stage in [*odd, (0.5, ""), (0.5, "s" * 101), (0.5, "a\0")]:
+                try:
+                    job.progress(fraction, stage)
+                except BadInput:
+                    refused.append((fraction, stage))
+
+        job_id = enqueue(ledger, work)
+
+        tick(ledger)
+
+        assert len(refused) == 6
+        row = standing(ledger, job_id)
+        assert (row.status, row.progress, row.stage) == (Status.SUCCEEDED, None, None)
+
+    def test_steps_are_remembered(self, ledger: Ledger, clock: ManualClock) -> None:
+        """A finished step is not done again, in this attempt or another; one that raised is."""
+        done: list[str] = []
+
+        @ledger.job("a", max_attempts=3)
+        def work(job: Job) -> list[Any]:
+            first = job.step("charge", _noted, done, "charge", amount=5)
+            again = job.step("charge", _noted, done, "charge", amount=6)
+            second = job.step("ship", _at_last, done, job.attempt)
+            return [first, again, second]
+
+        job_id = enqueue(ledger, work)
+
+        drain(ledger.worker(), clock)
+
+        row = standing(ledger, job_id)
+        assert done == ["charge", "ship", "ship", "ship"]
+        assert (row.status, row.attempt) == (Status.SUCCEEDED, 3)
+        assert row.result == [{"amount": 5, "pair": [1, 2]}, {"amount": 5, "pair": [1, 2]}, None]
+
+    def test_steps_belong_to_their_job(self, ledger: Ledger, clock: ManualClock) -> None:
+        """The same step of two jobs is two steps, also after a retry by hand each has its own."""
+        done: list[str] = []
+
+        @ledger.job("a", max_attempts=1)
+        def work(job: Job) -> None:
+            job.step("once", done.append, job.id)
+            if done.count(job.id) + len(history_of(ledger, job.id)) < 5:
+                raise ValueError
+
+        ids = [enqueue(ledger, work) for _ in range(2)]
+        worker = ledger.worker()
+        worker.tick()
+        for job_id in ids:
+            ledger.run(lambda tx, key=job_id: tx.jobs.retry(key))  # type: ignore[misc]
+        worker.tick()
+
+        assert sorted(done) == sorted(ids)
+        assert {standing(ledger, job_id).status for job_id in ids} == {Status.SUCCEEDED}
+
+    def test_one_commit(self, ledger: Ledger, clock: ManualClock) -> None:
+        """The handler's rows, the job that follows and the success are one commit."""
+        before: list[Any] = []
+
+        @ledger.job("a")
+        def work(job: Job) -> str:
+            with job.transaction(result={"n": 1}) as tx:
+                tx.connection.execute(insert(note).values(name="mine", count=1))
+                tx.jobs.enqueue("elsewhere", {"after": job.id}, key="next")
+                before.append((notes_kept(ledger), standing(ledger, job.id).status))
+            before.append((notes_kept(ledger), standing(ledger, job.id).status))
+            return "does not matter any more"
+
+        job_id = enqueue(ledger, work)
+
+        (step,) = tick(ledger)
+
+        row = standing(ledger, job_id)
+        assert before == [([], Status.RUNNING), (["mine"], Status.SUCCEEDED)]
+        assert (row.status, row.result, step.refused) == (Status.SUCCEEDED, {"n": 1}, 0)
+        with ledger.reading() as tx:
+            (following,) = tx.jobs.find(key="next").rows
+        assert following.payload == {"after": job_id}
+        ended = history_of(ledger, job_id)[-1]
+        assert ended.next_status == "succeeded"
+        assert ended.detail.get("worker") != "None"
+        assert_replayed(ledger, job_id)
+
+    def test_one_rollback(self, ledger: Ledger, clock: ManualClock) -> None:
+        """If the block raises, nothing of it is kept and the attempt has failed."""
+
+        @ledger.job("a", max_attempts=1)
+        def work(job: Job) -> None:
+            with job.transaction() as tx:
+                tx.connection.execute(insert(note).values(name="mine", count=1))
+                tx.jobs.enqueue("elsewhere", key="next")
+                message = "too late"
+                raise ValueError(message)
+
+        job_id = enqueue(ledger, work)
+
+        tick(ledger)
+
+        assert notes_kept(ledger) == []
+        with ledger.reading() as tx:
+            assert tx.jobs.find(key="next").rows == []
+        row = standing(ledger, job_id)
+        assert (row.status, row.last_error_message) == (Status.DEAD_LETTER, "too late")
+
+    def test_a_job_ends_once(self, ledger: Ledger, clock: ManualClock) -> None:
+        """A job that has ended cannot be ended again, and what was to be written with it is not."""
+
+        @ledger.job("a")
+        def work(job: Job) -> None:
+            with job.transaction():
+                pass
+            with pytest.raises(NotAllowedNow), job.transaction() as tx:
+                tx.connection.execute(insert(note).values(name="second", count=1))
+
+        job_id = enqueue(ledger, work)
+
+        tick(ledger)
+
+        assert standing(ledger, job_id).status is Status.SUCCEEDED
+        assert notes_kept(ledger) == []
+
+    def test_completed_in_a_session_of_ones_own(self, ledger: Ledger, clock: ManualClock) -> None:
+        """`complete` ends the job in the caller's own session, with what that one commits."""
+        engine = ledger.database.engine
+
+        @ledger.job("a")
+        def work(job: Job) -> None:
+            with Session(engine) as session:
+                session.execute(insert(note).values(name="mine", count=1))
+                job.complete(ledger.join(session), {"n": 2})
+                session.commit()
+
+        job_id = enqueue(ledger, work)
+
+        (step,) = tick(ledger)
+
+        row = standing(ledger, job_id)
+        assert (row.status, row.result, step.refused) == (Status.SUCCEEDED, {"n": 2}, 0)
+        assert notes_kept(ledger) == ["mine"]
+        assert_replayed(ledger, job_id)
+
+    def test_a_lost_claim(self, ledger: Ledger, clock: ManualClock) -> None:
+        """Whoever lost the claim gets LeaseLost everywhere, changes nothing, and is on record."""
+        refused: list[str] = []
+
+        @ledger.job("a")
+        def work(job: Job) -> str:
+            take_away(ledger, job.id)
+            acts: dict[str, Callable[[], object]] = {
+                "progress": lambda: job.progress(0.5, "late"),
+                "step": lambda: job.step("late", nothing),
+                "transaction": lambda: _leave(job),
+                "canceled": lambda: job.canceled,
+            }
+            for name, act in acts.items():
+                try:
+                    act()
+                except LeaseLost:
+                    refused.append(name)
+            return "late"
+
+        job_id = enqueue(ledger, work)
+
+        (step,) = tick(ledger)
+
+        row = standing(ledger, job_id)
+        assert refused == ["progress", "step", "transaction", "canceled"]
+        assert (row.status, row.attempt, row.worker) == (Status.RUNNING, 2, GRACE)
+        assert (row.progress, row.stage, row.result) == (None, None, None)
+        assert notes_kept(ledger) == []
+        assert step.refused == 1
+        assert "too late" in history_of(ledger, job_id)[-1].detail["refused"]
+        assert_replayed(ledger, job_id)
+
+
+def _noted(done: list[str], name: str, *, amount: int) -> dict[str, Any]:
+    done.append(name)
+    return {"amount": amount, "pair": (1, 2)}
+
+
+def _at_last(done: list[str], attempt: int) -> None:
+    done.append("ship")
+    if attempt < 3:
+        raise ValueError(attempt)
+
+
+def _leave(job: Job) -> None:
+    with job.transaction() as tx:
+        tx.connection.execute(insert(note).values(name="late", count=1))

@@ -1,0 +1,421 @@
+"""The job contract, the handlers: what they are given, what they answer, how they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+from typing import Any
+
+from ledgerstone.engine.backoff import Backoff, BackoffPolicy
+from ledgerstone.errors import HandlerTimeout, Hopeless
+from ledgerstone.jobs import Cancel, Job, NewJob, Snooze, Status
+from ledgerstone.ledger import Ledger
+from ledgerstone.testing.clock import ManualClock
+from ledgerstone.testing.contract.job_workshop import (
+    assert_replayed,
+    drain,
+    enqueue,
+    history_of,
+    moves_of,
+    nothing,
+    standing,
+    tick,
+)
+from ledgerstone.testing.waiting import until
+from ledgerstone.testing.workshop import PROMPTLY, started
+
+
+class RunningJobsContract:
+    """What a handler is given and what its answer means. Fixtures: `ledger`, `clock`."""
+
+    def test_functions_sync_and_async(self, ledger: Ledger, clock: ManualClock) -> None:
+        """A function is called with its arguments, sync or async, with the job or without."""
+        seen: list[Any] = []
+
+        @ledger.job("plain")
+        def plain(a: int, b: str = "b", *, c: float = 0.5) -> None:
+            seen.append(("plain", a, b, c))
+
+        @ledger.job("given")
+        def given(job: Job, a: int) -> None:
+            seen.append(("given", job.type, job.attempt, job.payload, a))
+
+        @ledger.job("awaited")
+        async def awaited(tags: list[str]) -> None:
+            await asyncio.sleep(0)
+            seen.append(("awaited", tags))
+
+        @ledger.job("both")
+        async def both(job: Job, tags: list[str] = []) -> None:  # noqa: B006 - that is the case
+            await asyncio.sleep(0)
+            tags.append(job.id)
+            seen.append(("both", len(tags)))
+
+        for job, payload in [
+            (plain, {"a": 1}),
+            (given, {"a": 2}),
+            (awaited, {"tags": ["x"]}),
+            (both, {}),
+            (both, {}),
+        ]:
+            enqueue(ledger, job, payload)
+
+        tick(ledger)
+
+        assert sorted(seen, key=str) == [
+            ("awaited", ["x"]),
+            ("both", 1),
+            ("both", 1),
+            ("given", "given", 1, {"a": 2}, 2),
+            ("plain", 1, "b", 0.5),
+        ]
+
+    def test_the_job_knows_where_it_comes_from(self, ledger: Ledger, clock: ManualClock) -> None:
+        """A handler sees id, organisation, who asked for it, correlation, trace and attempts."""
+        seen: dict[str, Any] = {}
+        given = {"requested_by": "ada", "correlation_id": "c-1", "trace_context": "00-ab-cd-01"}
+
+        @ledger.job("a")
+        def look(job: Job) -> None:
+            for name in (*given, "id", "org_id", "attempt", "max_attempts"):
+                seen[name] = getattr(job, name)
+
+        job_id = enqueue(ledger, look, max_attempts=3, **given)
+
+        tick(ledger)
+
+        row = standing(ledger, job_id)
+        assert seen == {
+            **given,
+            "id": job_id,
+            "org_id": row.org_id,
+            "attempt": 1,
+            "max_attempts": 3,
+        }
+
+    def test_a_result_is_kept(self, ledger: Ledger, clock: ManualClock) -> None:
+        """What a function returns is kept as JSON, however long; nothing is nothing."""
+        long = "ü" * 100_000
+
+        @ledger.job("a")
+        def answer(what: str) -> Any:
+            return {"long": {"words": long}, "false": False, "none": None, "list": [1]}[what]
+
+        ids = {
+            what: enqueue(ledger, answer, {"what": what})
+            for what in ("long", "false", "none", "list")
+        }
+
+        tick(ledger)
+
+        rows = {what: standing(ledger, job_id) for what, job_id in ids.items()}
+        assert {row.status for row in rows.values()} == {Status.SUCCEEDED}
+        assert rows["long"].result == {"words": long}
+        assert [rows[what].result for what in ("false", "none", "list")] == [False, None, [1]]
+
+    def test_five_attempts(self, ledger: Ledger, clock: ManualClock) -> None:
+        """A job that always fails is executed exactly `max_attempts` times, then a dead letter."""
+        executed: list[int] = []
+
+        @ledger.job("a", max_attempts=5)
+        def fail(job: Job) -> None:
+            executed.append(job.attempt)
+            message = f"attempt {job.attempt}"
+            raise ValueError(message)
+
+        job_id = enqueue(ledger, fail)
+
+        drain(ledger.worker(), clock)
+
+        row = standing(ledger, job_id)
+        assert executed == [1, 2, 3, 4, 5]
+        assert (row.status, row.attempt) == (Status.DEAD_LETTER, 5)
+        assert (row.last_error_code, row.last_error_message) == ("ValueError", "attempt 5")
+        again = [("queued", "running"), ("running", "failed"), ("failed", "queued")] * 5
+        assert moves_of(ledger, job_id) == [
+            (None, "queued"),
+            *again[:-1],
+            ("failed", "dead_letter"),
+        ]
+        assert_replayed(ledger, job_id)
+
+    def test_waits_between_attempts(self, ledger: Ledger, clock: ManualClock) -> None:
+        """The policy of a job says when its next attempt is due: at once, always, ever later."""
+        waits: dict[BackoffPolicy, list[float]] = {}
+        for policy in BackoffPolicy:
+            backoff = Backoff(policy=policy, seconds=10, multiplier=3, seconds_max=80, jitter=0)
+            ledger.kinds.add(policy.value, _fails, backoff=backoff, max_attempts=4)
+        jobs = {policy: enqueue(ledger, policy.value) for policy in BackoffPolicy}
+        worker = ledger.worker()
+
+        for _ in range(3):
+            worker.tick()
+            for policy, job_id in jobs.items():
+                wait = standing(ledger, job_id).run_at - standing(ledger, job_id).updated_at
+                waits.setdefault(policy, []).append(wait / timedelta(seconds=1))
+            clock.advance(100)
+
+        assert waits == {
+            BackoffPolicy.NONE: [0, 0, 0],
+            BackoffPolicy.FIXED: [10, 10, 10],
+            BackoffPolicy.EXP: [10, 30, 80],
+        }
+
+    def test_nothing_begins_before_its_time(self, ledger: Ledger, clock: ManualClock) -> None:
+        """A delayed job and a second attempt begin when they are due and not a moment earlier."""
+        ran: list[str] = []
+
+        @ledger.job("a", backoff=Backoff(policy=BackoffPolicy.FIXED, seconds=30, jitter=0))
+        def run(name: str) -> None:
+            ran.append(name)
+            if ran.count(name) == 1:
+                raise ValueError
+
+        enqueue(ledger, run, {"name": "now"})
+        enqueue(ledger, run, {"name": "later"}, delay_seconds=10)
+        worker = ledger.worker()
+        steps = []
+        for seconds in (0, 9.999, 0.001, 19.999, 0.001, 10):
+            clock.advance(seconds)
+            # Scheduled jobs are looked for now and then: the watch goes on, the clock does not.
+            clock.advance(1)
+            clock.jump(-1)
+            worker.tick()
+            steps.append(list(ran))
+
+        assert steps == [
+            ["now"],
+            ["now"],
+            ["now", "later"],
+            ["now", "later"],
+            ["now", "later", "now"],
+            ["now", "later", "now", "later"],
+        ]
+
+    def test_snooze(self, ledger: Ledger, clock: ManualClock) -> None:
+        """Snooze puts a job off and gives its attempt back, as often as it likes."""
+        attempts: list[int] = []
+
+        @ledger.job("a", max_attempts=1)
+        def wait(job: Job) -> Any:
+            attempts.append(job.attempt)
+            return Snooze(60) if len(attempts) < 4 else "done"
+
+        job_id = enqueue(ledger, wait)
+        worker = ledger.worker()
+        worker.tick()
+        snoozed = standing(ledger, job_id)
+        clock.advance(60)
+
+        drain(worker, clock)
+
+        assert (snoozed.status, snoozed.attempt) == (Status.QUEUED, 0)
+        assert snoozed.run_at - snoozed.updated_at == timedelta(seconds=60)
+        assert attempts == [1, 1, 1, 1]
+        assert standing(ledger, job_id).status is Status.SUCCEEDED
+        assert_replayed(ledger, job_id)
+
+    def test_cancel(self, ledger: Ledger, clock: ManualClock) -> None:
+        """Cancel ends a job that need not be done, and why is on record."""
+
+        @ledger.job("a")
+        def cancel() -> Cancel:
+            return Cancel("not needed")
+
+        job_id = enqueue(ledger, cancel)
+
+        tick(ledger)
+
+        row = standing(ledger, job_id)
+        assert row.status is Status.CANCELED
+        assert row.finished_at is not None
+        assert history_of(ledger, job_id)[-1].detail["error"]["message"] == "not needed"
+        assert_replayed(ledger, job_id)
+
+    def test_hopeless(self, ledger: Ledger, clock: ManualClock) -> None:
+        """Hopeless is the last attempt, however many are left."""
+
+        @ledger.job("a")
+        def give_up() -> None:
+            message = "the account is closed"
+            raise Hopeless(message)
+
+        job_id = enqueue(ledger, give_up)
+
+        tick(ledger)
+
+        row = standing(ledger, job_id)
+        assert (row.status, row.attempt) == (Status.DEAD_LETTER, 1)
+        assert (row.last_error_code, row.last_error_message) == (
+            "hopeless",
+            "the account is closed",
+        )
+
+    def test_a_payload_that_no_longer_fits(self, ledger: Ledger, clock: ManualClock) -> None:
+        """If the code has changed since, the job is a dead letter and says what does not fit."""
+        job_id = enqueue(ledger, "a", {"old": 1})
+
+        @ledger.job("a")
+        def changed(new: int) -> None:
+            raise AssertionError(new)
+
+        tick(ledger)
+
+        row = standing(ledger, job_id)
+        assert (row.status, row.attempt, row.last_error_code) == (
+            Status.DEAD_LETTER,
+            1,
+            "hopeless",
+        )
+        assert row.last_error_message is not None
+        assert "old" in row.last_error_message
+        assert "new: int" in row.last_error_message
+
+    def test_unknown_types_stay(self, ledger: Ledger, clock: ManualClock) -> None:
+        """What a worker does not know it leaves for one that does, also if it knows nothing."""
+        strange = enqueue(ledger, "strange")
+        ignorant = tick(ledger, ledger.job_source())
+        ledger.kinds.add("known", nothing)
+        known = enqueue(ledger, "known")
+
+        tick(ledger)
+
+        assert [step.claimed for step in ignorant] == [0]
+        assert standing(ledger, known).status is Status.SUCCEEDED
+        row = standing(ledger, strange)
+        assert (row.status, row.attempt) == (Status.QUEUED, 0)
+        assert len(history_of(ledger, strange)) == 1
+
+    def test_long_errors(self, ledger: Ledger, clock: ManualClock) -> None:
+        """Code and message are cut to their columns; the traceback is in the event."""
+        kind = type("Ü" * 100, (Exception,), {})
+
+        @ledger.job("a", max_attempts=1)
+        def fail() -> None:
+            raise kind("🪨\0" * 20_000)
+
+        job_id = enqueue(ledger, fail)
+
+        tick(ledger)
+
+        row = standing(ledger, job_id)
+        error = history_of(ledger, job_id)[2].detail["error"]
+        assert row.status is Status.DEAD_LETTER
+        assert (row.last_error_code, len(row.last_error_message or "")) == ("Ü" * 64, 2048)
+        assert (error["code"], error["message"]) == (row.last_error_code, row.last_error_message)
+        assert "🪨" * 1 in error["traceback"]
+
+    def test_a_traceback_is_whole(self, ledger: Ledger, clock: ManualClock) -> None:
+        """The event of a failure says where it happened."""
+        ledger.kinds.add("a", _fails)
+        job_id = enqueue(ledger, "a")
+
+        tick(ledger)
+
+        traceback = history_of(ledger, job_id)[2].detail["error"]["traceback"]
+        assert traceback.startswith("Traceback (most recent call last):")
+        assert traceback.rstrip().endswith("ValueError: as wished")
+        assert "in _fails" in traceback
+
+    def test_odd_answers(self, ledger: Ledger, clock: ManualClock) -> None:
+        """An answer that cannot be kept is that job's failure, never its worker's."""
+        answers: list[Any] = [Snooze(float("nan")), Snooze(float("inf")), Snooze(1e300)]
+        answers += [object(), float("nan"), "\ud83d"]
+
+        @ledger.job("odd", max_attempts=1)
+        def odd(number: int) -> Any:
+            return answers[number]
+
+        ids = [enqueue(ledger, odd, {"number": n}) for n in range(len(answers))]
+        ledger.kinds.add("good", nothing)
+        good = enqueue(ledger, "good")
+
+        tick(ledger)
+
+        assert standing(ledger, good).status is Status.SUCCEEDED
+        rows = [standing(ledger, job_id) for job_id in ids]
+        assert {row.status for row in rows} == {Status.DEAD_LETTER}
+        assert {row.last_error_code for row in rows} == {"bad_input"}
+
+
+class ThreadedJobsContract:
+    """What needs a worker that runs. Fixtures: `ledger`."""
+
+    def test_timeouts(self, ledger: Ledger) -> None:
+        """A handler that runs past its limit is told, and that is its failure."""
+        heard: list[str] = []
+
+        @ledger.job("sync", timeout_seconds=0.3, max_attempts=1)
+        def sync() -> None:
+            try:
+                while True:
+                    pass
+            except HandlerTimeout:
+                heard.append("sync")
+                raise
+
+        @ledger.job("awaited", timeout_seconds=0.3, max_attempts=1)
+        async def awaited() -> None:
+            try:
+                await asyncio.Event().wait()
+            except HandlerTimeout:
+                heard.append("awaited")
+                raise
+
+        ids = [enqueue(ledger, job) for job in (sync, awaited)]
+
+        with started(ledger.worker()):
+            until(lambda: all(standing(ledger, i).last_error_code == "timeout" for i in ids))
+
+        assert sorted(heard) == ["awaited", "sync"]
+        assert {standing(ledger, i).status for i in ids} == {Status.DEAD_LETTER}
+
+    def test_many_at_once(self, ledger: Ledger) -> None:
+        """Hundreds of jobs by several workers are each done once, and all moves are on record."""
+        lock, done = threading.Lock(), list[int]()
+
+        @ledger.job("a")
+        def work(number: int) -> int:
+            with lock:
+                done.append(number)
+            return number
+
+        with ledger.transaction() as tx:
+            new = [NewJob(type=work, payload={"number": n}) for n in range(300)]
+            ids = [enqueued.id for enqueued in tx.jobs.enqueue_many(new)]
+        with started(ledger.worker()), started(ledger.worker()):
+            until(lambda: len(done) >= 300 and not _open(ledger))
+
+        assert sorted(done) == list(range(300))
+        assert standing(ledger, ids[7]).result == 7
+        for job_id in ids[::50]:
+            assert_replayed(ledger, job_id)
+
+    def test_work_committed_elsewhere_is_found(self, ledger: Ledger) -> None:
+        """A worker that is idle begins at once what is committed, in whichever queue it works."""
+        ran = threading.Semaphore(0)
+
+        @ledger.job("a", queue="one")
+        def one() -> None:
+            ran.release()
+
+        @ledger.job("b", queue="two")
+        def two() -> None:
+            ran.release()
+
+        with started(ledger.worker()):
+            for job in (one, two, one, two):
+                enqueue(ledger, job)
+                assert ran.acquire(timeout=PROMPTLY)
+
+
+def _open(ledger: Ledger) -> int:
+    with ledger.reading() as tx:
+        standing_ = tx.jobs.counts()["default"]
+    return standing_.get(Status.QUEUED, 0) + standing_.get(Status.RUNNING, 0)
+
+
+def _fails() -> None:
+    message = "as wished"
+    raise ValueError(message)

@@ -1,0 +1,139 @@
+"""The contract of the job ledger, on every database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+from sqlalchemy import insert
+
+from ledgerstone import Ledger
+from ledgerstone.engine.backoff import Backoff, BackoffPolicy
+from ledgerstone.ids import new_id
+from ledgerstone.jobs.tables import history_permit
+from ledgerstone.settings import Settings
+from ledgerstone.testing.clock import ManualClock
+from ledgerstone.testing.contract import tables
+from ledgerstone.testing.contract.job_columns import JobTablesContract, NativeTypesContract
+from ledgerstone.testing.contract.job_crashes import JobCrashesContract
+from ledgerstone.testing.contract.job_histories import ATTEMPTS, WAIT_SECONDS, JobHistories
+from ledgerstone.testing.contract.job_inside import InsideContract
+from ledgerstone.testing.contract.job_moves import (
+    HistoryContract,
+    MovesContract,
+    TruncateContract,
+)
+from ledgerstone.testing.contract.job_operating import OperatingContract, ReadingContract
+from ledgerstone.testing.contract.job_order import OrderContract
+from ledgerstone.testing.contract.job_running import RunningJobsContract, ThreadedJobsContract
+from ledgerstone.testing.contract.jobs import AcceptingContract, JoinedJobsContract
+from ledgerstone.testing.fixtures import KINDS, Home, new_home
+
+DRAWN = settings(
+    max_examples=15,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+LEFT = ("job_event", "job_step", "job", "job_key", "job_queue", "leases", "worker")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Home]:
+    """A database for all clauses: a fresh one for each of them would cost more than they do."""
+    for home in new_home(request, request.param, tmp_path_factory.mktemp("jobs")):
+        with Ledger(home.url, settings=Settings.load(url=home.url, environ={})) as ledger:
+            ledger.migrate()
+        yield home
+
+
+@pytest.fixture
+def home(shared: Home) -> Home:
+    """The same database, emptied as retention does it."""
+    with Ledger(shared.url, settings=Settings.load(url=shared.url, environ={})) as ledger:
+        tables.drop_all(ledger.database.engine)
+        with ledger.transaction() as tx:
+            tx.connection.execute(insert(history_permit).values(id=new_id()))
+            for table in (*LEFT, "history_permit"):
+                tx.connection.exec_driver_sql(f"DELETE FROM {table}")  # noqa: S608 - our own
+    return shared
+
+
+class TestAccepting(AcceptingContract):
+    """What is accepted."""
+
+
+class TestJoinedJobs(JoinedJobsContract):
+    """In the user's own transaction."""
+
+
+class TestTables(JobTablesContract):
+    """As documented."""
+
+
+class TestMoves(MovesContract):
+    """One table of moves."""
+
+
+class TestHistory(HistoryContract):
+    """All of them on record."""
+
+
+class TestRunningJobs(RunningJobsContract):
+    """Step by step."""
+
+
+class TestInside(InsideContract):
+    """From inside a handler."""
+
+
+class TestThreadedJobs(ThreadedJobsContract):
+    """In threads."""
+
+
+class TestOperating(OperatingContract):
+    """What people do."""
+
+
+class TestReading(ReadingContract):
+    """What people see."""
+
+
+class TestOrder(OrderContract):
+    """Who is next."""
+
+
+class TestCrashes(JobCrashesContract):
+    """Workers that die."""
+
+
+@pytest.mark.postgres
+class TestNativeTypes(NativeTypesContract, TruncateContract):
+    """PostgreSQL's own."""
+
+    @pytest.fixture
+    def home(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+        """A fresh database on PostgreSQL."""
+        yield from new_home(request, "postgres", tmp_path)
+
+
+def test_histories(ledger: Ledger, clock: ManualClock) -> None:
+    """Jobs agree with their model after every step of every history."""
+    backoff = Backoff(policy=BackoffPolicy.FIXED, seconds=WAIT_SECONDS, jitter=0)
+
+    @ledger.job("drawn", max_attempts=ATTEMPTS, backoff=backoff)
+    def drawn(number: int = 0) -> None:
+        raise AssertionError(number)
+
+    class Jobs(JobHistories):
+        pass
+
+    Jobs.ledger, Jobs.clock, Jobs.source = ledger, clock, ledger.job_source()
+
+    run_state_machine_as_test(Jobs, settings=DRAWN)

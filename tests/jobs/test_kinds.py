@@ -1,0 +1,295 @@
+"""Kinds of jobs: what a function's signature promises, without any database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Literal, Optional
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from ledgerstone.engine.backoff import Backoff
+from ledgerstone.engine.source import Where
+from ledgerstone.errors import BadInput
+from ledgerstone.jobs import Job, Kind, Kinds, Limit
+from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, TIMEOUT_SECONDS_MAX
+
+
+class Colour(Enum):
+    """A closed set."""
+
+    RED = "red"
+
+
+@dataclass
+class Address:
+    """A dataclass as an argument."""
+
+    street: str
+    number: int = 1
+
+
+class Parcel(msgspec.Struct):
+    """A struct as an argument."""
+
+    weight: float
+    to: Address
+
+
+def kind_of(call: Any, **options: Any) -> Kind:
+    """The kind that a function becomes."""
+    return Kinds().add("a", call, **options)
+
+
+def plain(order: int, words: str = "none") -> None:
+    """Two arguments."""
+
+
+def kind_of_nothing() -> None:
+    """No arguments."""
+
+
+def given(job: Job) -> None:
+    """Given the job."""
+
+
+def test_arguments_by_name() -> None:
+    """Arguments are read off the signature; what is left out has its default."""
+    kind = kind_of(plain)
+
+    assert kind.parsed({"order": 7}) == {"order": 7, "words": "none"}
+    assert kind.parsed({"words": "x", "order": -1}) == {"order": -1, "words": "x"}
+    assert (kind.takes_job, kind.where, kind.queue, kind.max_attempts) == (
+        False,
+        Where.THREAD,
+        "default",
+        5,
+    )
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {},
+        {"order": "7"},
+        {"order": 7.5},
+        {"order": True},
+        {"order": None},
+        {"order": 7, "words": None},
+        {"order": 7, "more": 1},
+        {"Order": 7},
+        [7],
+        None,
+        "order",
+    ],
+)
+def test_what_does_not_fit(payload: Any) -> None:
+    """A wrong type, a missing or an unknown argument is refused, and the right ones are named."""
+    with pytest.raises(BadInput, match="order: int, words: str"):
+        kind_of(plain).parsed(payload)
+
+
+def test_rich_types() -> None:
+    """What JSON has no type for comes as the annotation says: moments, ids, sets, structs."""
+
+    def rich(
+        *,
+        when: datetime,
+        who: UUID,
+        colour: Colour,
+        parcels: list[Parcel],
+        amount: Decimal,
+        tags: frozenset[str],
+        by_number: dict[int, str],
+        size: Literal["s", "m"],
+        note: Optional[str] = None,  # noqa: UP045 - people write it like this
+        anything: Any = None,
+    ) -> None: ...
+
+    parsed = kind_of(rich).parsed(
+        {
+            "when": "2026-01-02T03:04:05Z",
+            "who": "01890a5d-ac96-774b-bcce-b302099a8057",
+            "colour": "red",
+            "parcels": [{"weight": 1, "to": {"street": "Elm"}}],
+            "amount": "10.50",
+            "tags": ["a", "b"],
+            "by_number": {"1": "one"},
+            "size": "m",
+            "anything": [1, {"x": None}],
+        }
+    )
+
+    assert parsed == {
+        "when": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+        "who": UUID("01890a5d-ac96-774b-bcce-b302099a8057"),
+        "colour": Colour.RED,
+        "parcels": [Parcel(1.0, Address("Elm"))],
+        "amount": Decimal("10.50"),
+        "tags": frozenset({"a", "b"}),
+        "by_number": {1: "one"},
+        "size": "m",
+        "note": None,
+        "anything": [1, {"x": None}],
+    }
+
+
+def test_the_job_itself() -> None:
+    """A first parameter called job is no argument; another of that name is one."""
+
+    def first(job: Job, n: int) -> None: ...
+
+    def second(n: int, job: str) -> None: ...
+
+    assert kind_of(first).takes_job
+    assert kind_of(first).parsed({"n": 1}) == {"n": 1}
+    assert not kind_of(second).takes_job
+    assert kind_of(second).parsed({"n": 1, "job": "x"}) == {"n": 1, "job": "x"}
+
+
+def test_no_arguments() -> None:
+    """A function without arguments takes an empty payload and no other."""
+
+    def nothing() -> None: ...
+
+    kind = kind_of(nothing)
+
+    assert kind.parsed({}) == {}
+    with pytest.raises(BadInput, match="it takes nothing"):
+        kind.parsed({"n": 1})
+
+
+def test_defaults_are_not_shared() -> None:
+    """A default that can be changed is a fresh one for each job."""
+
+    def work(tags: list[str] = [], seen: dict[str, int] = {"a": 1}) -> None: ...  # noqa: B006 - the case
+
+    kind = kind_of(work)
+    first = kind.parsed({})
+    first["tags"].append("x")
+    first["seen"]["b"] = 2
+
+    assert kind.parsed({}) == {"tags": [], "seen": {"a": 1}}
+
+
+def test_arguments_without_annotations() -> None:
+    """What is not annotated takes anything."""
+
+    def loose(a, b=1): ...  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - that is the case
+
+    assert kind_of(loose).parsed({"a": {"x": [1]}}) == {"a": {"x": [1]}, "b": 1}
+
+
+def test_async_functions() -> None:
+    """An async function runs on the loop, and not in a process of its own."""
+
+    async def work() -> None: ...
+
+    assert kind_of(work).where is Where.LOOP
+    with pytest.raises(BadInput, match="event loop"):
+        kind_of(work, process=True)
+
+
+def test_processes() -> None:
+    """A function in a process of its own must be found there, and cannot be given the job."""
+
+    def local() -> None: ...
+
+    assert kind_of(plain, process=True).where is Where.PROCESS
+    with pytest.raises(BadInput, match="cannot be given the job"):
+        kind_of(given, process=True)
+    with pytest.raises(BadInput, match="imported"):
+        kind_of(local, process=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_attempts": 0},
+        {"max_attempts": ATTEMPTS_LIMIT + 1},
+        {"timeout_seconds": 0},
+        {"timeout_seconds": -1},
+        {"timeout_seconds": TIMEOUT_SECONDS_MAX + 1},
+        {"timeout_seconds": float("nan")},
+        {"queue": ""},
+        {"queue": "q" * 101},
+        {"queue": "a\0"},
+        {"limit": Limit(key=lambda **_: "k", most=0)},
+    ],
+)
+def test_bounds(options: dict[str, Any]) -> None:
+    """Attempts, timeouts, queues and limits have bounds."""
+    with pytest.raises(BadInput):
+        kind_of(plain, **options)
+
+
+@pytest.mark.parametrize("name", ["", "t" * 101, "a\0", "a ", "\ud83d"])
+def test_names(name: str) -> None:
+    """A type has a name that every database keeps alike."""
+    kinds = Kinds()
+
+    with pytest.raises(BadInput):
+        kinds.add(name, plain)
+    with pytest.raises(BadInput):
+        kinds.name_of(name)
+
+    assert kinds.all() == {}
+
+
+def test_signatures_that_cannot_be_checked() -> None:
+    """Arguments without a name of their own are refused when the function is made a job."""
+
+    def many(*numbers: int) -> None: ...
+
+    def named(**numbers: int) -> None: ...
+
+    def by_place(number: int, /) -> None: ...
+
+    for call in (many, named, by_place):
+        with pytest.raises(BadInput, match="number"):
+            kind_of(call)
+
+
+def test_one_name_one_function() -> None:
+    """A name is given once; a function is known by its name and by itself."""
+    kinds = Kinds()
+    kind = kinds.add("mail", plain)
+
+    with pytest.raises(BadInput, match="already"):
+        kinds.add("mail", kind_of_nothing)
+
+    assert kinds.get("mail") is kind
+    assert kinds.get("other") is None
+    assert kinds.name_of(plain) == kinds.name_of("mail") == "mail"
+    assert kinds.name_of("elsewhere") == "elsewhere"
+    with pytest.raises(BadInput, match=r"@ledger\.job"):
+        kinds.name_of(kind_of)
+
+
+def test_kinds_of_a_queue() -> None:
+    """Kinds are found by their queue."""
+    kinds = Kinds()
+    kinds.add("a", plain, queue="mail")
+    kinds.add("b", kind_of_nothing, queue="other")
+
+    assert [kind.name for kind in kinds.of_queue("mail")] == ["a"]
+    assert sorted(kinds.all()) == ["a", "b"]
+
+
+def test_what_limits_a_job() -> None:
+    """The limit key is made from the arguments, as they were parsed."""
+    limited = kind_of(plain, limit=Limit(key=lambda order, words: f"{order}:{words}", most=2))
+
+    assert limited.limit_key({"order": 7}) == "7:none"
+    assert kind_of(plain).limit_key({"order": 7}) is None
+
+
+def test_waits_of_its_own() -> None:
+    """A kind keeps the back-off that it was given."""
+    backoff = Backoff(seconds=3)
+
+    assert kind_of(plain, backoff=backoff).backoff == backoff
