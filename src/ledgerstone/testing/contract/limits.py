@@ -25,6 +25,8 @@ from ledgerstone.testing.contract import opened
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import until
 
+REWRITE = "REPLACE INTO job_event (id, job_id, next_status) SELECT id, job_id, 'x' FROM job_event"
+"""Not known to PostgreSQL, and refused there as well."""
 WORKERS = 3
 MOST = 4
 CUSTOMERS = ("ada", "bob", "cyd")
@@ -275,8 +277,7 @@ class LimitContract:
             "DELETE FROM job",
             "DELETE FROM job_event",
             "UPDATE job_event SET next_status = 'x'",
-            # Not known to PostgreSQL, and refused there as well.
-            "REPLACE INTO job_event (id, job_id, next_status) SELECT id, job_id, 'x' FROM job_event",
+            REWRITE,
         ):
             with pytest.raises(errors.StoreError):
                 execute(ledger, statement)
