@@ -48,11 +48,11 @@ class Transaction(StoreTransaction):
         database: Database[Any],
         connection: Connection,
         *,
-        kinds: Kinds,
+        kinds: Kinds | None = None,
         joined: bool = False,
     ) -> None:
         super().__init__(database, connection, joined=joined)
-        self._kinds = kinds
+        self._kinds = kinds if kinds is not None else Kinds()
 
     @property
     def chores(self) -> Chores:

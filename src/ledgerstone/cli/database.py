@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from ledgerstone.errors import SchemaMissing
-from ledgerstone.jobs import Kinds
 from ledgerstone.ledger import Transaction
 from ledgerstone.settings import Settings
 from ledgerstone.store.database import Database
@@ -18,7 +16,7 @@ from ledgerstone.store.dialects import sqlite
 @contextmanager
 def opened(settings: Settings) -> Iterator[Database[Transaction]]:
     """The database; closed at the end. Unlike a `Ledger` it never migrates by itself."""
-    database = Database(settings.url, settings.store, wrap=partial(Transaction, kinds=Kinds()))
+    database = Database(settings.url, settings.store, wrap=Transaction)
     try:
         yield database
     finally:

@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from multiprocessing import connection
@@ -293,10 +292,8 @@ def _work(order: Order, pipe: Connection[Any, Any]) -> None:
     try:
         with loaded(order.application) as ledger:
             worker = ledger.worker(*order.sources(ledger))
-            ears = _Ears(pipe)
-            worker.run(
-                started=ears.open, look=lambda _: _tell(pipe, worker), look_seconds=TELL_SECONDS
-            )
+            _Ears(pipe, worker).open()
+            worker.run(look=lambda _: _tell(pipe, worker), look_seconds=TELL_SECONDS, signals=())
             _tell(pipe, worker)
     except LedgerstoneError as error:
         _log.error("%s: %s", error.code, error)
@@ -320,17 +317,14 @@ def _tell(pipe: Connection[Any, Any], worker: Worker) -> None:
 class _Ears:
     """Hears in a worker process what its team tells, and counts every way of saying stop once."""
 
-    def __init__(self, pipe: Connection[Any, Any]) -> None:
+    def __init__(self, pipe: Connection[Any, Any], worker: Worker) -> None:
         self._pipe = pipe
+        self._worker = worker
         self._stopping = False
-        self._signal: Callable[[int, FrameType | None], Any] = lambda _, __: None
 
     def open(self) -> None:
-        """Called when the worker has begun, and handles signals."""
-        handler = signal.signal(signal.SIGTERM, lambda _, __: self._stop())
-        assert callable(handler)
-        self._signal = handler
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        """Hear from now on, also while the worker begins."""
+        signal.signal(signal.SIGTERM, lambda _, __: self._stop())
         threading.Thread(target=self._listen, name="ledgerstone-ears", daemon=True).start()
 
     def _listen(self) -> None:
@@ -342,12 +336,12 @@ class _Ears:
                 return
             self._stop()
             if word is Word.NOW:
-                self._signal(signal.SIGTERM, None)
+                self._worker.ask_to_stop()
 
     def _stop(self) -> None:
         if not self._stopping:
             self._stopping = True
-            self._signal(signal.SIGTERM, None)
+            self._worker.ask_to_stop()
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -35,6 +35,8 @@ JOIN_SECONDS_MAX = 5.0
 STOPPING_SECONDS = 0.1
 """How often a worker that stops looks whether its handlers have finished."""
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 _log = logging.getLogger("ledgerstone.engine")
 
 
@@ -77,12 +79,14 @@ class Worker:
         started: Callable[[], None] = lambda: None,
         look: Callable[[bool], None] = lambda _stopping: None,
         look_seconds: float = 1.0,
+        signals: Sequence[signal.Signals] = SIGNALS,
     ) -> None:
         """Work until a signal, `stop` from elsewhere, or an error that waiting cannot help.
 
         `started` is called when it has begun; `look` every so often, with whether it is stopping.
+        Whoever handles signals in its place gives none, and calls `ask_to_stop`.
         """
-        before = {number: signal.signal(number, self._signalled) for number in _SIGNALS}
+        before = {number: signal.signal(number, self._signalled) for number in signals}
         try:
             self.start()
             started()
@@ -96,6 +100,11 @@ class Worker:
                 signal.signal(number, handler)
         if self.failure is not None:
             raise self.failure
+
+    def ask_to_stop(self) -> None:
+        """As a signal would: once, and handlers finish; twice, and they are returned at once."""
+        self._signals += 1
+        self._news.put(None)
 
     def start(self) -> None:
         """Begin, in threads of its own."""
@@ -236,8 +245,4 @@ class Worker:
             self._news.get(timeout=seconds)
 
     def _signalled(self, _: int, __: FrameType | None) -> None:
-        self._signals += 1
-        self._news.put(None)
-
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+        self.ask_to_stop()
