@@ -177,6 +177,9 @@ class _Lines:
                     facts.worker,
                 ),
             )
+            if facts.state is not UpState.RUNNING:
+                # A signal came while it began.
+                self._say_state(facts)
         elif facts.state is not before.state:
             self._say_state(facts)
         elif facts.trouble != before.trouble:
