@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-from sqlalchemy import BigInteger, bindparam, null, select, update
+from sqlalchemy import BigInteger, String, bindparam, null, select, update
+from sqlalchemy import cast as sql_cast
 
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Verdict
@@ -22,6 +23,7 @@ from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job, stands, still
 from ledgerstone.store.batch import ClaimEach, UpdateEach
 from ledgerstone.store.expressions import now, now_ms
+from ledgerstone.store.schema import ID_CHARS
 from ledgerstone.store.statement import Row, Statement
 from ledgerstone.store.tables import worker as worker_table
 
@@ -98,6 +100,17 @@ _rescue = UpdateEach(
             run_at_ms=now_ms(),
             lease_until_ms=null(),
         )
+    ),
+)
+
+_disown = UpdateEach(
+    "jobs.disown",
+    key=job.c.id,
+    incoming=(job.c.id, job.c.token),
+    build=lambda row: (
+        update(job)
+        .where(job.c.id == row.id, job.c.token == row.token, still(Status.RUNNING))
+        .values(token=job.c.token + 1)
     ),
 )
 
@@ -210,7 +223,10 @@ class JobSource:
     def _bury(self, tx: Transaction, row: Row) -> None:
         """Too many workers died with it, or it has no attempt left."""
         key, attempt, token, crashes, max_attempts, worker, _ = row
-        claim = JobClaim(str(key), attempt, token, max_attempts=max_attempts, crashes=crashes)
+        # Whoever held it, and only seemed dead, must find that it is another's.
+        if _disown.run(tx, [(str(key), token)]):
+            return
+        claim = JobClaim(str(key), attempt, token + 1, max_attempts=max_attempts, crashes=crashes)
         failure = Failure("crashed", _how_it_died(tx, worker), crashed=True)
         outcome = Outcome(claim, Verdict.DEAD, failure=failure)
         settling.settle(tx, [outcome], worker=worker, rules=self._rules)
@@ -219,7 +235,8 @@ class JobSource:
 _worker_of = Statement(
     "jobs.worker_of",
     select(worker_table.c.host, worker_table.c.pid, worker_table.c.seen_at_ms).where(
-        worker_table.c.id == bindparam("id", type_=worker_table.c.id.type)
+        # As text: the column of a job holds any word.
+        sql_cast(worker_table.c.id, String(ID_CHARS)) == bindparam("id", type_=job.c.worker.type)
     ),
 )
 

@@ -150,6 +150,25 @@ class LimitContract:
         claims = claimed(ledger, source)
         assert [claim.key for claim in claims] == [third.id]
 
+    def test_a_holder_that_only_seemed_dead(self, home: Home) -> None:
+        """A job that was given up with its worker is not settled by it later, which is on record."""
+        clock = ManualClock()
+        with opened(home.url, clock=clock) as ledger:
+            ledger.kinds.add("work", lambda: None)
+            source = ledger.job_source()
+            job = ledger.run(lambda tx: tx.jobs.enqueue("work", max_attempts=1))
+            claims = claimed(ledger, source)
+            clock.advance(31)
+            ledger.run(lambda tx: source.rescue(tx, limit=10, crashes_max=3))
+
+            refused = settled(ledger, source, claims, Verdict.DONE)
+
+            with ledger.reading() as tx:
+                row, last = tx.jobs.get(job.id), tx.jobs.events(job.id).rows[-1]
+        assert [outcome.claim for outcome in refused] == list(claims)
+        assert row.status is Status.DEAD_LETTER
+        assert "too late" in last.detail["refused"]
+
     def test_a_limit_can_be_taken_back(self, ledger: Ledger) -> None:
         """Without its limit the queue runs as many as there are places."""
         ledger.kinds.add("plain", lambda: None)
