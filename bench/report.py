@@ -5,6 +5,7 @@ The section of a room stands between two marks and is written anew; the rest of 
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -29,6 +30,19 @@ Written by `make bench ROOM=…` at scale 1 or larger; each section says on whic
 Both sides of a ratio were measured in turn on one machine; numbers of different runs do not
 compare.
 """
+
+SCALE_MAX = 1000.0
+SCALE_RECORDED_MIN = 1.0
+"""A smaller run is too rough to replace a real one in RESULTS.md."""
+
+
+def scale(text: str) -> float:
+    """The scale that a command line gives."""
+    number = float(text)
+    if not 0 < number <= SCALE_MAX:
+        message = f"a scale is more than 0 and at most {SCALE_MAX:g}"
+        raise argparse.ArgumentTypeError(message)
+    return number
 
 
 class Unit(Enum):

@@ -13,15 +13,12 @@ from bench.engine.plot import draw
 from bench.engine.run import WORDS, Plan, measured
 
 WIDTH_MIN = 110
-SCALE_MAX = 1000.0
-SCALE_RECORDED_MIN = 1.0
-"""A smaller run is too rough to replace a real one in RESULTS.md."""
 
 
 def main() -> None:
     """Measure what is asked for."""
     parser = argparse.ArgumentParser(prog="bench.engine", description=__doc__)
-    parser.add_argument("--scale", type=_scale, default=1.0, help="0.1 is ten times smaller")
+    parser.add_argument("--scale", type=report.scale, default=1.0, help="0.1 is ten times smaller")
     parser.add_argument("--only", choices=PLACES, action="append", help="measure only this one")
     parser.add_argument("--json", type=Path, default=report.FOLDER / "results" / "engine.json")
     arguments = parser.parse_args()
@@ -30,21 +27,13 @@ def main() -> None:
     console = Console(stderr=True)
     found = measured(Plan.of(arguments.scale), chosen, say=console.print)
     report.write_json(found, arguments.json)
-    if arguments.scale >= SCALE_RECORDED_MIN and chosen == list(PLACES):
+    if arguments.scale >= report.SCALE_RECORDED_MIN and chosen == list(PLACES):
         plot = report.PLOTS / "engine.png"
         draw(found, plot)
         report.write_section(found, WORDS, plot)
     out = Console()
     # A table that is cut to the width of a pipe nobody can read.
     report.show(found, Console(width=max(out.width, WIDTH_MIN)))
-
-
-def _scale(text: str) -> float:
-    scale = float(text)
-    if not 0 < scale <= SCALE_MAX:
-        message = f"a scale is more than 0 and at most {SCALE_MAX:g}"
-        raise argparse.ArgumentTypeError(message)
-    return scale
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 
 from bench import prepare, report
-from bench.engine.__main__ import SCALE_MAX, SCALE_RECORDED_MIN
 from bench.jobs.databases import PLACES
 from bench.jobs.plot import draw
 from bench.jobs.run import WORDS, Plan, measured
@@ -19,7 +18,7 @@ WIDTH_MIN = 140
 def main() -> None:
     """Measure what is asked for."""
     parser = argparse.ArgumentParser(prog="bench.jobs", description=__doc__)
-    parser.add_argument("--scale", type=_scale, default=1.0, help="0.1 is ten times smaller")
+    parser.add_argument("--scale", type=report.scale, default=1.0, help="0.1 is ten times smaller")
     parser.add_argument("--only", choices=PLACES, action="append", help="measure only this one")
     parser.add_argument("--json", type=Path, default=report.FOLDER / "results" / "jobs.json")
     parser.add_argument("--plot", type=Path, help="draw the picture there, whatever the scale")
@@ -31,21 +30,13 @@ def main() -> None:
     report.write_json(found, arguments.json)
     if arguments.plot is not None:
         draw(found, arguments.plot)
-    if arguments.scale >= SCALE_RECORDED_MIN and chosen == list(PLACES):
+    if arguments.scale >= report.SCALE_RECORDED_MIN and chosen == list(PLACES):
         plot = report.PLOTS / "jobs.png"
         draw(found, plot)
         report.write_section(found, WORDS, plot)
     out = Console()
     # A table that is cut to the width of a pipe nobody can read.
     report.show(found, Console(width=max(out.width, WIDTH_MIN)))
-
-
-def _scale(text: str) -> float:
-    scale = float(text)
-    if not 0 < scale <= SCALE_MAX:
-        message = f"a scale is more than 0 and at most {SCALE_MAX:g}"
-        raise argparse.ArgumentTypeError(message)
-    return scale
 
 
 if __name__ == "__main__":

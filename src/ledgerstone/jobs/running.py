@@ -90,6 +90,7 @@ class Job:
         self._database = database
         self._rules = rules
         self._settled = False
+        self._unproved = False
         self._looked_at = float("-inf")
         self._unwanted = False
 
@@ -155,16 +156,23 @@ class Job:
     def complete(self, tx: Transaction, result: Any = None) -> None:
         """End the job in a transaction of the caller's: if it commits, the job has succeeded.
 
-        The handler returns after that; what it returns does not matter any more.
+        The handler commits and returns after that; what it returns does not matter any more. One
+        that returns without the commit has failed.
         """
         self._complete_in(tx, result)
-        self._settled = True
+        self._settled = self._unproved = True
 
     def ended(self, value: Any) -> Any:
         """What the handler's return value means."""
-        if self._settled:
-            return Settled()
-        return value
+        if not self._settled:
+            return value
+        if self._unproved:
+            with self._database.reading() as tx:
+                still_running = _wanted.one(tx, **self._held) is not None
+            if still_running:
+                message = "the transaction in which the job was completed did not commit"
+                raise NotAllowedNow(message, hint="commit it before the handler returns")
+        return Settled()
 
     def _complete_in(self, tx: Transaction, result: Any) -> None:
         if self._settled:

@@ -201,6 +201,26 @@ class InsideContract:
         assert notes_kept(ledger) == ["mine"]
         assert_replayed(ledger, job_id)
 
+    def test_completed_and_not_committed(self, ledger: Ledger, clock: ManualClock) -> None:
+        """A handler that returns without committing its `complete` has failed, and says why."""
+        engine = ledger.database.engine
+
+        @ledger.job("a", max_attempts=1)
+        def work(job: Job) -> None:
+            with Session(engine) as session:
+                session.execute(insert(note).values(name="mine", count=1))
+                job.complete(ledger.join(session))
+
+        job_id = enqueue(ledger, work)
+
+        tick(ledger)
+
+        row = standing(ledger, job_id)
+        assert (row.status, row.last_error_code) == (Status.DEAD_LETTER, "not_allowed_now")
+        assert "did not commit" in str(row.last_error_message)
+        assert notes_kept(ledger) == []
+        assert_replayed(ledger, job_id)
+
     def test_a_lost_claim(self, ledger: Ledger, clock: ManualClock) -> None:
         """Whoever lost the claim gets LeaseLost everywhere, changes nothing, and is on record."""
         refused: list[str] = []

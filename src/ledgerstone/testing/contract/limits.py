@@ -151,7 +151,7 @@ class LimitContract:
         assert [claim.key for claim in claims] == [third.id]
 
     def test_a_holder_that_only_seemed_dead(self, home: Home) -> None:
-        """A job that was given up with its worker is not settled by it later, which is on record."""
+        """A job that was given up with its worker is not settled by it later; that is on record."""
         clock = ManualClock()
         with opened(home.url, clock=clock) as ledger:
             ledger.kinds.add("work", lambda: None)
