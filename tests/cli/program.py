@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pty
 import signal
 import subprocess
 import sys
 import threading
+from itertools import count
 from pathlib import Path
 from typing import IO, Any, Self
 
 import msgspec
 
+from ledgerstone.cli import main
+from ledgerstone.cli.program import COMMANDS, GROUPS
 from ledgerstone.testing.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +31,10 @@ for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 """Starts a Python for which the mode of a file counts, also when the tests are run by root."""
+
+
+PRELOADED = [f"ledgerstone.cli.{name}" for name in (*COMMANDS, *GROUPS)]
+"""What a process that is forked has imported already: that would be most of its time."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -53,10 +61,13 @@ class Program:
             "COLUMNS": str(COLUMNS),
         }
         self.command = [sys.executable, "-m", "ledgerstone"]
+        self._forked = True
+        self._calls = count()
 
     def obey_modes(self) -> None:
         """From now on it runs as a user for whom the mode of a file counts."""
         self.command = [sys.executable, "-c", WITHOUT_OVERRIDE, "-m", "ledgerstone"]
+        self._forked = False
 
     def hide(self, module: str) -> None:
         """From now on it runs where the module is not installed."""
@@ -65,11 +76,15 @@ class Program:
         missing = f"raise ModuleNotFoundError('No module named {module}', name={module!r})\n"
         (folder / f"{module}.py").write_text(missing)
         self.environment["PYTHONPATH"] = f"{folder}:{self.environment['PYTHONPATH']}"
+        self._forked = False
 
     def run(self, *arguments: object, **environment: str) -> Ended:
         """Run it to its end."""
+        words = [str(argument) for argument in arguments]
+        if self._forked:
+            return self._fork(words, self.environment | environment)
         done = subprocess.run(
-            [*self.command, *map(str, arguments)],
+            [*self.command, *words],
             cwd=self.folder,
             env=self.environment | environment,
             stdin=subprocess.DEVNULL,
@@ -79,6 +94,19 @@ class Program:
             check=False,
         )
         return Ended(done.returncode, done.stdout, done.stderr)
+
+    def _fork(self, words: list[str], environment: dict[str, str]) -> Ended:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        said = self.folder.parent / f"said-{next(self._calls)}"
+        said.mkdir()
+        process = context.Process(target=_called, args=(words, self.folder, environment, said))
+        process.start()
+        process.join(RUN_SECONDS_MAX)
+        if process.exitcode is None:
+            process.kill()
+            raise TimeoutError(words)
+        return Ended(process.exitcode, (said / "out").read_text(), (said / "err").read_text())
 
     def start(self, *arguments: object, **environment: str) -> Running:
         """Start it, with its output in a pipe."""
@@ -90,6 +118,17 @@ class Program:
         command = [*self.command, *map(str, arguments)]
         seen = {"TERM": "xterm-256color"}
         return Running(command, self.folder, self.environment | seen | environment, terminal=True)
+
+
+def _called(words: list[str], folder: Path, environment: dict[str, str], said: Path) -> None:
+    """In the forked process: be the command, with these words, here."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for descriptor, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(said / name, os.O_CREAT | os.O_WRONLY, 0o600), descriptor)
+    sys.argv = ["ledgerstone", *words]
+    main()
 
 
 class Running:

@@ -514,7 +514,7 @@ def test_alone_it_shows_its_help(program: Program) -> None:
 def test_every_command_has_a_help_with_an_example(name: str) -> None:
     """Every command of a group says what it does, with an example; every option has its words."""
     group: Any = typer.main.get_command(app)
-    commands = group.commands[name].commands
+    commands = group.get_command(typer.Context(group), name).commands
 
     assert [word for word, command in commands.items() if "Example:" not in command.help] == []
     assert [

@@ -31,7 +31,7 @@ def test_alone_it_shows_its_help(program: Program) -> None:
 def test_everything_has_a_help(name: str) -> None:
     """Every command and every option of it has a help text."""
     group: Any = typer.main.get_command(app)
-    command = group.commands[name] if name else group
+    command = group.get_command(typer.Context(group), name) if name else group
 
     assert command.help
     assert [option.name for option in command.params if not option.help] == []

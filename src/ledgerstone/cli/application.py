@@ -137,7 +137,7 @@ def group(help: str, alone: Callable[[typer.Context], None]) -> typer.Typer:  # 
 
     The options of every command may also stand before its commands.
     """
-    made = typer.Typer(help=help, invoke_without_command=True)
+    made = typer.Typer(help=help, invoke_without_command=True, add_completion=False)
 
     @made.callback()
     def grouped(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ledgerstone import __version__
-from ledgerstone.cli import jobs, output, queues, schedules
+from ledgerstone.cli import output
 from ledgerstone.cli.call import (
     Call,
     ConfigOption,
@@ -17,14 +19,43 @@ from ledgerstone.cli.call import (
     command,
     flag,
 )
-from ledgerstone.cli.demo import demo
-from ledgerstone.cli.doctor import doctor
-from ledgerstone.cli.migrate import migrate
-from ledgerstone.cli.status import status
-from ledgerstone.cli.up import up
-from ledgerstone.cli.work import work
+
+COMMANDS = ("up", "work", "status", "doctor", "migrate", "demo")
+GROUPS = ("jobs", "queues", "schedules")
+
+
+class Commands(TyperGroup):
+    """The commands, each from the module of its name: only the one that is called is loaded."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*COMMANDS, *GROUPS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands and cmd_name in self.list_commands(ctx):
+            self.commands[cmd_name] = _loaded(cmd_name)
+        return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if self.get_command(ctx, args[0]) is None:
+            # What was meant is looked for among those that are loaded.
+            for name in self.list_commands(ctx):
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
+
+
+def _loaded(name: str) -> Any:
+    module = import_module(f"ledgerstone.cli.{name}")
+    if name in GROUPS:
+        loaded = typer.main.get_command(module.app)
+        loaded.name = name
+        return loaded
+    alone = typer.Typer(add_completion=False)
+    alone.command()(command(getattr(module, name)))
+    return typer.main.get_command(alone)
+
 
 app = typer.Typer(
+    cls=Commands,
     help="Accept once, do later, prove what happened: durable work in the database you have.",
     epilog="Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 something to do,"
     " 4 try again later, 130 interrupted.",
@@ -33,12 +64,6 @@ app = typer.Typer(
     # A traceback with the values of variables would show passwords.
     pretty_exceptions_enable=False,
 )
-
-for function in (up, work, status, doctor, migrate, demo):
-    app.command()(command(function))
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(queues.app, name="queues")
-app.add_typer(schedules.app, name="schedules")
 
 
 @app.callback()

@@ -127,8 +127,8 @@ class PrivatePostgres:
     def __exit__(self, *raised: object) -> None:
         self.stop()
 
-    def create_database(self, name: str) -> str:
-        self.psql(f"CREATE DATABASE {database_name(name)} TEMPLATE template0")
+    def create_database(self, name: str, *, template: str = "template0") -> str:
+        self.psql(f"CREATE DATABASE {database_name(name)} TEMPLATE {database_name(template)}")
         return self._url(name)
 
     def drop_database(self, name: str) -> None:
