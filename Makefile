@@ -3,8 +3,9 @@
 PYTHON ?= python3
 ROOM ?= engine
 SCALE ?= 1
-# Two workers; the tests of one group stay on one of them and share its servers.
-PYTEST_ARGS ?= -n 2 --dist loadgroup
+# Four workers, also on two cores: who kills servers mostly waits. The tests of one group stay on one
+# of them and share its servers.
+PYTEST_ARGS ?= -n 4 --dist loadgroup
 
 BIN := .venv/bin
 NO_SERVERS := not postgres and not mysql and not rabbitmq and not pgbouncer and not slow

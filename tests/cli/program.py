@@ -16,7 +16,7 @@ from typing import IO, Any, Self
 import msgspec
 
 from ledgerstone.cli import main
-from ledgerstone.cli.program import COMMANDS, GROUPS
+from ledgerstone.cli.program import COMMANDS
 from ledgerstone.testing.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """Starts a Python for which the mode of a file counts, also when the tests are run by root."""
 
 
-PRELOADED = [f"ledgerstone.cli.{name}" for name in (*COMMANDS, *GROUPS)]
+PRELOADED = [place.partition(":")[0] for place in COMMANDS.values()]
 """What a process that is forked has imported already: that would be most of its time."""
 
 

@@ -37,6 +37,7 @@ def send(to: str) -> int:
 
 @ledger.job("wait")
 def wait() -> int:
+    Path("begun").touch()
     while not Path("go").exists():
         time.sleep(0.01)
     return os.getpid()
@@ -71,6 +72,11 @@ def standing(ledger: Ledger, job_id: str) -> JobRow:
 def await_status(ledger: Ledger, job_id: str, status: Status) -> JobRow:
     until(lambda: standing(ledger, job_id).status is status, what=f"{job_id} {status.value}")
     return standing(ledger, job_id)
+
+
+def await_begun(shop: Program) -> None:
+    """Until the handler of `wait` runs: a job that is claimed and has not begun is returned."""
+    until((shop.folder / "begun").exists, what="the job began")
 
 
 def process_ids(running: Running, count: int) -> list[int]:
@@ -229,7 +235,7 @@ def test_no_process_outlives_a_killed_parent(shop: Program, embedded: Ledger) ->
         *("work", "-A", "shop:ledger", "--processes", 2), LEDGERSTONE_ENGINE_GRACE_SECONDS="0.2"
     ) as running:
         children = [psutil.Process(pid) for pid in process_ids(running, 2)]
-        await_status(embedded, waiting, Status.RUNNING)
+        await_begun(shop)
         os.kill(running.pid, signal.SIGKILL)
         gone, alive = psutil.wait_procs(children, timeout=60)
 
@@ -246,7 +252,7 @@ def test_a_signal_to_all_processes_counts_once(shop: Program, embedded: Ledger) 
     waiting = enqueued(embedded, "wait")
     with shop.start("work", "-A", "shop:ledger", "--processes", 2) as running:
         children = process_ids(running, 2)
-        await_status(embedded, waiting, Status.RUNNING)
+        await_begun(shop)
         for pid in [*children, *children]:
             os.kill(pid, signal.SIGINT)
             os.kill(pid, signal.SIGTERM)
@@ -269,7 +275,7 @@ def test_the_second_signal_does_not_wait(shop: Program, embedded: Ledger, proces
         *("work", "-A", "shop:ledger", "--processes", processes),
         LEDGERSTONE_ENGINE_GRACE_SECONDS="3600",
     ) as running:
-        await_status(embedded, waiting, Status.RUNNING)
+        await_begun(shop)
         running.interrupt()
         running.says("a second signal returns")
         running.interrupt()

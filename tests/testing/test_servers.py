@@ -455,6 +455,15 @@ def test_free_ports_are_not_those_of_clients() -> None:
         with socket.socket() as bound:
             bound.bind((HOST, port))
     assert max(ports) < first_of_clients
+    assert len(set(ports)) == 100
+
+
+def test_a_free_port_is_given_once() -> None:
+    """A port that one process was given is not given to another, though nobody listens yet."""
+    ask_for_it = "from ledgerstone.testing.server import _reserved; print(_reserved({port}))"
+    script = [sys.executable, "-c", ask_for_it.format(port=free_port())]
+
+    assert subprocess.run(script, capture_output=True, check=True).stdout == b"False\n"
 
 
 @contextmanager

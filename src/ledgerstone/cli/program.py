@@ -20,37 +20,48 @@ from ledgerstone.cli.call import (
     flag,
 )
 
-COMMANDS = ("up", "work", "status", "doctor", "migrate", "demo")
-GROUPS = ("jobs", "queues", "schedules")
+COMMANDS = {
+    "up": "ledgerstone.cli.up:up",
+    "work": "ledgerstone.cli.work:work",
+    "status": "ledgerstone.cli.status:status",
+    "doctor": "ledgerstone.cli.doctor:doctor",
+    "migrate": "ledgerstone.cli.migrate:migrate",
+    "demo": "ledgerstone.cli.demo:demo",
+    "jobs": "ledgerstone.cli.jobs:app",
+    "queues": "ledgerstone.cli.queues:app",
+    "schedules": "ledgerstone.cli.schedules:app",
+}
+"""Where each is; only the one that is called is loaded."""
 
 
 class Commands(TyperGroup):
-    """The commands, each from the module of its name: only the one that is called is loaded."""
+    """The commands, loaded when they are asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*COMMANDS, *GROUPS]
+        return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.commands and cmd_name in self.list_commands(ctx):
+        if cmd_name not in self.commands and cmd_name in COMMANDS:
             self.commands[cmd_name] = _loaded(cmd_name)
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if self.get_command(ctx, args[0]) is None:
-            # What was meant is looked for among those that are loaded.
-            for name in self.list_commands(ctx):
+        if args[0] not in COMMANDS:
+            # What may have been meant is looked for among those that are loaded.
+            for name in COMMANDS:
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
 
 def _loaded(name: str) -> Any:
-    module = import_module(f"ledgerstone.cli.{name}")
-    if name in GROUPS:
-        loaded = typer.main.get_command(module.app)
-        loaded.name = name
-        return loaded
+    module, _, attribute = COMMANDS[name].partition(":")
+    found = getattr(import_module(module), attribute)
+    if isinstance(found, typer.Typer):
+        group = typer.main.get_command(found)
+        group.name = name
+        return group
     alone = typer.Typer(add_completion=False)
-    alone.command()(command(getattr(module, name)))
+    alone.command(name)(command(found))
     return typer.main.get_command(alone)
 
 

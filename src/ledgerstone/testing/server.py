@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pwd
 import random
@@ -15,8 +16,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import Protocol, Self
+from typing import BinaryIO, Protocol, Self
 
 from ledgerstone.errors import BadInput, LedgerstoneError, NotAllowedNow
 from ledgerstone.testing import supervisor
@@ -106,7 +108,8 @@ class DatabaseServer(Server, Protocol):
 def free_port() -> int:
     """A port nobody listens on, outside the range that the kernel gives to outgoing connections.
 
-    Inside that range a client could take the port of a killed server before it is back.
+    Inside that range a client could take the port of a killed server before it is back. It is given
+    to nobody else while this process lives: a server may take seconds to listen on it.
     """
     ephemeral_min = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
     ports = range(PORT_MIN, int(ephemeral_min))
@@ -114,7 +117,7 @@ def free_port() -> int:
     tried = random.SystemRandom().sample(ports, min(len(ports), PORT_TRIES_MAX))
     # Port 0 is the kernel's own choice, for a machine whose ephemeral range leaves nothing else.
     for port in (*tried, 0):
-        if bound := _bound(port):
+        if (bound := _bound(port)) and _reserved(bound):
             return bound
     raise ServerFailed(f"no free port was found on {HOST}")
 
@@ -126,6 +129,26 @@ def _bound(port: int) -> int | None:
         except OSError:
             return None
         return int(candidate.getsockname()[1])
+
+
+_given: set[int] = set()
+
+
+@lru_cache(maxsize=1)
+def _register(_: int) -> BinaryIO:
+    """A file with a byte for each port; once for each process, for its locks end with it."""
+    return (Path(tempfile.gettempdir()) / f"ledgerstone-ports-{os.getuid()}").open("ab")
+
+
+def _reserved(port: int) -> bool:
+    """Whether the port is ours: the lock of its byte was free."""
+    try:
+        fcntl.lockf(_register(os.getpid()), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:
+        return False
+    first = port not in _given
+    _given.add(port)
+    return first
 
 
 def database_name(name: str) -> str:
