@@ -113,7 +113,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 10
     batch_max: Annotated[
         int, Meta(ge=1, le=5000, description="Items claimed or settled in one transaction.")
-    ] = 200
+    ] = 500
     claim_ahead_ms: Annotated[
         float, Meta(ge=0, le=10_000, description="How far claiming runs ahead of the handlers.")
     ] = 50.0

@@ -284,8 +284,8 @@ def test_what_limits_a_job() -> None:
     """The limit key is made from the arguments, as they were parsed."""
     limited = kind_of(plain, limit=Limit(key=lambda order, words: f"{order}:{words}", most=2))
 
-    assert limited.limit_key({"order": 7}) == "7:none"
-    assert kind_of(plain).limit_key({"order": 7}) is None
+    assert limited.checked('{"order": 7}') == "7:none"
+    assert kind_of(plain).checked('{"order": 7}') is None
 
 
 def test_waits_of_its_own() -> None:

@@ -72,6 +72,7 @@ async def _queries(url: str) -> Any:
 async def _prepare(url: str) -> None:
     async with _queries(url) as queries:
         await queries.install()
+        await queries.optimize_autovacuum()
 
 
 async def _fill(url: str, count: int) -> Timing:

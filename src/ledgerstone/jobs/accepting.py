@@ -86,19 +86,27 @@ class Enqueued(msgspec.Struct, frozen=True):
         return self.accepted is Accepted.CREATED
 
 
-class _Checked(msgspec.Struct, frozen=True):
-    """A job as it will be written."""
+class _Shape(msgspec.Struct, frozen=True):
+    """What of a job its key and arguments do not decide: many of one call have it in common."""
 
+    name: str
+    kind: Kind | None
     org: str
-    key: str | None
-    content_hash: str
     queue: str
     row: Row
 
 
+class _Checked(msgspec.Struct, frozen=True):
+    """A job as it will be written."""
+
+    shape: _Shape
+    key: str | None
+    payload: str
+    limit_key: str | None
+
+
 _FIELDS = (
-    *((name, str, "text") for name in ("key", "queue", "requested_by")),
-    *((name, str, "text") for name in ("correlation_id", "trace_context")),
+    *((name, str, "text") for name in ("queue", "requested_by", "correlation_id", "trace_context")),
     ("run_at", datetime, "a moment with a time zone"),
     ("delay_seconds", int | float, "a number of seconds"),
 )
@@ -119,19 +127,19 @@ _insert = AppendEach(
     job,
     incoming=(
         job.c.id,
+        job.c.idempotency_key,
+        column("payload", text_type()),
+        job.c.limit_key,
         job.c.org_id,
         job.c.type,
         job.c.max_attempts,
         column("backoff_policy", Text()),
         job.c.priority,
-        job.c.idempotency_key,
         job.c.requested_by,
         job.c.queue,
-        column("payload", text_type()),
         # Milliseconds from now, or since 1970 where `relative` is 0.
         job.c.run_at_ms,
         column("relative", BigInteger()),
-        job.c.limit_key,
         job.c.limit_max,
         job.c.correlation_id,
         job.c.trace_context,
@@ -165,14 +173,15 @@ def channel_of(queue: str) -> str:
 def accept(tx: Transaction, kinds: Kinds, jobs: Sequence[NewJob]) -> list[Enqueued]:
     """Accept each, or say by which job its key is taken; what is malformed refuses all."""
     bytes_max = tx.database.settings.body_bytes_max
-    checked = [_checked(kinds, new, bytes_max) for new in jobs]
+    shapes: dict[Row, _Shape] = {}
+    checked = [_checked(kinds, new, shapes, bytes_max) for new in jobs]
     ids = [new_id() for _ in checked]
     taken = _taken(tx, ids, checked)
-    fresh = [i for i in range(len(checked)) if i not in taken]
+    fresh = [i for i in range(len(checked)) if i not in taken] if taken else range(len(checked))
     if fresh:
-        _insert.run(tx, [(ids[i], *checked[i].row) for i in fresh])
+        _insert.run(tx, [_row(ids[i], checked[i]) for i in fresh])
         history.record(tx, [(ids[i], _first_words(jobs[i])) for i in fresh], None, Status.QUEUED)
-        for queue in {checked[i].queue for i in fresh}:
+        for queue in {checked[i].shape.queue for i in fresh}:
             tx.wake(channel_of(queue))
     return [
         taken[i] if i in taken else Enqueued(ids[i], Accepted.CREATED) for i in range(len(checked))
@@ -181,21 +190,21 @@ def accept(tx: Transaction, kinds: Kinds, jobs: Sequence[NewJob]) -> list[Enqueu
 
 def _taken(tx: Transaction, ids: Sequence[str], checked: Sequence[_Checked]) -> dict[int, Enqueued]:
     """Those whose key is taken, by their position."""
-    keyed = [i for i, new in enumerate(checked) if new.key is not None]
+    keyed = [(i, new) for i, new in enumerate(checked) if new.key is not None]
     if not keyed:
         return {}
-    rows = [(ids[i], checked[i].org, checked[i].key, checked[i].content_hash) for i in keyed]
+    rows = [(ids[i], new.shape.org, new.key, _content_hash(new)) for i, new in keyed]
     left_out = [keyed[n] for n in _take_keys.run(tx, rows)]
-    return {i: _existing(tx, checked[i]) for i in left_out}
+    return {i: _existing(tx, new) for i, new in left_out}
 
 
 def _existing(tx: Transaction, new: _Checked) -> Enqueued:
-    found = _by_key.one(tx, org_id=new.org, key=new.key)
+    found = _by_key.one(tx, org_id=new.shape.org, key=new.key)
     if found is None:
         # Taken by a transaction that this one, begun earlier, is not allowed to see.
         message = f"the key {new.key!r} was taken by another transaction at the same time"
         raise StoreBusy(message, hint="run the transaction again")
-    same = found[1] == new.content_hash
+    same = found[1] == _content_hash(new)
     return Enqueued(str(found[0]), Accepted.EXISTING if same else Accepted.CONFLICT)
 
 
@@ -205,23 +214,50 @@ def _first_words(new: NewJob) -> str | None:
     return history.detail(by=new.requested_by, correlation_id=new.correlation_id)
 
 
-def _checked(kinds: Kinds, new: NewJob, bytes_max: int) -> _Checked:
-    _check_types(new)
-    name = kinds.name_of(new.type)
-    kind = kinds.get(name)
+def _row(job_id: str, new: _Checked) -> Row:
+    return (job_id, new.key, new.payload, new.limit_key, *new.shape.row)
+
+
+def _checked(kinds: Kinds, new: NewJob, shapes: dict[Row, _Shape], bytes_max: int) -> _Checked:
+    shape = _shape(kinds, new, shapes)
     payload = encode(new.payload, bytes_max=bytes_max)
     if not payload.startswith("{"):
-        message = f"the arguments of {name} are given by name, not as {payload[:20]}"
+        message = f"the arguments of {shape.name} are given by name, not as {payload[:20]}"
         raise BadInput(message, hint='give them as a dict: {"order": 7}')
-    parsed = msgspec.json.decode(payload)
-    limit_key = None
-    if kind is not None:
-        kind.parsed(parsed)
-        limit_key = kind.limit_key(parsed)
+    limit_key = shape.kind.checked(payload) if shape.kind is not None else None
+    for text, what in ((new.key, "a key"), (limit_key, "a limit key")):
+        if text is not None:
+            check_name(text, what, chars_max=KEY_CHARS_MAX)
+    return _Checked(shape, new.key, payload, limit_key)
+
+
+def _shape(kinds: Kinds, new: NewJob, shapes: dict[Row, _Shape]) -> _Shape:
+    """The checked shape of a job, made once for all of a call that have the same."""
+    given = (
+        *(new.type, new.org, new.queue, new.priority, new.max_attempts, new.run_at),
+        *(new.delay_seconds, new.requested_by, new.correlation_id, new.trace_context),
+    )
+    _check_type("key", new.key, str, "text")
+    try:
+        known = shapes.get(given)
+    except TypeError:
+        # What cannot be a key of a dict is of no type that is taken: the checks will say which.
+        known = None
+    if known is not None:
+        return known
+    for field, kind, words in _FIELDS:
+        _check_type(field, getattr(new, field), kind, words)
+    shapes[given] = made = _made(kinds, new)
+    return made
+
+
+def _made(kinds: Kinds, new: NewJob) -> _Shape:
+    name = kinds.name_of(new.type)
+    kind = kinds.get(name)
     org = org_of(new.org)
     by_kind = kind.queue if kind is not None else DEFAULT_QUEUE
     queue = new.queue if new.queue is not None else by_kind
-    _check_texts(new, queue, limit_key)
+    _check_texts(new, queue)
     run_at_ms, relative = _due(new)
     attempts = _given(new, kind, "max_attempts", MAX_ATTEMPTS)
     row = (
@@ -230,27 +266,22 @@ def _checked(kinds: Kinds, new: NewJob, bytes_max: int) -> _Checked:
         _bounded("max_attempts", attempts, 1, ATTEMPTS_LIMIT),
         kind.backoff.policy.value if kind is not None else "exp",
         _bounded("priority", _given(new, kind, "priority", 0), -PRIORITY_MAX, PRIORITY_MAX),
-        new.key,
         new.requested_by,
         queue,
-        payload,
         run_at_ms,
         relative,
-        limit_key,
         kind.limit.most if kind is not None and kind.limit is not None else None,
         new.correlation_id,
         new.trace_context,
     )
-    return _Checked(org, new.key, _content_hash(name, payload), queue, row)
+    return _Shape(name, kind, org, queue, row)
 
 
-def _check_types(new: NewJob) -> None:
+def _check_type(field: str, value: object, kind: Any, words: str) -> None:
     """Python lets anything be given; what is of another type is refused by its name."""
-    for field, kinds, words in _FIELDS:
-        value = getattr(new, field)
-        if value is not None and not isinstance(value, kinds):
-            message = f"{field} is {words}, not {value!r}"
-            raise BadInput(message)
+    if value is not None and not isinstance(value, kind):
+        message = f"{field} is {words}, not {value!r}"
+        raise BadInput(message)
 
 
 @lru_cache(maxsize=ORGS_SEEN_MAX)
@@ -263,11 +294,9 @@ def org_of(given: str | UUID) -> str:
         raise BadInput(message) from error
 
 
-def _check_texts(new: NewJob, queue: str, limit_key: str | None) -> None:
+def _check_texts(new: NewJob, queue: str) -> None:
     check_name(queue, "a queue", chars_max=QUEUE_CHARS_MAX)
     for text, what, chars_max in (
-        (new.key, "a key", KEY_CHARS_MAX),
-        (limit_key, "a limit key", KEY_CHARS_MAX),
         (new.requested_by, "requested_by", WHO_CHARS_MAX),
         (new.correlation_id, "a correlation id", CORRELATION_CHARS_MAX),
         (new.trace_context, "a trace context", TRACE_CHARS_MAX),
@@ -309,5 +338,5 @@ def _due(new: NewJob) -> tuple[int, int]:
     return ms, 0
 
 
-def _content_hash(name: str, payload: str) -> str:
-    return hashlib.sha256(f"{name}\n{payload}".encode()).hexdigest()
+def _content_hash(new: _Checked) -> str:
+    return hashlib.sha256(f"{new.shape.name}\n{new.payload}".encode()).hexdigest()

@@ -11,12 +11,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import bindparam, column, select
+from sqlalchemy import bindparam, column, func, select
 
 from ledgerstone.ids import new_id
 from ledgerstone.jobs.states import Status
-from ledgerstone.jobs.tables import job_event
-from ledgerstone.store.batch import AppendEach
+from ledgerstone.jobs.tables import job, job_event
+from ledgerstone.store.batch import AppendEach, Journal
 from ledgerstone.store.expressions import as_json, json_text, now
 from ledgerstone.store.moments import moment_of
 from ledgerstone.store.pages import Keyset, Page
@@ -53,6 +53,7 @@ class Replayed(msgspec.Struct):
     cancel_requested: bool = False
 
 
+_worker = bindparam("worker", type_=job.c.worker.type)
 _append = AppendEach(
     "jobs.record",
     job_event,
@@ -64,6 +65,29 @@ _append = AppendEach(
         "detail_json": as_json(row.detail_json),
     },
 )
+
+
+moved = Journal(
+    append=_append,
+    carried=(column("words", text_type()),),
+    told=lambda row, _: (new_id(), row[0], row[-1]),
+    columns=lambda row: (row.id, row.words),
+)
+"""What is told of a job that is found by its id, the first that travels; its words are the last."""
+claimed = Journal(
+    append=_append,
+    told=lambda row, common: (new_id(), str(row[0]), begun(row[1], common["worker"])),
+    columns=lambda row: (
+        row.id,
+        func.concat('{"attempt":', row.attempt, ',"worker":"', _worker, '"}'),
+    ),
+)
+"""What is told of a job that begins."""
+
+
+def begun(attempt: int, worker: str) -> str:
+    """What is told of an attempt."""
+    return f'{{"attempt":{attempt},"worker":"{worker}"}}'
 
 
 def _event(row: Any) -> JobEvent:
@@ -90,9 +114,13 @@ _events = Keyset(
 def record(tx: Transaction, moves: Sequence[Move], prev: Status | None, following: Status) -> None:
     """Write one event for each of these jobs."""
     if moves:
-        rows = [(new_id(), job_id, detail) for job_id, detail in moves]
-        before = prev.value if prev is not None else None
-        _append.run(tx, rows, prev=before, next=following.value)
+        rows = [(new_id(), job_id, words) for job_id, words in moves]
+        _append.run(tx, rows, **between(prev, following))
+
+
+def between(prev: Status | None, following: Status) -> dict[str, str | None]:
+    """The states of a move, as parameters of the journal."""
+    return {"prev": prev.value if prev is not None else None, "next": following.value}
 
 
 def detail(**facts: Any) -> str:

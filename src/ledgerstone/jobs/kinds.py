@@ -45,6 +45,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     call: Callable[..., Any]
     arguments: type[msgspec.Struct]
+    decoder: msgspec.json.Decoder[msgspec.Struct]
     takes_job: bool
     where: Where
     queue: str = DEFAULT_QUEUE
@@ -60,13 +61,23 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
             # The keys of a JSON object are text, whatever they were before.
             found = msgspec.convert(payload, self.arguments, strict=True, str_keys=True)
         except (msgspec.ValidationError, TypeError) as error:
-            message = f"the arguments of {self.name} do not fit: {error}"
-            raise BadInput(message, hint=f"it takes {self.takes}") from error
-        return {name: getattr(found, name) for name in self.arguments.__struct_fields__}
+            raise self._misfit(error) from error
+        return self._by_name(found)
 
-    def limit_key(self, payload: Any) -> str | None:
-        """What this job is limited by."""
-        return self.limit.key(**self.parsed(payload)) if self.limit is not None else None
+    def checked(self, payload: str) -> str | None:
+        """What a job with this payload, as JSON, is limited by; BadInput if it does not fit."""
+        try:
+            found = self.decoder.decode(payload)
+        except msgspec.ValidationError as error:
+            raise self._misfit(error) from error
+        return self.limit.key(**self._by_name(found)) if self.limit is not None else None
+
+    def _misfit(self, error: Exception) -> BadInput:
+        message = f"the arguments of {self.name} do not fit: {error}"
+        return BadInput(message, hint=f"it takes {self.takes}")
+
+    def _by_name(self, found: msgspec.Struct) -> dict[str, Any]:
+        return {name: getattr(found, name) for name in self.arguments.__struct_fields__}
 
     @property
     def takes(self) -> str:
@@ -116,10 +127,12 @@ class Kinds:
 
 def _made(name: str, call: Callable[..., Any], options: dict[str, Any]) -> Kind:
     processes = options.pop("process", False)
+    arguments = _arguments(name, call)
     kind = Kind(
         name=name,
         call=call,
-        arguments=_arguments(name, call),
+        arguments=arguments,
+        decoder=msgspec.json.Decoder(arguments),
         takes_job=_takes_job(call),
         where=_where(call, process=processes),
         **options,

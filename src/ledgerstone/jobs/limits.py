@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import BigInteger, bindparam, exists, func, select, update
 
+from ledgerstone.jobs import history
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job, job_queue, stands, still
 from ledgerstone.store.batch import ClaimEach, InsertEach, UpdateEach
@@ -65,6 +66,7 @@ _running = Statement(
 _take = UpdateEach(
     "jobs.take",
     key=job.c.id,
+    journal=history.moved,
     incoming=(job.c.id,),
     build=lambda row: (
         update(job)
@@ -168,7 +170,9 @@ def claim(
                 used[key] = used.get(key, 0) + 1
             allowed.append(candidate.row)
         if allowed:
-            _take.run(tx, [(str(row[0]),) for row in allowed], **common)
+            words = [history.begun(row[1] + 1, common["worker"]) for row in allowed]
+            rows = [(str(row[0]), told) for row, told in zip(allowed, words, strict=True)]
+            _take.run(tx, rows, **common)
             taken += allowed
         for key in full:
             _block.run(tx, limit=BLOCK_MAX, queue_=queue, key_=key)

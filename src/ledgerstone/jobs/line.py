@@ -15,6 +15,7 @@ from uuid import UUID
 from sqlalchemy import BigInteger, Integer, and_, bindparam, exists, false, func, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
+from ledgerstone.jobs import history
 from ledgerstone.jobs.limits import Candidate
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job, job_queue, stands
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 FIRST_ORG = "00000000-0000-0000-0000-000000000000"
 ALONE_SECONDS = 0.1
 """How long an organisation that was alone in line is taken to be."""
-SLOW_SECONDS = 0.02
-"""A claim that took longer had to pass what was taken before and cannot be forgotten yet, because
-somebody keeps a transaction open."""
+SLOW_SECONDS, SLOW_ROW_SECONDS = 0.02, 0.0001
+"""A claim that took longer, also for each job, had to pass what was taken before and cannot be
+forgotten yet, because somebody keeps a transaction open."""
 RESUME_SECONDS = 0.5
 """For so long after a slow claim the next ones begin where it ended, not at the front."""
 COLUMNS: tuple[Any, ...] = (
@@ -96,7 +97,7 @@ class Line:
             limit - len(rows),
             lambda room, start: self._take.run(tx, limit=room, start=start, **common),
         )
-        if rows and perf_counter() - began > SLOW_SECONDS:
+        if rows and perf_counter() - began > max(SLOW_SECONDS, len(rows) * SLOW_ROW_SECONDS):
             self._remember(rows[-1])
             self._resume_until = tx.database.clock.monotonic() + RESUME_SECONDS
         return rows
@@ -194,6 +195,7 @@ def _taking(queue: str, due: ColumnElement[bool]) -> ClaimEach:
             "worker": bindparam("worker", type_=job.c.worker.type),
         },
         returning=COLUMNS,
+        journal=history.claimed,
     )
 
 

@@ -496,8 +496,7 @@ def _checked(kinds: Kinds, new: NewSchedule, bytes_max: int) -> _Content:
         raise BadInput(message, hint='give them as a dict: {"order": 7}')
     kind = kinds.get(name)
     if kind is not None:
-        kind.parsed(msgspec.json.decode(payload))
-        kind.limit_key(msgspec.json.decode(payload))
+        kind.checked(payload)
     if new.queue is not None:
         check_name(new.queue, "a queue", chars_max=QUEUE_CHARS_MAX)
     if new.priority is not None and not -PRIORITY_MAX <= new.priority <= PRIORITY_MAX:

@@ -93,12 +93,14 @@ _unwanted = job.c.cancel_requested == 1
 _succeed = UpdateEach(
     "jobs.succeed",
     key=job.c.id,
+    journal=history.moved,
     incoming=_held,
     build=lambda row: _claimed(row).values(_ended(Status.SUCCEEDED)),
 )
 _succeed_with = UpdateEach(
     "jobs.succeed_with",
     key=job.c.id,
+    journal=history.moved,
     incoming=(*_held, column("result", text_type())),
     build=lambda row: _claimed(row).values(
         {**_ended(Status.SUCCEEDED), "result": as_json(row.result)}
@@ -107,6 +109,7 @@ _succeed_with = UpdateEach(
 _fail = UpdateEach(
     "jobs.fail",
     key=job.c.id,
+    journal=history.moved,
     incoming=(*_held, *_error, column("crashed", Integer())),
     build=lambda row: _claimed(row, _wanted).values(
         {
@@ -120,18 +123,21 @@ _fail = UpdateEach(
 _cancel = UpdateEach(
     "jobs.end_canceled",
     key=job.c.id,
+    journal=history.moved,
     incoming=_held,
     build=lambda row: _claimed(row).values(_ended(Status.CANCELED)),
 )
 _cancel_unwanted = UpdateEach(
     "jobs.end_unwanted",
     key=job.c.id,
+    journal=history.moved,
     incoming=_held,
     build=lambda row: _claimed(row, _unwanted).values(_ended(Status.CANCELED)),
 )
 _return = UpdateEach(
     "jobs.return",
     key=job.c.id,
+    journal=history.moved,
     incoming=(*_held, _delay),
     build=lambda row: _claimed(row, _wanted).values(
         {**_due_again(row), "attempt": job.c.attempt - 1}
@@ -151,12 +157,14 @@ def _failed(row: Incoming) -> Update:
 _retry = UpdateEach(
     "jobs.retry_failed",
     key=job.c.id,
+    journal=history.moved,
     incoming=(*_held, _delay),
     build=lambda row: _failed(row).values(_due_again(row)),
 )
 _bury = UpdateEach(
     "jobs.bury",
     key=job.c.id,
+    journal=history.moved,
     incoming=_held,
     build=lambda row: _failed(row).values(_ended(Status.DEAD_LETTER)),
 )
@@ -233,12 +241,11 @@ def _run(
     """One move for each of these; the ones that were refused."""
     if not outcomes:
         return []
-    rows = [(o.claim.key, o.claim.attempt, o.claim.token, *more(o)) for o in outcomes]
-    refused = each.run(tx, rows)
-    gone = set(refused)
-    kept = [o for i, o in enumerate(outcomes) if i not in gone]
-    moves = [(o.claim.key, _words(o, worker, status)) for o in kept]
-    history.record(tx, moves, Status.RUNNING, status)
+    rows = [
+        (o.claim.key, o.claim.attempt, o.claim.token, *more(o), _words(o, worker, status))
+        for o in outcomes
+    ]
+    refused = each.run(tx, rows, **history.between(Status.RUNNING, status))
     return [outcomes[i] for i in refused]
 
 
@@ -249,16 +256,15 @@ def _go_on(tx: Transaction, failed: Outcomes, worker: str | None, rules: Rules) 
         claim = cast("JobClaim", outcome.claim)
         held = (claim.key, claim.attempt, claim.token)
         if _is_last(outcome, claim, rules):
-            over.append(held)
+            over.append((*held, None))
         else:
-            again.append((*held, round(rules.backoff(claim).after(claim.attempt) * 1000)))
+            delay_ms = round(rules.backoff(claim).after(claim.attempt) * 1000)
+            words = history.detail(delay_ms=delay_ms, worker=worker)
+            again.append((*held, delay_ms, words))
     if again:
-        _retry.run(tx, again)
-        moves = [(row[0], history.detail(delay_ms=row[3], worker=worker)) for row in again]
-        history.record(tx, moves, Status.FAILED, Status.QUEUED)
+        _retry.run(tx, again, **history.between(Status.FAILED, Status.QUEUED))
     if over:
-        _bury.run(tx, over)
-        history.record(tx, [(row[0], None) for row in over], Status.FAILED, Status.DEAD_LETTER)
+        _bury.run(tx, over, **history.between(Status.FAILED, Status.DEAD_LETTER))
 
 
 def _is_last(outcome: Outcome, claim: JobClaim, rules: Rules) -> bool:
@@ -274,7 +280,7 @@ def _words(outcome: Outcome, worker: str | None, status: Status) -> str:
     # Only what goes back in line gets its attempt back.
     attempt = claim.attempt - (status is Status.QUEUED)
     if failure is None and outcome.delay_seconds is None and worker is not None:
-        return f'{{"attempt":{attempt},"worker":"{worker}"}}'
+        return history.begun(attempt, worker)
     crashed = status is Status.FAILED and failure is not None and failure.crashed
     return history.detail(
         attempt=attempt,

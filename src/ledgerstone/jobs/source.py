@@ -83,6 +83,7 @@ _expired = Statement(
 _rescue = UpdateEach(
     "jobs.rescue",
     key=job.c.id,
+    journal=history.moved,
     incoming=(job.c.id, job.c.token),
     build=lambda row: (
         update(job)
@@ -147,10 +148,7 @@ class JobSource:
     def claim(self, tx: Transaction, ask: Ask) -> Sequence[JobClaim]:
         self._worker = ask.worker
         self._open_scheduled(tx)
-        claims = self._claims(tx, ask)
-        moves = [(c.key, f'{{"attempt":{c.attempt},"worker":"{ask.worker}"}}') for c in claims]
-        history.record(tx, moves, Status.QUEUED, Status.RUNNING)
-        return claims
+        return self._claims(tx, ask)
 
     def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         if self._limited:
@@ -172,22 +170,24 @@ class JobSource:
             # Nor does one begin again that was asked to stop.
             alive = row[3] + 1 < crashes_max and row[1] < row[4] and not row[6]
             (again if alive else over).append(row)
-        lost = set(_rescue.run(tx, [(str(row[0]), row[2]) for row in again])) if again else set()
-        rescued = [row for i, row in enumerate(again) if i not in lost]
-        history.record(
+        lost = _rescue.run(
             tx,
-            [(str(row[0]), _last_words(row)) for row in rescued],
-            Status.RUNNING,
-            Status.QUEUED,
+            [(str(row[0]), row[2], _last_words(row)) for row in again],
+            **history.between(Status.RUNNING, Status.QUEUED),
         )
+        rescued = len(again) - len(lost)
         for row in over:
             self._bury(tx, row)
         if limits.sweep(tx, self._queue) or rescued:
             tx.wake(self.channel)
-        return len(rescued) + len(over)
+        return rescued + len(over)
 
     def _claims(self, tx: Transaction, ask: Ask) -> list[JobClaim]:
-        common = {"lease_ms": round(ask.lease_seconds * 1000), "worker": ask.worker}
+        common = {
+            "lease_ms": round(ask.lease_seconds * 1000),
+            "worker": ask.worker,
+            **history.between(Status.QUEUED, Status.RUNNING),
+        }
         if not self._limited:
             rows = self._line.take(tx, ask.limit, **common)
             if rows or not limits.limited(tx, self._queue):

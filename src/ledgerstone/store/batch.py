@@ -57,12 +57,33 @@ class Incoming:
             raise AttributeError(name) from None
 
 
+class Journal(msgspec.Struct, frozen=True, kw_only=True):
+    """What is told, in another table, of each row that a statement changes.
+
+    Where a database can, by that statement itself, elsewhere by a second one: so it is said twice.
+    - `carried` are columns that travel for it, behind those of the statement.
+    - `told` makes the row that `append` takes: of the row that travelled, or was taken, and of the
+      parameters of the call.
+    - `columns` are the same without the first, the new id, as expressions over the key and what is
+      carried, or over what a claim returns.
+    """
+
+    append: AppendEach
+    carried: tuple[ColumnClause[Any], ...] = ()
+    told: Callable[[Row, Mapping[str, Any]], Row]
+    columns: Callable[[Incoming], Sequence[ColumnElement[Any]]]
+
+    def run(self, tx: Transaction, rows: Sequence[Row], common: Mapping[str, Any]) -> None:
+        self.append.run(tx, [self.told(row, common) for row in rows], **common)
+
+
 class UpdateEach:
     """Change many rows, each found by the values that travel for it.
 
     - All of a batch happen in the caller's transaction.
     - Answers the positions of the rows that no row of the table matched, in order.
     - The key stays as it is.
+    - With a `journal` it is told of each row that matched.
     """
 
     def __init__(
@@ -72,19 +93,31 @@ class UpdateEach:
         key: ColumnClause[Any],
         incoming: Sequence[ColumnClause[Any]],
         build: Callable[[Incoming], Update],
+        journal: Journal | None = None,
     ) -> None:
         self.name = name
         self.key = key
         self.incoming = incoming
         self.build = build
+        self.journal = journal
         self.key_position = [column.name for column in incoming].index(key.name)
         self.statements: dict[str, Statement] = {}
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> list[int]:
+        carried = self.journal.carried if self.journal is not None else ()
         unmatched: list[int] = []
-        for start, part in _parts(rows, self.incoming):
-            found = tx.database.dialect.update_each(self, tx, part, common)
-            unmatched.extend(start + i for i in found)
+        for start, part in _parts(rows, (*self.incoming, *carried)):
+            unmatched.extend(start + i for i in self._run(tx, part, common))
+        return unmatched
+
+    def _run(self, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]) -> list[int]:
+        dialect = tx.database.dialect
+        if self.journal is None or dialect.tells:
+            return dialect.update_each(self, tx, rows, common)
+        width = len(self.incoming)
+        unmatched = dialect.update_each(self, tx, [row[:width] for row in rows], common)
+        gone = set(unmatched)
+        self.journal.run(tx, [row for i, row in enumerate(rows) if i not in gone], common)
         return unmatched
 
 
@@ -118,7 +151,7 @@ class Adding:
 
 
 class AppendEach(Adding):
-    """Add many rows of which none can be taken already: a journal."""
+    """Add many rows of which none can be taken already."""
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> None:
         for _, part in _parts(rows, self.incoming):
@@ -162,6 +195,7 @@ class ClaimEach:
     - `returning` answers the values after `set_`; in the order of `order_by`, whose columns hold no
       NULL and are not changed by `set_`.
     - The parameter `limit` is given at each run.
+    - With a `journal` it is told of each row that is taken.
     - An index has the columns of `due` and then those of `order_by`: MySQL locks every due row that
       it has to sort, so that a claimer beside this one would find nothing.
     """
@@ -176,6 +210,7 @@ class ClaimEach:
         order_by: Sequence[Any],
         set_: Mapping[str, Any],
         returning: Sequence[Any],
+        journal: Journal | None = None,
     ) -> None:
         self.name = name
         self.table = table
@@ -184,10 +219,15 @@ class ClaimEach:
         self.order_by = order_by
         self.set_ = set_
         self.returning = returning
+        self.journal = journal
         self.statements: dict[str, Statement] = {}
 
     def run(self, tx: Transaction, *, limit: int, **common: Any) -> list[Row]:
-        return tx.database.dialect.claim_each(self, tx, min(limit, ROWS_MAX), common)
+        dialect = tx.database.dialect
+        taken = dialect.claim_each(self, tx, min(limit, ROWS_MAX), common)
+        if self.journal is not None and not dialect.tells:
+            self.journal.run(tx, taken, common)
+        return taken
 
     def after(self, column: Any) -> ColumnElement[Any]:
         """What a column holds once the row is taken; an expression over such is as it is."""

@@ -28,6 +28,7 @@ class Dialect(Protocol):
     - `open` answers an engine whose connections have the documented settings.
     - `one_writer` says that a second writer waits for the first, wherever it writes: claims and
       settlements are then worth one transaction, elsewhere two connections.
+    - `tells` says that what changes rows can also add to a journal, in one statement.
     - `update_each`, `append_each`, `insert_each`, `claim_each` carry out a batch, see `batch`.
     - `announce` makes channels ring in other processes when the transaction commits.
     - `watcher` answers what listens for them, or None where only polling can tell.
@@ -37,6 +38,7 @@ class Dialect(Protocol):
     name: str
     one_writer: bool
     embedded: bool
+    tells: bool
 
     def open(self, url: URL, settings: StoreSettings) -> Engine: ...
 

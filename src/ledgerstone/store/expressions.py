@@ -29,7 +29,8 @@ def _sqlite_now(*_: Any, **__: Any) -> str:
 @compiles(_DatabaseNow, "postgresql")
 def _postgresql_now(*_: Any, **__: Any) -> str:
     # Not clock_timestamp(): it is volatile, and no index could be used to compare with it.
-    return "CAST(EXTRACT(EPOCH FROM statement_timestamp()) * 1000 AS BIGINT)"
+    # Nor EXTRACT: it reckons with decimals, which takes three times as long for each row.
+    return "CAST(date_part('epoch', statement_timestamp()) * 1000 AS BIGINT)"
 
 
 @compiles(_DatabaseNow, "mysql")

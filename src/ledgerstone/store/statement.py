@@ -67,15 +67,23 @@ class Compiled:
 
 
 class Statement:
-    """One named statement; `amend` adds to its text what SQLAlchemy has no words for."""
+    """One named statement; `amend` adds to its text what SQLAlchemy has no words for.
+
+    `writes` is for one that changes rows and does not look like it.
+    """
 
     def __init__(
-        self, name: str, expression: ClauseElement, *, amend: Callable[[str], str] = str
+        self,
+        name: str,
+        expression: ClauseElement,
+        *,
+        amend: Callable[[str], str] = str,
+        writes: bool | None = None,
     ) -> None:
         self.name = name
         self._expression = expression
         self._amend = amend
-        self._writes = isinstance(expression, UpdateBase)
+        self._writes = isinstance(expression, UpdateBase) if writes is None else writes
         self._compiled: dict[Any, Compiled] = {}
 
     def rows(self, tx: Transaction, **values: Any) -> list[Row]:

@@ -62,6 +62,7 @@ class MySQL:
     name = "mysql"
     one_writer = False
     embedded = False
+    tells = False
 
     def open(self, url: URL, settings: StoreSettings) -> Engine:
         patience = {"connect_timeout": max(1, round(settings.connect_timeout_seconds))}

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     ARRAY,
+    CTE,
     BigInteger,
     Engine,
     String,
     Text,
+    Update,
     bindparam,
     cast,
     column,
@@ -25,14 +27,17 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import Insert, insert
+from sqlalchemy.sql.elements import ColumnClause
 
 from ledgerstone.errors import Unsupported
+from ledgerstone.ids import new_id
 from ledgerstone.store.batch import (
     Adding,
     AppendEach,
     ClaimEach,
     Incoming,
     InsertEach,
+    Journal,
     UpdateEach,
     missed,
 )
@@ -51,6 +56,7 @@ MIGRATION_LOCK = 0x1ED6E5
 PREPARE_AFTER = 5
 _NEUTRAL: Any = postgresql.dialect()  # type: ignore[no-untyped-call]
 _POSITION = "position"
+_TOLD, _NUMBER_DIGITS = "told_id", 8
 _POOLED = "yes: statements are not prepared, wake-ups by polling"
 
 _log = logging.getLogger("ledgerstone.store")
@@ -71,6 +77,7 @@ class PostgreSQL:
     name = "postgresql"
     one_writer = False
     embedded = False
+    tells = True
 
     def __init__(self) -> None:
         self.pooled: bool | None = None
@@ -110,12 +117,11 @@ class PostgreSQL:
     def update_each(
         self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]:
+        columns = _carried(operation)
         statement = operation.statements.get(self.name)
         if statement is None:
-            row = _travelling(operation.incoming)
-            updating = operation.build(row).returning(getattr(row, _POSITION))
-            statement = operation.statements[self.name] = Statement(operation.name, updating)
-        done = statement.rows(tx, **common, **_arrays(operation.incoming, rows))
+            statement = operation.statements[self.name] = _updating(operation, columns)
+        done = statement.rows(tx, **common, **_arrays(columns, rows), **_ids(operation.journal))
         if len(done) == len(rows):
             return []
         # By position and not by key: two claims of one item may be in one batch.
@@ -128,16 +134,20 @@ class PostgreSQL:
         statement = operation.statements.get(self.name)
         if statement is None:
             statement = operation.statements[self.name] = Statement(
-                operation.name, _inserting(operation)
+                operation.name, _inserting(operation, _travelling_in_short(operation.incoming))
             )
-        statement.run(tx, **common, **_arrays(operation.incoming, rows))
+        statement.run(tx, **common, **_in_short(operation.incoming, rows))
 
     def insert_each(
         self, operation: InsertEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]:
         statement = operation.statements.get(self.name)
         if statement is None:
-            inserting = _inserting(operation).on_conflict_do_nothing().returning(operation.key)
+            inserting = (
+                _inserting(operation, _travelling(operation.incoming))
+                .on_conflict_do_nothing()
+                .returning(operation.key)
+            )
             statement = operation.statements[self.name] = Statement(operation.name, inserting)
 
         def carry_out(part: Sequence[Row]) -> Sequence[Row]:
@@ -160,15 +170,12 @@ class PostgreSQL:
             # The array is made once and its keys are looked up; a join with `due` would be planned
             # as a scan of the whole table for larger limits.
             taken = func.any(func.array(due.scalar_subquery()))
-            statement = Statement(
-                operation.name,
-                update(operation.table)
-                .where(operation.key == taken)
-                .values(dict(operation.set_))
-                .returning(*operation.returning, *operation.ordering),
+            claiming = (
+                update(operation.table).where(operation.key == taken).values(dict(operation.set_))
             )
-            operation.statements[self.name] = statement
-        return operation.in_order(statement.rows(tx, limit=limit, **common))
+            statement = operation.statements[self.name] = _claiming(operation, claiming)
+        rows = statement.rows(tx, limit=limit, **common, **_ids(operation.journal))
+        return operation.in_order(rows)
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
         if self._notify:
@@ -248,8 +255,67 @@ def _travelling(columns: Sequence[Any]) -> Incoming:
     return Incoming({name: alias.c[name] for name in (*[c.name for c in columns], _POSITION)})
 
 
-def _inserting(operation: Adding) -> Insert:
-    values = operation.assignments(_travelling(operation.incoming))
+def _travelling_in_short(columns: Sequence[Any]) -> Incoming:
+    """As `_travelling`, of what `_in_short` sends."""
+    row = _travelling(columns)
+    first, *others = columns
+    # An array that is shorter than the first gives NULL for what it lacks.
+    short = {
+        c.name: func.coalesce(
+            getattr(row, c.name), bindparam(f"all_{c.name}", type_=_uncut(c.type))
+        )
+        for c in others
+    }
+    return Incoming({first.name: getattr(row, first.name), **short})
+
+
+def _carried(operation: UpdateEach) -> list[ColumnClause[Any]]:
+    """The columns that travel: those of the operation, then those for its journal."""
+    return [*operation.incoming, *(operation.journal.carried if operation.journal else ())]
+
+
+def _ids(journal: Journal | None) -> dict[str, str]:
+    """What the new ids of a journal begin with: the end is random and gives way to a number."""
+    return {} if journal is None else {_TOLD: new_id()[:-_NUMBER_DIGITS]}
+
+
+def _updating(operation: UpdateEach, columns: Sequence[ColumnClause[Any]]) -> Statement:
+    row = _travelling(columns)
+    changing = operation.build(row)
+    position = getattr(row, _POSITION)
+    journal = operation.journal
+    if journal is None:
+        return Statement(operation.name, changing.returning(position))
+    names = [operation.key.name, *(c.name for c in journal.carried)]
+    changed = changing.returning(position, *[getattr(row, name) for name in names]).cte("changed")
+    told = _telling(journal, Incoming(dict(changed.c)), changed.c[_POSITION], changed)
+    main = select(changed.c[_POSITION]).add_cte(told.cte("told"))
+    return Statement(operation.name, main, writes=True)
+
+
+def _claiming(operation: ClaimEach, claiming: Update) -> Statement:
+    answered = [*operation.returning, *operation.ordering]
+    journal = operation.journal
+    if journal is None:
+        return Statement(operation.name, claiming.returning(*answered))
+    changed = claiming.returning(*[c.label(f"c{i}") for i, c in enumerate(answered)]).cte("changed")
+    after = {c.name: changed.c[f"c{i}"] for i, c in enumerate(operation.returning)}
+    told = _telling(journal, Incoming(after), func.row_number().over(), changed)
+    return Statement(operation.name, select(*changed.c).add_cte(told.cte("told")), writes=True)
+
+
+def _telling(journal: Journal, row: Incoming, number: Any, origin: CTE) -> Insert:
+    """One row of the journal for each of these."""
+    first = bindparam(_TOLD, type_=Text()) + func.lpad(func.to_hex(number), _NUMBER_DIGITS, "0")
+    append = journal.append
+    pairs = zip(append.incoming, (first, *journal.columns(row)), strict=True)
+    values = append.assignments(Incoming({c.name: cast(value, c.type) for c, value in pairs}))
+    selected = select(*values.values()).select_from(origin)
+    return insert(append.table).from_select(list(values), selected)
+
+
+def _inserting(operation: Adding, row: Incoming) -> Insert:
+    values = operation.assignments(row)
     return insert(operation.table).from_select(list(values), select(*values.values()))
 
 
@@ -265,6 +331,16 @@ def _arrays(columns: Sequence[Any], rows: Sequence[Row]) -> dict[str, str]:
         f"in_{c.name}": "{" + ",".join(_words(values)) + "}"
         for c, values in zip(columns, zip(*rows, strict=True), strict=True)
     }
+
+
+def _in_short(columns: Sequence[Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """As `_arrays`; what is the same in all rows travels once, beside an empty array."""
+    sent: dict[str, Any] = _arrays(columns[:1], [row[:1] for row in rows])
+    for c, values in zip(columns[1:], list(zip(*rows, strict=True))[1:], strict=True):
+        alike = values.count(values[0]) == len(values)
+        sent[f"in_{c.name}"] = "{}" if alike else "{" + ",".join(map(_word, values)) + "}"
+        sent[f"all_{c.name}"] = values[0] if alike else None
+    return sent
 
 
 def _words(values: Sequence[Any]) -> Iterable[str]:

@@ -74,6 +74,7 @@ class SQLite:
     name = "sqlite"
     one_writer = True
     embedded = True
+    tells = False
 
     def open(self, url: URL, settings: StoreSettings) -> Engine:
         path = file_of(url)
