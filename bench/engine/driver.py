@@ -41,6 +41,8 @@ def _drain(connection: Any, script: Script, count: int) -> None:
             cursor.execute(script.begin)
         cursor.execute(pick.text, pick.parameters)
         rows = cursor.fetchall()
+        if not rows:
+            raise RuntimeError("there is nothing left to claim: warm up by whole batches")
         for call in marks:
             _execute(cursor, call, rows)
         connection.commit()

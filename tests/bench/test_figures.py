@@ -15,7 +15,7 @@ from bench.engine.wake import Rests
 SMALLEST = Plan(
     scale=0.01,
     chores=400,
-    warm_up=200,
+    warm_up=500,
     pairs=1,
     wakes=Rests(count=2, seconds_min=0.01, seconds_max=0.02),
     rested=Rests(count=1, seconds_min=0.01, seconds_max=0.02),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pwd
 import random
@@ -16,9 +15,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, Protocol, Self
+from typing import Protocol, Self
 
 from ledgerstone.errors import BadInput, LedgerstoneError, NotAllowedNow
 from ledgerstone.testing import supervisor
@@ -131,24 +129,22 @@ def _bound(port: int) -> int | None:
         return int(candidate.getsockname()[1])
 
 
-_given: set[int] = set()
-
-
-@lru_cache(maxsize=1)
-def _register(_: int) -> BinaryIO:
-    """A file with a byte for each port; once for each process, for its locks end with it."""
-    return (Path(tempfile.gettempdir()) / f"ledgerstone-ports-{os.getuid()}").open("ab")
+_reservations: dict[int, socket.socket] = {}
 
 
 def _reserved(port: int) -> bool:
-    """Whether the port is ours: the lock of its byte was free."""
-    try:
-        fcntl.lockf(_register(os.getpid()), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
-    except OSError:
+    """Whether the port is ours from now on: the name for it was free on this machine."""
+    if port in _reservations:
         return False
-    first = port not in _given
-    _given.add(port)
-    return first
+    reservation = socket.socket(socket.AF_UNIX)
+    try:
+        # A name that is no file: it is free again when this process ends, however it ends.
+        reservation.bind(f"\0ledgerstone-port-{port}")
+    except OSError:
+        reservation.close()
+        return False
+    _reservations[port] = reservation
+    return True
 
 
 def database_name(name: str) -> str:
