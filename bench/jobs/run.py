@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
-from typing import TypeVar
 
 import msgspec
 
@@ -33,10 +32,6 @@ PEERS = ("pgqueuer", "asyncpg", "uvloop", "procrastinate", "huey")
 US_IN_SECOND = 1e6
 
 
-def _either(values: Sequence[int]) -> str:
-    return " or ".join(map(str, values))
-
-
 WORDS = f"""\
 Drain: workers, each a process, are started, do a few jobs and fall idle; they are held still
 (SIGSTOP) while the backlog is sent and the tables are analyzed, and let go. Measured is from that
@@ -45,13 +40,15 @@ default settings, every move on record; the sides are measured in turn, each tim
 database of one server with stock settings (fsync and synchronous_commit on), and a ratio is the
 median of the ratios of the rounds. CPU is that of the worker processes, for each job.
 
-- pgqueuer: asyncpg, uvloop, async jobs, its tables durable, batches of
-  {_either(pgqueuer.BATCH_SIZES)}: whichever was fastest here in a trial before.
+- pgqueuer: asyncpg, uvloop, async jobs, its tables durable with the autovacuum it advises, batches
+  of {pgqueuer.BATCH_SIZE} (its default is 10, its guide goes up to 25). Beside it, for the table
+  alone, batches of {pgqueuer.LARGE_BATCH_SIZE}, as large as ours.
 - procrastinate: async jobs, {procrastinate.CONCURRENCY} at a time, at most
   {procrastinate.CONNECTIONS_MAX} connections, and a smaller backlog: what is compared is jobs a
   second.
-- huey: SQLite without any fsync, no results kept, {_either(huey.THREADS)} threads: whichever was
-  faster here in a trial before. It deletes a job before it runs it: a crash loses it.
+- huey: SQLite without any fsync, no results kept, {huey.THREADS} threads. It deletes a job before
+  it runs it: a crash loses it. Beside it, for the table alone, one thread, which is faster because
+  nothing has to take turns; but then one slow job holds up all others. Ours runs ten at a time.
 - driver: the statements of our source, overheard from it, in a hand-written loop: one thread, one
   connection, `batch_max` rows and one commit for each claim and each settlement.
 
@@ -61,7 +58,6 @@ Million: finished jobs with their events in the same tables. Held: a transaction
 snapshot is open all the time, while drain follows drain on the same tables; the last one counts."""
 
 Say = Callable[[str], None]
-S = TypeVar("S", bound=Side)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +69,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     finished: int
     rounds: int
     rounds_procrastinate: int
-    trials: int
     rests: Rests
     peers: bool = True
     """Whether the peers are measured too; without them only the bare driver is."""
@@ -88,7 +83,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             finished=max(10_000, round(1_000_000 * scale)),
             rounds=7 if scale >= 1 else 3,
             rounds_procrastinate=3,
-            trials=3 if scale >= 1 else 1,
             rests=Rests(count=max(20, round(60 * scale)), seconds_min=0.02, seconds_max=0.2),
         )
 
@@ -138,27 +132,15 @@ class Bench:
             driver = Driver(script.overheard(url, limit=EngineSettings().batch_max))
         match self.name:
             case "postgres" if self.plan.peers:
-                peer = self._fastest([PgQueuer(size) for size in pgqueuer.BATCH_SIZES])
-                self._drains({1: [self.ours, driver, peer], 2: [self.ours, peer]})
+                peer, large = PgQueuer(), PgQueuer.with_large_batches()
+                self._drains({1: [self.ours, driver, peer, large], 2: [self.ours, peer, large]})
                 self._latencies([self.ours, peer])
                 self._procrastinate()
                 self._conditions()
             case "sqlite" if self.plan.peers:
-                fastest = self._fastest([Huey(threads) for threads in huey.THREADS])
-                self._drains({1: [self.ours, driver, fastest]})
+                self._drains({1: [self.ours, driver, Huey(), Huey.with_one_thread()]})
             case _:
                 self._drains({1: [self.ours, driver]})
-
-    def _fastest(self, sides: Sequence[S]) -> S:
-        """The one of a peer's settings that drains fastest here."""
-        rates: dict[str, list[float]] = {side.setting: [] for side in sides}
-        for _ in range(self.plan.trials):
-            for side in sides:
-                found = drain_fresh(self.place, side, workers=1, count=self.plan.jobs)
-                rates[side.setting].append(found.drained.rate)
-        told = ", ".join(f"{setting} {median(some):,.0f}/s" for setting, some in rates.items())
-        self.say(f"{self.name} trial of {sides[0].name}: {told}")
-        return max(sides, key=lambda side: median(rates[side.setting]))
 
     def _drains(self, sides: dict[int, list[Side]]) -> None:
         """With so many workers these sides, ours first; pairs of ours and each of the others."""
@@ -203,7 +185,11 @@ class Bench:
     ) -> None:
         ratios = _ratios(_drains_of(taken["ours", workers]), _drains_of(taken[other, workers]))
         case = f"drain ours/{other}, {_counted(workers)}"
-        self._ratio(f"drain_{workers}w.vs_{other}", case, ratios)
+        name = f"drain_{workers}w.vs_{other}"
+        if f"jobs.{self.name}.{name}" in FIGURES:
+            self._ratio(name, case, ratios)
+        else:
+            self._add(case, "ratio", ratios)
 
     def _latencies(self, sides: Sequence[Prompt]) -> None:
         """In turn, three times; the ratio is of the medians."""

@@ -20,7 +20,6 @@ SMALLEST = Plan(
     finished=10,
     rounds=1,
     rounds_procrastinate=1,
-    trials=1,
     rests=Rests(count=2, seconds_min=0.01, seconds_max=0.02),
     peers=False,
 )
