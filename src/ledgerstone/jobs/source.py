@@ -147,11 +147,8 @@ class JobSource:
 
     def claim(self, tx: Transaction, ask: Ask) -> Sequence[JobClaim]:
         self._worker = ask.worker
-        claims = self._claims(tx, ask)
-        # When some were found, but not enough, it was the line's end: the next look is soon.
-        if len(claims) in {0, ask.limit} and self._open_scheduled(tx) and not claims:
-            claims = self._claims(tx, ask)
-        return claims
+        self._open_scheduled(tx)
+        return self._claims(tx, ask)
 
     def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         if self._limited:
@@ -201,15 +198,13 @@ class JobSource:
         # These are as they were before they were taken.
         return [self._made((row[0], row[1] + 1, row[2] + 1, *row[3:])) for row in found]
 
-    def _open_scheduled(self, tx: Transaction) -> bool:
-        """Jobs whose time has come get in line; whether there were any."""
+    def _open_scheduled(self, tx: Transaction) -> None:
+        """Jobs whose time has come get in line."""
         moment = tx.database.clock.monotonic()
-        if moment - self._opened_at < OPEN_SECONDS:
-            return False
-        opened = _open.run(tx, limit=OPEN_MAX, queue=self._queue)
-        # More may be waiting: then the next claim looks again.
-        self._opened_at = moment if len(opened) < OPEN_MAX else float("-inf")
-        return bool(opened)
+        if moment - self._opened_at >= OPEN_SECONDS:
+            opened = _open.run(tx, limit=OPEN_MAX, queue=self._queue)
+            # More may be waiting: then the next claim looks again.
+            self._opened_at = moment if len(opened) < OPEN_MAX else float("-inf")
 
     def _made(self, row: Row) -> JobClaim:
         kind = self._kinds.get(row[4])
