@@ -24,6 +24,7 @@ from bench.jobs.sides.ours import declare
 from ledgerstone.engine.source import Ask, Outcome, Verdict
 from ledgerstone.jobs import NewJob
 
+ID_BEGINNING = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{4}")
 ELEMENT = re.compile(r'"((?:[^"\\]|\\.)*)"|(NULL)|(-?[0-9]+)')
 
 
@@ -32,8 +33,6 @@ class Travel(Enum):
 
     NONE = "none"
     """No row travels: the parameters are the same each time."""
-    ARRAYS = "arrays"
-    """A list for each column."""
     ARRAY_TEXTS = "array texts"
     """The text of an array for each column: `{1,2}`."""
     DOCUMENT = "document"
@@ -70,6 +69,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     slots: tuple[Any, ...] = ()
     """The parameters by which rows travel: one for each array, or the one of the document."""
     parts: tuple[Part, ...] = ()
+    beginning: Any = None
+    """The parameter that is the beginning of new ids, another one each time."""
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,32 +138,32 @@ def _call(heard: Heard, marks: _Marks) -> Call:
     """The statement with its rows replaced by where their values come from."""
     given = heard.parameters
     named = given if isinstance(given, dict) else dict(enumerate(given))
-    lists = {slot: value for slot, value in named.items() if isinstance(value, list)}
     texts = {slot: _elements(value) for slot, value in named.items() if _is_array(value)}
     documents = {slot: value for slot, value in named.items() if str(value).startswith("[[")}
     travelling: Sequence[Sequence[Any]] = ()
     travel = Travel.NONE
-    if lists:
-        travel, travelling = Travel.ARRAYS, list(lists.values())
-    elif texts:
+    if texts:
         travel, travelling = Travel.ARRAY_TEXTS, list(texts.values())
     elif documents:
         (document,) = documents.values()
         rows = msgspec.json.decode(document)
         travel, travelling = Travel.DOCUMENT, list(zip(*rows, strict=True))
     for slot, value in named.items():
-        if slot not in (lists or texts or documents) and any(
-            key in str(value) for key in marks.ids
-        ):
+        if slot not in (texts or documents) and any(key in str(value) for key in marks.ids):
             message = f"a job travels in a way that the driver does not know: {heard.text}"
             raise RuntimeError(message)
     return Call(
         text=heard.text,
         travel=travel,
         parameters=given.copy() if isinstance(given, dict) else list(given),
-        slots=tuple(lists or texts or documents),
+        slots=tuple(texts or documents),
         parts=tuple(marks.part(column) for column in travelling),
+        beginning=next((slot for slot, value in named.items() if _is_beginning(value)), None),
     )
+
+
+def _is_beginning(value: Any) -> bool:
+    return isinstance(value, str) and ID_BEGINNING.fullmatch(value) is not None
 
 
 def _is_array(value: Any) -> bool:

@@ -48,7 +48,7 @@ def _batch(connection: Any, cursor: Any, script: Script) -> Rows:
     pick, *marks = script.claim
     if script.begin:
         cursor.execute(script.begin)
-    cursor.execute(pick.text, pick.parameters)
+    cursor.execute(pick.text, _parameters(pick))
     rows: Rows = cursor.fetchall()
     if not rows:
         connection.commit()
@@ -64,13 +64,19 @@ def _batch(connection: Any, cursor: Any, script: Script) -> Rows:
     return rows
 
 
-def _execute(cursor: Any, call: Call, rows: Rows) -> None:
+def _parameters(call: Call) -> Any:
+    """What is given to a statement before its rows are."""
     parameters = call.parameters.copy()
+    if call.beginning is not None:
+        given = parameters[call.beginning]
+        parameters[call.beginning] = str(uuid7())[: len(given)]
+    return parameters
+
+
+def _execute(cursor: Any, call: Call, rows: Rows) -> None:
+    parameters = _parameters(call)
     columns = [_column(part, rows) for part in call.parts]
     match call.travel:
-        case Travel.ARRAYS:
-            for slot, array in zip(call.slots, columns, strict=True):
-                parameters[slot] = array
         case Travel.ARRAY_TEXTS:
             for slot, part, array in zip(call.slots, call.parts, columns, strict=True):
                 parameters[slot] = _array_text(part, array)
