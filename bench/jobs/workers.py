@@ -98,7 +98,7 @@ class Workers:
             if quiet():
                 return
             self._signal(signal.SIGCONT)
-            # Not sooner: MariaDB answers the same again to who looks twice within a tenth of a second.
+            # Not sooner: within a tenth of a second MariaDB says the same again.
             sleep(IDLE_SECONDS)
         message = f"{self._side.name}: a worker that has nothing to do is always in a transaction"
         raise RuntimeError(message)
