@@ -129,13 +129,8 @@ def _bound(port: int) -> int | None:
         return int(candidate.getsockname()[1])
 
 
-_reservations: dict[int, socket.socket] = {}
-
-
 def _reserved(port: int) -> bool:
     """Whether the port is ours from now on: the name for it was free on this machine."""
-    if port in _reservations:
-        return False
     reservation = socket.socket(socket.AF_UNIX)
     try:
         # A name that is no file: it is free again when this process ends, however it ends.
@@ -143,7 +138,7 @@ def _reserved(port: int) -> bool:
     except OSError:
         reservation.close()
         return False
-    _reservations[port] = reservation
+    reservation.detach()
     return True
 
 
