@@ -169,7 +169,7 @@ def _call(heard: Heard, marks: _Marks) -> Call:
         return Call(text=heard.text, travel=Travel.ROWS, parts=marks.parts(given))
     named = given if isinstance(given, dict) else dict(enumerate(given))
     lists = {slot: value for slot, value in named.items() if isinstance(value, list)}
-    texts = {slot: _values(value) for slot, value in named.items() if _begins(value, "{")}
+    texts = {slot: _values(value) for slot, value in named.items() if _is_array(value)}
     documents = {slot: value for slot, value in named.items() if _begins(value, "[[")}
     parts: tuple[Part, ...] = ()
     travel = Travel.NONE
@@ -187,6 +187,11 @@ def _call(heard: Heard, marks: _Marks) -> Call:
         slots=tuple(lists or texts or documents),
         parts=parts,
     )
+
+
+def _is_array(value: Any) -> bool:
+    """Whether rows travel by it; an empty one stays: what it lacks is the same in all rows."""
+    return _begins(value, "{") and value != "{}"
 
 
 def _begins(value: Any, sign: str) -> bool:

@@ -167,7 +167,8 @@ def _is_beginning(value: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("{")
+    # An empty one stays as it is: what it lacks is the same in all rows.
+    return isinstance(value, str) and value.startswith("{") and value != "{}"
 
 
 def _elements(text: str) -> list[Any]:
