@@ -11,6 +11,7 @@ from rich.console import Console
 from bench import report
 from bench.engine.run import FIGURES, Plan, measured
 from bench.engine.wake import Rests
+from tests.bench.servers import SERVERS
 
 SMALLEST = Plan(
     scale=0.01,
@@ -43,3 +44,12 @@ def test_the_engine_on_the_embedded_database(
     ]
     assert all(float(value) > 0 for _, _, value in last)
     assert [figure["name"] for figure in kept["figures"]] == expected
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_the_engine_on_a_server(name: str) -> None:
+    """The bare driver finds its way with the statements of every database."""
+    found = measured(SMALLEST, [name], say=lambda _: None)
+
+    assert found.figures[0].name == f"engine.{name}.drain.vs_driver"
+    assert all(figure.value > 0 for figure in found.figures)

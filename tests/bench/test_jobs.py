@@ -12,6 +12,7 @@ from bench import report
 from bench.engine.wake import Rests
 from bench.jobs.figures import FIGURES, figure
 from bench.jobs.run import Plan, measured
+from tests.bench.servers import SERVERS
 
 SMALLEST = Plan(
     scale=0.01,
@@ -39,6 +40,16 @@ def test_jobs_on_the_embedded_database(tmp_path: Path, capsys: pytest.CaptureFix
     assert (unit, name) == ("ratio", "jobs.sqlite.drain_1w.vs_driver")
     assert float(value) > 0
     assert [figure["name"] for figure in kept["figures"]] == [name]
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_jobs_on_a_server(name: str) -> None:
+    """The bare driver finds its way with the statements of every database."""
+    found = measured(SMALLEST, [name], say=lambda _: None)
+
+    (figure,) = found.figures
+    assert figure.name == f"jobs.{name}.drain_1w.vs_driver"
+    assert figure.value > 0
 
 
 @pytest.mark.parametrize(
