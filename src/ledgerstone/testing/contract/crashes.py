@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ledgerstone.chores import Status
-from ledgerstone.errors import StoreUnavailable
+from ledgerstone.errors import StoreBusy, StoreUnavailable
 from ledgerstone.ledger import Ledger
+from ledgerstone.settings import Settings, StoreSettings
 from ledgerstone.testing import checker
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.processes import WorkerProcess
@@ -55,6 +56,8 @@ class CrashContract:
         with workers(home.url) as start:
             victim = start(failpoint=failpoint)
             until(lambda: not victim.alive or _stopped(victim), what=failpoint)
+            if victim.alive and home.server is None:
+                until(lambda: _writable(home.url) or _stop_elsewhere(victim), what="a free file")
             start()
             wait_done(ledger, len(accepted))
 
@@ -128,6 +131,23 @@ def survive_kill_and_pause(
     assert verdict.rescued > 0
     assert verdict.refused > 0
     return verdict
+
+
+def _writable(url: str) -> bool:
+    """Whether a file can be written to: not if a process was stopped while it wrote."""
+    store = StoreSettings(busy_timeout_seconds=0.2, auto_migrate="never")
+    with Ledger(url, settings=Settings(url=url, store=store)) as other:
+        try:
+            with other.database.transaction():
+                return True
+        except StoreBusy:
+            return False
+
+
+def _stop_elsewhere(worker: WorkerProcess) -> bool:
+    worker.resume()
+    worker.pause()
+    return False
 
 
 def done(ledger: Ledger) -> int:
