@@ -105,7 +105,9 @@ class _Checked(msgspec.Struct, frozen=True):
     limit_key: str | None
 
 
-_FIELDS = (
+_FIELDS: tuple[tuple[str, Any, str], ...] = (
+    ("type", str | Callable, "the name of a job or its function"),
+    ("org", str | UUID, "a UUID"),
     *((name, str, "text") for name in ("queue", "requested_by", "correlation_id", "trace_context")),
     ("run_at", datetime, "a moment with a time zone"),
     ("delay_seconds", int | float, "a number of seconds"),
@@ -236,6 +238,8 @@ def _shape(kinds: Kinds, new: NewJob, shapes: dict[Row, _Shape]) -> _Shape:
     given = (
         *(new.type, new.org, new.queue, new.priority, new.max_attempts, new.run_at),
         *(new.delay_seconds, new.requested_by, new.correlation_id, new.trace_context),
+        # 5 and 5.0 are the same key, and not both are taken.
+        *(type(new.priority), type(new.max_attempts)),
     )
     _check_type("key", new.key, str, "text")
     try:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from ledgerstone.errors import BadInput, KeyConflict, TooLarge
@@ -340,9 +341,16 @@ class AcceptingContract:
             "trace_context": {},
             "run_at": "tomorrow",
             "delay_seconds": "x",
+            "org": ["acme"],
+            "type": ["a"],
+            "priority": True,
+            "max_attempts": 5.0,
         }.items():
-            with pytest.raises(BadInput, match=field):
-                enqueue(ledger, "a", {}, **{field: value})
+            # Beside one that is all right, and where it is a number even equal.
+            good = NewJob(type="a", priority=1, max_attempts=5)
+            bad = msgspec.structs.replace(good, **{field: value})
+            with pytest.raises(BadInput, match=field), ledger.transaction() as tx:
+                tx.jobs.enqueue_many([good, bad])
 
         with ledger.reading() as tx:
             assert tx.jobs.find().rows == []
