@@ -284,4 +284,5 @@ def test_the_second_signal_does_not_wait(shop: Program, embedded: Ledger, proces
     row = standing(embedded, waiting)
     assert code == 0
     assert (row.status, row.attempt) == (Status.QUEUED, 0)
-    assert "returned 1" in running.said
+    # The other process may claim what the first returned, before it hears that it is to stop.
+    assert re.search(r"done 0, failed 0, returned [12], refused 0", running.said)
