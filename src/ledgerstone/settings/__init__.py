@@ -1,0 +1,118 @@
+"""Settings: `ledgerstone.toml` and the environment, checked once, all problems reported together.
+
+Each setting is declared in the classes of this package and nowhere else: its default, its bounds
+and its description are read from there by the loader (`reading`), by the problems it reports and by
+the reference document.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from ledgerstone.errors import SettingsError
+from ledgerstone.settings.messaging import (
+    DestinationSettings,
+    MessagingSettings,
+    SubscriptionSettings,
+    masked,
+)
+from ledgerstone.settings.reading import Known, Reading
+from ledgerstone.settings.sections import EngineSettings, JobSettings, LogSettings, StoreSettings
+
+__all__ = [
+    "DestinationSettings",
+    "EngineSettings",
+    "JobSettings",
+    "LogSettings",
+    "MessagingSettings",
+    "Settings",
+    "StoreSettings",
+    "SubscriptionSettings",
+    "reference",
+]
+
+# What SQLAlchemy reads, but a password with a raw "@" is refused instead of half understood.
+_URL_PATTERN = (
+    r"^(sqlite://([/?].*)?"
+    r"|(postgresql(\+psycopg)?|(mysql|mariadb)(\+(pymysql|mysqldb))?)://"
+    r"([^:/]*(:[^@]*)?@)?(\[[^/?]+\]|[^/:?@]*)(:[0-9]{1,5})?([/?].*)?)\Z"
+)
+_URL_ALLOWED = (
+    "sqlite:///file (a fourth slash makes the path absolute) or"
+    " scheme://user:password@host:port/database, special characters of the password"
+    " percent-encoded, with scheme postgresql, postgresql+psycopg, mysql, mysql+pymysql,"
+    " mysql+mysqldb, mariadb, mariadb+pymysql or mariadb+mysqldb"
+)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that can be set, with its defaults.
+
+    - `load` is the edge and checks; building an instance by hand does not.
+    - The password in `url` does not appear in `repr`.
+    """
+
+    url: Annotated[
+        str,
+        Meta(
+            pattern=_URL_PATTERN,
+            extra={"allowed": _URL_ALLOWED, "secret": True},
+            description="The database that keeps everything.",
+        ),
+    ] = "sqlite:///.ledgerstone/ledgerstone.db"
+    store: StoreSettings = StoreSettings()
+    engine: EngineSettings = EngineSettings()
+    jobs: JobSettings = JobSettings()
+    messaging: MessagingSettings = MessagingSettings()
+    log: LogSettings = LogSettings()
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        **overrides: object,
+    ) -> Settings:
+        """Settings from overrides, before environment, before file, before defaults.
+
+        - `path` and `$LEDGERSTONE_CONFIG` name a file that must exist; without them
+          `ledgerstone.toml` in the working directory is read if it is there.
+        - Overrides have the shape of the file: `load(url=..., engine={"concurrency": 4})`.
+        - A wrong value is a problem also where a later source replaces it.
+        - All problems of all sources are raised together, as one `SettingsError`.
+        """
+        environ = os.environ if environ is None else environ
+        reading = Reading(_KNOWN)
+        reading.take_file(path, environ)
+        reading.take_environment(environ)
+        reading.take_tree("argument ", overrides)
+        reading.compare()
+        if reading.problems:
+            raise SettingsError(reading.problems)
+        return msgspec.convert(reading.tree(), cls)
+
+    @property
+    def url_masked(self) -> str:
+        """The URL as it may be logged: `***` where the password stands."""
+        return masked(self.url)
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        return [("url", self.url_masked), *super().__rich_repr__()[1:]]
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        return f"Settings({fields})"
+
+
+def reference() -> str:
+    """The reference document, in Markdown."""
+    return _KNOWN.reference()
+
+
+_KNOWN = Known(Settings)
