@@ -8,12 +8,17 @@ from ledgerstone.testing.contract.leases import LeaseContract
 from ledgerstone.testing.contract.measures import MeasureContract
 from ledgerstone.testing.contract.migrations import MigrationContract
 from ledgerstone.testing.contract.pages import PageContract
+from ledgerstone.testing.contract.pipelines import PipelineContract
 from ledgerstone.testing.contract.transactions import TransactionContract
 from ledgerstone.testing.contract.wakeups import WakeupContract
 
 
 class TestTransactions(TransactionContract):
     """All or nothing."""
+
+
+class TestPipelines(PipelineContract):
+    """What nobody waits for."""
 
 
 class TestLeases(LeaseContract):

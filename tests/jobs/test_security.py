@@ -487,7 +487,9 @@ def test_rights_from_before_are_taken_away(service: Ledger, home: Home, role: st
     before = rules(service)
     with psycopg.connect(home.url) as connection:
         connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
-        connection.execute(f"REVOKE ALL ON chore, chore_event FROM {role}")
+        others = "chore, chore_event, messenger_outbox, messenger_messages"
+        others += ", message_broker_deduplication"
+        connection.execute(f"REVOKE ALL ON {others} FROM {role}")
 
     security.separate(service.database, role=role)
 

@@ -24,6 +24,11 @@ from ledgerstone.testing.waiting import until
 
 pytestmark = pytest.mark.postgres
 
+IDLE_IN_TRANSACTION = """
+    SELECT COUNT(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND state LIKE 'idle in transaction%'
+"""
+
 
 @pytest.fixture
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
@@ -208,3 +213,42 @@ def test_a_listener_that_hears_nothing_is_not_prompt(
     watcher.stop()
 
     assert not prompt
+
+
+def test_statements_are_prepared_once(ledger: Ledger) -> None:
+    """The server prepares each statement of ours once for a connection, and keeps it."""
+    for _ in range(3):
+        ledger.run(lambda tx: tx.chores.enqueue(1))
+        with pytest.raises(LookupError), ledger.transaction() as tx:
+            tx.chores.enqueue(2)
+            tx.connection.execute(text("SELECT 1"))
+            raise LookupError
+
+    with ledger.reading() as tx:
+        found = tx.connection.execute(text("SELECT statement FROM pg_prepared_statements"))
+        prepared = [statement for (statement,) in found]
+    assert any(statement.startswith("INSERT INTO chore") for statement in prepared)
+    assert len(prepared) == len(set(prepared))
+
+
+def test_what_was_prepared_can_be_forgotten(ledger: Ledger) -> None:
+    """If somebody has the server forget what is prepared, the transaction is run again."""
+    ledger.run(lambda tx: tx.chores.enqueue(1))
+    ledger.run(lambda tx: tx.connection.execute(text("DEALLOCATE ALL")))
+
+    ledger.run(lambda tx: tx.chores.enqueue(2))
+
+    with ledger.reading() as tx:
+        assert sum(tx.chores.counts().values()) == 2
+
+
+def test_a_transaction_that_enqueues_is_one_trip(ledger: Ledger) -> None:
+    """Until its commit, the server has heard nothing of a transaction that waits for nothing."""
+    with ledger.transaction() as tx:
+        tx.jobs.enqueue("nothing")
+        with ledger.reading() as other:
+            begun = other.connection.execute(text(IDLE_IN_TRANSACTION)).scalar()
+
+    assert begun == 0
+    with ledger.reading() as tx:
+        assert len(tx.jobs.find().rows) == 1

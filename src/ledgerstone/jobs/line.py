@@ -97,6 +97,9 @@ class Line:
             limit - len(rows),
             lambda room, start: self._take.run(tx, limit=room, start=start, **common),
         )
+        if len(rows) < limit:
+            # Everybody had their turn, and nobody is left: the next is the first who comes.
+            self._start = FIRST_ORG
         if rows and perf_counter() - began > max(SLOW_SECONDS, len(rows) * SLOW_ROW_SECONDS):
             self._remember(rows[-1])
             self._resume_until = tx.database.clock.monotonic() + RESUME_SECONDS
@@ -116,6 +119,10 @@ class Line:
         else:
             self._resume_until = 0.0
         return rows
+
+    def start_at_front(self) -> None:
+        """The next claim begins there, however long the last one took."""
+        self._resume_until = 0.0
 
     def _remember(self, row: Row) -> None:
         org, urgency, run_at_ms = str(row[_ORG]), row[_URGENCY], row[_RUN_AT]

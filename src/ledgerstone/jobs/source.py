@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -147,8 +147,10 @@ class JobSource:
 
     def claim(self, tx: Transaction, ask: Ask) -> Sequence[JobClaim]:
         self._worker = ask.worker
-        self._open_scheduled(tx)
-        return self._claims(tx, ask)
+        opened = self._open_scheduled(tx)
+        claims = self._claims(tx, ask)
+        opened()
+        return claims
 
     def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         if self._limited:
@@ -198,13 +200,25 @@ class JobSource:
         # These are as they were before they were taken.
         return [self._made((row[0], row[1] + 1, row[2] + 1, *row[3:])) for row in found]
 
-    def _open_scheduled(self, tx: Transaction) -> None:
-        """Jobs whose time has come get in line."""
+    def _open_scheduled(self, tx: Transaction) -> Callable[[], None]:
+        """Jobs whose time has come get in line; to be called when it is known how many they were.
+
+        The answer is not waited for: it comes with that of the claim.
+        """
         moment = tx.database.clock.monotonic()
-        if moment - self._opened_at >= OPEN_SECONDS:
-            opened = _open.run(tx, limit=OPEN_MAX, queue=self._queue)
+        if moment - self._opened_at < OPEN_SECONDS:
+            return lambda: None
+        opened = _open.later(tx, limit=OPEN_MAX, queue=self._queue)
+
+        def known() -> None:
+            count = len(opened())
             # More may be waiting: then the next claim looks again.
-            self._opened_at = moment if len(opened) < OPEN_MAX else float("-inf")
+            self._opened_at = moment if count < OPEN_MAX else float("-inf")
+            if count:
+                # What took long may have been this, and not the claim.
+                self._line.start_at_front()
+
+        return known
 
     def _made(self, row: Row) -> JobClaim:
         kind = self._kinds.get(row[4])

@@ -25,14 +25,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from sqlalchemy import Text, literal, null
-from sqlalchemy.sql.elements import ColumnClause, ColumnElement, UnaryExpression
+from sqlalchemy.sql.elements import (
+    ClauseElement,
+    ColumnClause,
+    ColumnElement,
+    UnaryExpression,
+)
 from sqlalchemy.sql.operators import desc_op
 
 from ledgerstone.store.faults import refused
 from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
-    from sqlalchemy import Table, Update
+    from sqlalchemy import Select, Table, Update
 
     from ledgerstone.store.transaction import Transaction
 
@@ -158,11 +163,29 @@ class AppendEach(Adding):
             tx.database.dialect.append_each(self, tx, part, common)
 
 
+class AddEach(Adding):
+    """Add many rows to a table that counts them, and answer their numbers in the same order."""
+
+    def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> list[int]:
+        numbers: list[int] = []
+        for _, part in _parts(rows, self.incoming):
+            numbers += tx.database.dialect.add_each(self, tx, part, common)
+        return numbers
+
+    @property
+    def number(self) -> ColumnElement[Any]:
+        """The column that counts."""
+        (column,) = self.table.primary_key.columns
+        return column
+
+
 class InsertEach(Adding):
     """Add many rows; a row whose unique value is taken is left out.
 
     - Answers the positions of the rows that were left out, in order.
     - Rows left out are counted as refused duplicates.
+    - `locks`: a row that is there already can be locked by whoever found it so, also by several at
+      once without waiting in a circle. Which were left out is then not always known: look at them.
     """
 
     def __init__(
@@ -173,8 +196,10 @@ class InsertEach(Adding):
         incoming: Sequence[ColumnClause[Any]],
         values: Callable[[Incoming], Mapping[str, Any]] | None = None,
         key: ColumnClause[Any] | None = None,
+        locks: bool = False,
     ) -> None:
         super().__init__(name, table, incoming=incoming, values=values)
+        self.locks = locks
         self.key = key if key is not None else incoming[0]
         self.key_position = [column.name for column in incoming].index(self.key.name)
 
@@ -197,7 +222,8 @@ class ClaimEach:
     - The parameter `limit` is given at each run.
     - With a `journal` it is told of each row that is taken.
     - An index has the columns of `due` and then those of `order_by`: MySQL locks every due row that
-      it has to sort, so that a claimer beside this one would find nothing.
+      it has to sort, so that a claimer beside this one would find nothing. Where `index` names it,
+      MySQL does not believe that it knows better, as it does of a small table.
     """
 
     def __init__(
@@ -211,9 +237,11 @@ class ClaimEach:
         set_: Mapping[str, Any],
         returning: Sequence[Any],
         journal: Journal | None = None,
+        index: str | None = None,
     ) -> None:
         self.name = name
         self.table = table
+        self.index = index
         self.key = key
         self.due = due
         self.order_by = order_by
@@ -224,10 +252,14 @@ class ClaimEach:
 
     def run(self, tx: Transaction, *, limit: int, **common: Any) -> list[Row]:
         dialect = tx.database.dialect
-        taken = dialect.claim_each(self, tx, min(limit, ROWS_MAX), common)
+        taken = dialect.claim_each(self, tx, min(limit, ROWS_MAX), common)()
         if self.journal is not None and not dialect.tells:
             self.journal.run(tx, taken, common)
         return taken
+
+    def later(self, tx: Transaction, *, limit: int, **common: Any) -> Callable[[], list[Row]]:
+        """As `run`; what was taken is read when this is called. For one without a journal."""
+        return tx.database.dialect.claim_each(self, tx, min(limit, ROWS_MAX), common)
 
     def after(self, column: Any) -> ColumnElement[Any]:
         """What a column holds once the row is taken; an expression over such is as it is."""
@@ -247,6 +279,73 @@ class ClaimEach:
         for i, part in reversed(list(enumerate(self.order_by, start=width))):
             rows.sort(key=itemgetter(i), reverse=_plain(part) is not part)
         return [row[:width] for row in rows]
+
+
+class FirstEach:
+    """The first rows of each of many groups, whatever their number.
+
+    - A travelling row names a group; `build` selects what belongs to it, in order, from a table.
+    - `index` has the group and then the order: it is used whatever the database believes to know of
+      the table, so that what is behind the first rows costs nothing.
+    - The parameter `each` is given at each run: how many of each group.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        table: Table,
+        *,
+        index: str,
+        incoming: Sequence[ColumnClause[Any]],
+        build: Callable[[Incoming], Select[Any]],
+    ) -> None:
+        self.name = name
+        self.table = table
+        self.index = index
+        self.incoming = incoming
+        self.build = build
+        self.statements: dict[str, Statement] = {}
+
+    def rows(
+        self, tx: Transaction, rows: Sequence[Row], *, each: int, **common: Any
+    ) -> list[list[Row]]:
+        """For each travelling row, in order, the first rows of its group."""
+        found: list[list[Row]] = []
+        for _, part in _parts(rows, self.incoming):
+            found += tx.database.dialect.first_each(self, tx, part, each, common)
+        return found
+
+
+class WithRows:
+    """A statement over rows that travel: it reads, locks or removes what they point at."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        incoming: Sequence[ColumnClause[Any]],
+        build: Callable[[Incoming], ClauseElement],
+    ) -> None:
+        self.name = name
+        self.incoming = incoming
+        self.build = build
+        self.statements: dict[str, Statement] = {}
+
+    def rows(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> list[Row]:
+        """Run it and read all that it answers."""
+        answered: list[Row] = []
+        for _, part in _parts(rows, self.incoming):
+            statement, sent = tx.database.dialect.with_rows(self, part)
+            answered += statement.rows(tx, **sent, **common)
+        return answered
+
+    def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> int:
+        """Run it and answer how many rows it changed."""
+        changed = 0
+        for _, part in _parts(rows, self.incoming):
+            statement, sent = tx.database.dialect.with_rows(self, part)
+            changed += statement.run(tx, **sent, **common)
+        return changed
 
 
 def missed(

@@ -12,8 +12,8 @@ from ledgerstone.errors import BadInput, TooLarge
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
-def encode(value: Any, *, bytes_max: int) -> str:
-    """The value as JSON, the same text for the same content."""
+def encode(value: Any, *, bytes_max: int, setting: str = "store.body_bytes_max") -> str:
+    """The value as JSON, the same text for the same content; `setting` is what bounds it."""
     try:
         encoded = _encoder.encode(value)
         text = encoded.decode()
@@ -22,7 +22,7 @@ def encode(value: Any, *, bytes_max: int) -> str:
         raise BadInput(message, hint="use strings, numbers, lists, dicts, dates") from error
     if len(encoded) > bytes_max:
         message = f"the body has {len(encoded)} bytes, at most {bytes_max} are accepted"
-        hint = "raise store.body_bytes_max, or keep it elsewhere and refer to it"
+        hint = f"raise {setting}, or keep it elsewhere and refer to it"
         raise TooLarge(message, hint=hint)
     if b"\\u0000" in encoded and _has_nul(msgspec.to_builtins(value)):
         message = "the body holds the character NUL, which no database keeps in a document"

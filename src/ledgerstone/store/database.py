@@ -15,7 +15,6 @@ from sqlalchemy import event, select
 from sqlalchemy import exc as sa_exc
 
 from ledgerstone.errors import (
-    LedgerstoneError,
     SchemaMissing,
     StoreBusy,
     StoreUnavailable,
@@ -25,6 +24,7 @@ from ledgerstone.failpoints import hit
 from ledgerstone.store.clock import Clock, DatabaseClock
 from ledgerstone.store.dialect import dialect_of
 from ledgerstone.store.faults import translated
+from ledgerstone.store.lending import Lent
 from ledgerstone.store.measure import Measure
 from ledgerstone.store.sharing import library_of, shared_file
 from ledgerstone.store.statement import Statement
@@ -33,7 +33,7 @@ from ledgerstone.store.transaction import SomeRefused, Transaction
 from ledgerstone.store.wakeup import Bells, Watcher
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import Engine
     from sqlalchemy.engine import URL
 
     from ledgerstone.settings import StoreSettings
@@ -176,14 +176,17 @@ class Database(Generic[Tx]):
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
         """A transaction of our own: committed at the end of the block."""
-        with self._writing_turn(), self._connected() as connection:
-            connection.begin()
-            tx = self._wrap(self, connection)
+        with self._writing_turn(), self._lent() as lent:
+            tx = self._begun(lent)
             yield tx
+            tx.finish()
             if tx.woken:
                 self.dialect.announce(tx, sorted(tx.woken))
             hit("transaction.before_commit")
-            connection.commit()
+            self.dialect.check_unspoiled(lent.fairy)
+            if tx.pipeline is not None:
+                tx.pipeline.commit()
+            lent.commit()
         hit("transaction.after_commit")
         if tx.woken:
             self.bells.ring(tx.woken)
@@ -191,10 +194,8 @@ class Database(Generic[Tx]):
     @contextmanager
     def reading(self) -> Iterator[Tx]:
         """A transaction that only reads: it holds off no writer, and keeps nothing."""
-        with self._connected() as connection:
-            reader = connection.execution_options(ledgerstone_read=True)
-            reader.begin()
-            yield self._wrap(self, reader)
+        with self._lent(reads=True) as lent:
+            yield self._begun(lent)
 
     def run(
         self, work: Callable[[Tx], T], *, tries_max: int | None = None, hopeful: bool = False
@@ -241,18 +242,24 @@ class Database(Generic[Tx]):
             return self.url
         return self.url.update_query_dict({"driver": library})
 
+    def _begun(self, lent: Lent) -> Tx:
+        pipeline = self.dialect.pipeline(lent.fairy)
+        tx = self._wrap(self, lent if pipeline is not None else lent.connection)
+        tx.pipeline = pipeline
+        return tx
+
     @contextmanager
-    def _connected(self) -> Iterator[Connection]:
+    def _lent(self, *, reads: bool = False) -> Iterator[Lent]:
         engine = self.engine
-        connection: Connection | None = None
+        lent: Lent | None = None
         try:
-            connection = engine.connect()
-            yield connection
-            connection.close()
+            lent = Lent(engine, reads=reads)
+            yield lent
+            lent.close()
         except BaseException as error:
             fault = translated(error)
-            if connection is not None:
-                _give_up(connection, lost=isinstance(fault, StoreUnavailable))
+            if lent is not None:
+                lent.give_up(lost=isinstance(fault, StoreUnavailable))
             if isinstance(fault, StoreUnavailable) and self._trust is not None:
                 self._trust.outage()
             if fault is error:
@@ -263,21 +270,6 @@ class Database(Generic[Tx]):
         if self._file is None:
             return nullcontext()
         return self._file.turn(self.settings.busy_timeout_seconds)
-
-
-def _give_up(connection: Connection, *, lost: bool) -> None:
-    """Undo and return a connection whose transaction failed, or throw it away."""
-    if connection.closed:
-        # It was lost while it was closed, and is thrown away already.
-        return
-    try:
-        if lost:
-            connection.invalidate()
-        connection.close()
-    except (sa_exc.SQLAlchemyError, LedgerstoneError):
-        connection.invalidate()
-    except Exception:  # noqa: BLE001 - a driver's own error while it is torn down
-        connection.invalidate()
 
 
 class _Trust:

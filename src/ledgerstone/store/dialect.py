@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy.engine import make_url
@@ -14,10 +14,20 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
     from sqlalchemy.engine import URL, Connection
+    from sqlalchemy.pool import PoolProxiedConnection
 
     from ledgerstone.settings import StoreSettings
-    from ledgerstone.store.batch import AppendEach, ClaimEach, InsertEach, UpdateEach
-    from ledgerstone.store.statement import Row
+    from ledgerstone.store.batch import (
+        AddEach,
+        AppendEach,
+        ClaimEach,
+        FirstEach,
+        InsertEach,
+        UpdateEach,
+        WithRows,
+    )
+    from ledgerstone.store.pipeline import Pipeline
+    from ledgerstone.store.statement import Row, Statement
     from ledgerstone.store.transaction import Transaction
     from ledgerstone.store.wakeup import Bells, Watcher
 
@@ -29,7 +39,13 @@ class Dialect(Protocol):
     - `one_writer` says that a second writer waits for the first, wherever it writes: claims and
       settlements are then worth one transaction, elsewhere two connections.
     - `tells` says that what changes rows can also add to a journal, in one statement.
-    - `update_each`, `append_each`, `insert_each`, `claim_each` carry out a batch, see `batch`.
+    - `update_each`, `append_each`, `add_each`, `insert_each`, `claim_each`, `first_each` carry out
+      a batch, `with_rows` answers the statement of one and what travels with it, see `batch`. What
+      `claim_each` answers reads the rows.
+    - `pipeline` answers what sends the statements of a transaction of ours together, or None where
+      each goes by itself.
+    - `check_unspoiled` is asked before a commit: StoreError if the database has given up the
+      transaction over an error that was caught, and would keep nothing of it.
     - `announce` makes channels ring in other processes when the transaction commits.
     - `watcher` answers what listens for them, or None where only polling can tell.
     - `migrating` holds off every other process that migrates the same database.
@@ -52,13 +68,34 @@ class Dialect(Protocol):
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> None: ...
 
+    def add_each(
+        self, operation: AddEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> list[int]: ...
+
     def insert_each(
         self, operation: InsertEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]: ...
 
     def claim_each(
         self, operation: ClaimEach, tx: Transaction, limit: int, common: dict[str, Any]
-    ) -> list[Row]: ...
+    ) -> Callable[[], list[Row]]: ...
+
+    def first_each(
+        self,
+        operation: FirstEach,
+        tx: Transaction,
+        rows: Sequence[Row],
+        each: int,
+        common: dict[str, Any],
+    ) -> list[list[Row]]: ...
+
+    def with_rows(
+        self, operation: WithRows, rows: Sequence[Row]
+    ) -> tuple[Statement, dict[str, Any]]: ...
+
+    def pipeline(self, lent: PoolProxiedConnection) -> Pipeline | None: ...
+
+    def check_unspoiled(self, connection: Any) -> None: ...
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None: ...
 

@@ -314,3 +314,52 @@ def default_now() -> ColumnElement[Any]:
 def default_id() -> ColumnElement[str]:
     """For `server_default`: a random id."""
     return _DefaultId()
+
+
+class _Second(FunctionElement[Any]):
+    """Milliseconds since 1970 as a moment without a zone, to the second, as `second_type` keeps."""
+
+    inherit_cache = True
+
+
+@compiles(_Second, "sqlite")
+def _sqlite_second(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"datetime({_argument(element, compiler, kw)} / 1000, 'unixepoch')"
+
+
+@compiles(_Second, "postgresql")
+def _postgresql_second(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"to_timestamp({_argument(element, compiler, kw)} / 1000) AT TIME ZONE 'UTC'"
+
+
+@compiles(_Second, "mysql")
+@compiles(_Second, "mariadb")
+def _mysql_second(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"TIMESTAMPADD(SECOND, {_argument(element, compiler, kw)} DIV 1000, '1970-01-01')"
+
+
+def second(ms: ColumnElement[int]) -> ColumnElement[Any]:
+    """Milliseconds since 1970 as a moment without a zone, in UTC, the rest of a second left out."""
+    return _Second(ms)
+
+
+class _Hexadecimal(FunctionElement[str]):
+    """Bytes as text, in small hexadecimal digits."""
+
+    type = String()
+    inherit_cache = True
+
+
+@compiles(_Hexadecimal)
+def _other_hexadecimal(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"LOWER(HEX({_argument(element, compiler, kw)}))"
+
+
+@compiles(_Hexadecimal, "postgresql")
+def _postgresql_hexadecimal(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"encode({_argument(element, compiler, kw)}, 'hex')"
+
+
+def hexadecimal(raw: ColumnElement[bytes]) -> ColumnElement[str]:
+    """Bytes as text, in small hexadecimal digits."""
+    return _Hexadecimal(raw)

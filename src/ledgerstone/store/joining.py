@@ -30,6 +30,7 @@ from ledgerstone.errors import (
     WrongDatabase,
 )
 from ledgerstone.store.cursors import Plain
+from ledgerstone.store.endings import Ending, ending_of
 from ledgerstone.store.faults import translated
 from ledgerstone.store.sharing import library_of
 from ledgerstone.store.tables import ledger_identity
@@ -58,6 +59,11 @@ class Joiner:
         self._database = database
         self._engines_known: WeakKeyDictionary[Engine, str] = WeakKeyDictionary()
         self._drivers: dict[str, DriverDialect] = {}
+
+    def ending_of(self, connection: Connection) -> Ending | None:
+        """What sees the caller's commit on this connection; None where it is out of sight."""
+        laid_over = isinstance(connection.engine.pool, StaticPool)
+        return None if laid_over else ending_of(connection)
 
     def connection_of(self, joined: object) -> Connection:
         """A SQLAlchemy connection inside the caller's transaction."""

@@ -31,10 +31,21 @@ class Measure:
         self._lock = threading.Lock()
 
     def note(
-        self, name: str, seconds: float, *, read: int = 0, written: int = 0, refused: int = 0
+        self,
+        name: str,
+        seconds: float,
+        *,
+        read: int = 0,
+        written: int = 0,
+        refused: int = 0,
+        together: float | None = None,
     ) -> None:
-        """One run of a statement: how long, rows read, rows written, rows refused as duplicates."""
-        slow = seconds > self._slow_seconds
+        """One run of a statement: how long, rows read, rows written, rows refused as duplicates.
+
+        `together` are the seconds of all that travelled with it: which was slow is not known.
+        """
+        took = seconds if together is None else together
+        slow = took > self._slow_seconds
         with self._lock:
             tally = self._tallies[name]
             tally.calls += 1
@@ -47,7 +58,7 @@ class Measure:
             _log.warning(
                 "slow statement %s took %.0f ms (%d read, %d written)",
                 name,
-                seconds * 1000,
+                took * 1000,
                 read,
                 written,
             )

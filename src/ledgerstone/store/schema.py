@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, DateTime, Index, MetaData, String, Text
+from sqlalchemy import BigInteger, DateTime, Index, LargeBinary, MetaData, String, Text
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql.elements import ColumnElement
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import TypeEngine, UserDefinedType
 
 NAMING = {
     "pk": "pk_%(table_name)s",
@@ -31,6 +31,15 @@ MYSQL_TABLE: dict[str, Any] = {
 
 CHURNING: dict[str, Any] = {"postgresql_with": {"deduplicate_items": "off"}}
 """For an index whose entries come and go with every move: they are not worth being merged."""
+
+
+class _SecondText(UserDefinedType[str]):
+    """DATETIME by name, as Symfony declares it; what it holds is text."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "DATETIME"
 
 
 def metadata() -> MetaData:
@@ -65,6 +74,21 @@ def moment_type() -> TypeEngine[Any]:
         .with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
         .with_variant(Text(), "sqlite")
     )
+
+
+def second_type() -> TypeEngine[Any]:
+    """A moment in UTC to the second, without a zone: as Symfony's tables keep it."""
+    return (
+        DateTime()
+        .with_variant(postgresql.TIMESTAMP(precision=0), "postgresql")
+        .with_variant(mysql.DATETIME(), "mysql", "mariadb")
+        .with_variant(_SecondText(), "sqlite")
+    )
+
+
+def binary_id_type() -> TypeEngine[bytes]:
+    """A UUID as its 16 bytes."""
+    return LargeBinary(16).with_variant(mysql.BINARY(16), "mysql", "mariadb")
 
 
 def json_type() -> TypeEngine[Any]:

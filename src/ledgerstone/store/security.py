@@ -96,10 +96,19 @@ GRANTS = {
     SHARED: "SELECT, INSERT (name), UPDATE (name)",
     "worker": "SELECT, INSERT, UPDATE (seen_at_ms, state, report)",
 }
-REFUSED = ("history_permit", "leases", "schema_version")
+REFUSED = (
+    "history_permit",
+    "leases",
+    "schema_version",
+    "outbox_lane",
+    "outbox_pause",
+    "outbox_key",
+    "message_event",
+)
 """Tables that an organisation has no business with.
 
 Leases above all: a duty that one organisation takes is done for it alone and missed by the others.
+Messages belong to no organisation; rights on the tables that are shared with Symfony are its own.
 """
 
 # A setting that was local to a transaction is left behind empty, not missing.

@@ -8,6 +8,7 @@ strings, numbers and bytes on all databases.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -21,15 +22,18 @@ if TYPE_CHECKING:
     from sqlalchemy.engine.interfaces import Dialect as DriverDialect
     from sqlalchemy.sql.elements import ClauseElement
 
+    from ledgerstone.store.pipeline import Answer
     from ledgerstone.store.transaction import Transaction
 
 Row = tuple[Any, ...]
+_PARAMETER = re.compile(r"%\((\w+)\)s|%%")
+"""As psycopg's texts name one; a per cent sign is doubled."""
 
 
 class Compiled:
     """A statement's text for one driver, and how its parameters are handed over."""
 
-    __slots__ = ("_fixed", "_order", "_processors", "takes_now", "text")
+    __slots__ = ("_fixed", "_numbered", "_order", "_processors", "takes_now", "text")
 
     def __init__(
         self, expression: ClauseElement, driver: DriverDialect, amend: Callable[[str], str]
@@ -50,6 +54,7 @@ class Compiled:
         self.takes_now = NOW in compiled.params
         for name in self._fixed:
             self._processors.pop(name, None)
+        self._numbered: tuple[bytes, list[str]] | None = None
 
     def parameters(self, values: dict[str, Any]) -> Any:
         """What the driver's `execute` takes beside the text."""
@@ -61,9 +66,49 @@ class Compiled:
             return values
         return tuple([values[name] for name in self._order])
 
+    def wired(self, values: dict[str, Any]) -> tuple[bytes, list[bytes | None]] | None:
+        """What PostgreSQL itself takes, without the driver; None if that must look at a value."""
+        if self._numbered is None:
+            self._numbered = _numbered(self.text)
+        text, names = self._numbered
+        given = self.parameters(values)
+        try:
+            return text, [_WIRED[type(given[name])](given[name]) for name in names]
+        except (KeyError, ValueError):
+            return None
+
     def _processed(self, name: str, value: Any) -> Any:
         process = self._processors.get(name)
         return process(value) if process is not None else value
+
+
+def _numbered(text: str) -> tuple[bytes, list[str]]:
+    """The text with its parameters as $1, $2, …, and their names in this order."""
+    names: dict[str, int] = {}
+
+    def place(found: re.Match[str]) -> str:
+        name = found[1]
+        return "%" if name is None else f"${names.setdefault(name, len(names) + 1)}"
+
+    numbered = _PARAMETER.sub(place, text)
+    return numbered.encode(), list(names)
+
+
+def _text(value: str) -> bytes:
+    if "\0" in value:
+        raise ValueError(value)
+    return value.encode()
+
+
+_WIRED: dict[type, Callable[[Any], bytes | None]] = {
+    str: _text,
+    int: lambda value: b"%d" % value,
+    float: lambda value: repr(value).encode(),
+    bool: lambda value: b"true" if value else b"false",
+    bytes: lambda value: b"\\x" + value.hex().encode(),
+    type(None): lambda _: None,
+}
+"""How PostgreSQL reads a value of each type from text."""
 
 
 class Statement:
@@ -88,6 +133,18 @@ class Statement:
 
     def rows(self, tx: Transaction, **values: Any) -> list[Row]:
         """Run it and read all its rows."""
+        answer = self._held(tx, values, writes=self._writes)
+        return answer.rows() if answer is not None else self._rows(tx, values)
+
+    def later(self, tx: Transaction, **values: Any) -> Callable[[], list[Row]]:
+        """Run it, and read its rows when this is called; until then it may not have been sent."""
+        answer = self._held(tx, values, writes=self._writes)
+        if answer is not None:
+            return answer.rows
+        rows = self._rows(tx, values)
+        return lambda: rows
+
+    def _rows(self, tx: Transaction, values: dict[str, Any]) -> list[Row]:
         cursor, started = self._execute(tx, values)
         try:
             rows: list[Row] = list(cursor.fetchall())
@@ -110,26 +167,70 @@ class Statement:
 
     def run(self, tx: Transaction, **values: Any) -> int:
         """Run it and answer how many rows it changed."""
+        answer = self._held(tx, values, writes=True)
+        return answer.count() if answer is not None else self._run(tx, values)
+
+    def send(self, tx: Transaction, **values: Any) -> None:
+        """Run it, with the next one whose answer is read or with the commit at the latest.
+
+        What the database has against it is raised then.
+        """
+        if self._held(tx, values, writes=self._writes) is not None:
+            return
+        if self._writes:
+            self._run(tx, values)
+        else:
+            self._rows(tx, values)
+
+    def _run(self, tx: Transaction, values: dict[str, Any]) -> int:
         cursor, started = self._execute(tx, values)
         changed: int = cursor.rowcount
         cursor.close()
         tx.database.measure.note(self.name, perf_counter() - started, written=max(changed, 0))
         return changed
 
+    def added(self, tx: Transaction, **values: Any) -> int:
+        """Run it and answer the number that the database gave the row it added."""
+        cursor, started = self._execute(tx, values)
+        number: int = cursor.lastrowid
+        cursor.close()
+        tx.database.measure.note(self.name, perf_counter() - started, written=1)
+        return number
+
     def compiled(self, tx: Transaction) -> Compiled:
         """Its text for the driver of this transaction."""
-        driver = tx.connection.dialect
+        driver = tx.driver
         key = (driver.name, driver.driver, getattr(driver, "is_mariadb", False))
         compiled = self._compiled.get(key)
         if compiled is None:
             compiled = self._compiled[key] = Compiled(self._expression, driver, self._amend)
         return compiled
 
+    def _held(self, tx: Transaction, values: dict[str, Any], *, writes: bool) -> Answer | None:
+        """Where statements travel together: the answer that it will have."""
+        pipeline = tx.pipeline
+        if pipeline is None:
+            return None
+        compiled = self.compiled(tx)
+        self._fill_now(tx, compiled, values)
+        wired = compiled.wired(values)
+        if wired is None:
+            return None
+        measure = tx.database.measure
+
+        def noted(rows: int, seconds: float, together: float) -> None:
+            if writes:
+                measure.note(self.name, seconds, written=rows, together=together)
+            else:
+                measure.note(self.name, seconds, read=rows, together=together)
+
+        return pipeline.hold(*wired, noted)
+
     def _execute(self, tx: Transaction, values: dict[str, Any]) -> tuple[Any, float]:
         compiled = self.compiled(tx)
         self._fill_now(tx, compiled, values)
         parameters = compiled.parameters(values)
-        cursor = tx.cursor()
+        cursor = tx.own_cursor()
         started = perf_counter()
         try:
             cursor.execute(compiled.text, parameters)

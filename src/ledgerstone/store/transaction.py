@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ledgerstone.errors import StoreError
+from ledgerstone.store.endings import Ending
 from ledgerstone.store.faults import translated
+from ledgerstone.store.lending import Lent
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+    from sqlalchemy.engine.interfaces import Dialect as DriverDialect
 
     from ledgerstone.store.database import Database
+    from ledgerstone.store.pipeline import Pipeline
 
 
 class SomeRefused(Exception):
@@ -25,21 +29,50 @@ class Transaction:
     - `connection` is the SQLAlchemy connection: the caller's own statements go through it.
     - A joined transaction is the caller's: it is never committed, rolled back or closed here.
     - Channels woken inside it ring once each, and only if it commits.
+    - What is left for its end (`at_commit`) is done last, inside it; `notes` is where a room keeps
+      what it needs for that.
     """
 
     def __init__(
-        self, database: Database[Any], connection: Connection, *, joined: bool = False
+        self,
+        database: Database[Any],
+        connection: Connection | Lent,
+        *,
+        joined: bool = False,
+        ending: Ending | None = None,
     ) -> None:
         self.database = database
-        self.connection = connection
+        self.driver: DriverDialect = connection.dialect
+        self._connection = connection
         self.joined = joined
         self.hopeful = False
+        self.pipeline: Pipeline | None = None
         self.woken: set[str] = set()
         self._savepoints = 0
+        # The end of one that was joined through a driver's connection is out of sight.
+        self._ending = ending if joined else Ending()
+        self.notes: dict[str, Any] = self._ending.notes if self._ending is not None else {}
+
+    @property
+    def connection(self) -> Connection:
+        """The SQLAlchemy connection. From now on every statement is sent at once, in order."""
+        if self.pipeline is not None:
+            self.pipeline.holding = False
+            self.pipeline.flush()
+        connection = self._connection
+        return connection.connection if isinstance(connection, Lent) else connection
 
     def cursor(self) -> Any:
         """A cursor of the driver itself, inside this transaction."""
         return self.connection.connection.cursor()
+
+    def own_cursor(self) -> Any:
+        """The same, for one statement of ours that is run right now."""
+        if self.pipeline is not None:
+            self.pipeline.flush()
+        connection = self._connection
+        fairy = connection.fairy if isinstance(connection, Lent) else connection.connection
+        return fairy.cursor()
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -49,7 +82,12 @@ class Transaction:
         self.command(f"SAVEPOINT {name}")
         try:
             yield
+            if self.pipeline is not None:
+                # What the database has against it must be known before the savepoint is gone.
+                self.pipeline.flush()
         except BaseException as error:
+            if self.pipeline is not None:
+                self.pipeline.drop()
             try:
                 self.command(f"ROLLBACK TO SAVEPOINT {name}")
                 self.command(f"RELEASE SAVEPOINT {name}")
@@ -70,6 +108,9 @@ class Transaction:
 
     def command(self, text: str) -> None:
         """Run a statement without parameters or rows, on the driver."""
+        if self.pipeline is not None:
+            self.pipeline.hold(text.encode()).count()
+            return
         cursor = self.cursor()
         try:
             cursor.execute(text)
@@ -77,6 +118,21 @@ class Transaction:
             raise translated(error) from error
         finally:
             cursor.close()
+
+    def at_commit(self, name: str, work: Callable[[], None]) -> None:
+        """Do this as the last thing before the commit, once for each name.
+
+        Where the commit is the caller's and out of sight, it is done now.
+        """
+        if self._ending is None:
+            work()
+        else:
+            self._ending.add(name, work)
+
+    def finish(self) -> None:
+        """Do what was left for the end: who commits calls it first."""
+        if self._ending is not None:
+            self._ending.finish()
 
     def wake(self, channel: str) -> None:
         """Ring whoever waits for work on this channel, once this transaction has committed."""

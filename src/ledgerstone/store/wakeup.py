@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Protocol
 
 ALL = "*"
@@ -19,19 +20,21 @@ ALL = "*"
 class Bell:
     """Rings for one waiter; a ring before the wait is kept."""
 
-    __slots__ = ("_event",)
+    __slots__ = ("_silence",)
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        # A lock that is free for a moment is the shortest way from one thread to another.
+        self._silence = threading.Lock()
+        self._silence.acquire()
 
     def ring(self) -> None:
-        self._event.set()
+        with suppress(RuntimeError):
+            # It was free: it rings already.
+            self._silence.release()
 
     def wait(self, seconds: float) -> bool:
         """Until it rings or the time is up; says which, and is silent again."""
-        rang = self._event.wait(seconds)
-        self._event.clear()
-        return rang
+        return self._silence.acquire(timeout=max(seconds, 0.0))
 
 
 class Bells:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     BigInteger,
     Engine,
+    Insert,
     Text,
     UniqueConstraint,
     Update,
@@ -18,8 +19,10 @@ from sqlalchemy import (
     create_engine,
     event,
     insert,
+    literal_column,
     select,
     text,
+    union_all,
     update,
 )
 from sqlalchemy import types as sqltypes
@@ -29,12 +32,15 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from ledgerstone.errors import Duplicate, StoreBusy, Unsupported
 from ledgerstone.store.batch import (
+    AddEach,
     Adding,
     AppendEach,
     ClaimEach,
+    FirstEach,
     Incoming,
     InsertEach,
     UpdateEach,
+    WithRows,
     document,
 )
 from ledgerstone.store.statement import Row, Statement
@@ -42,6 +48,7 @@ from ledgerstone.store.transaction import SomeRefused
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL, Connection
+    from sqlalchemy.pool import PoolProxiedConnection
 
     from ledgerstone.settings import StoreSettings
     from ledgerstone.store.transaction import Transaction
@@ -52,6 +59,12 @@ MYSQL_MIN = (8, 0, 4)
 """SKIP LOCKED and JSON_TABLE."""
 BIGINT_DIGITS = 19
 _UPDATE = re.compile(r"^UPDATE (\S+), (JSON_TABLE\(.*\) AS incoming) SET ", re.DOTALL)
+_DELETE = re.compile(
+    r"^DELETE FROM (\S+) WHERE (\S+) IN \(SELECT (\S+) \nFROM (JSON_TABLE\(.*\) AS incoming)\)$",
+    re.DOTALL,
+)
+GROUPS = (100, 10, 1)
+"""How many groups one statement asks for: few statements, each of them known."""
 MIGRATION_LOCK = "ledgerstone.migrate"
 MIGRATION_WAIT_SECONDS_MAX = 60
 
@@ -132,17 +145,31 @@ class MySQL:
     ) -> None:
         statement = operation.statements.get(self.name)
         if statement is None:
-            values = operation.assignments(_travelling(operation.incoming))
-            statement = Statement(
-                operation.name,
-                insert(operation.table).from_select(list(values), select(*values.values())),
-            )
+            statement = Statement(operation.name, _inserting(operation))
             operation.statements[self.name] = statement
         statement.run(tx, rows=document(rows), **common)
+
+    def add_each(
+        self, operation: AddEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> list[int]:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            inserting = _inserting(operation)
+            if getattr(tx.driver, "is_mariadb", False):
+                inserting = inserting.returning(operation.number)
+            statement = operation.statements[self.name] = Statement(operation.name, inserting)
+        if getattr(tx.driver, "is_mariadb", False):
+            return [row[0] for row in statement.rows(tx, rows=document(rows), **common)]
+        # MySQL answers only the first number of several, and others may take some in between.
+        return [statement.added(tx, rows=document([row]), **common) for row in rows]
 
     def insert_each(
         self, operation: InsertEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]:
+        if operation.locks:
+            self._insert_locking(operation, tx, rows, common)
+            return []
+
         # Not INSERT IGNORE: that would also swallow values that do not fit.
         def taken(part: Sequence[Row]) -> bool:
             try:
@@ -158,9 +185,23 @@ class MySQL:
             return [0]
         return [i for i, row in enumerate(rows) if taken([row])]
 
+    def _insert_locking(
+        self, operation: InsertEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> None:
+        """Several that find a row taken would share a lock on it, and none could get it alone."""
+        statement = operation.statements.get(f"{self.name}.locking")
+        if statement is None:
+            name = f"{operation.table.name}.{operation.key.name}"
+            kept = f" ON DUPLICATE KEY UPDATE {name} = {name}"
+            statement = Statement(
+                operation.name, _inserting(operation), amend=lambda text: text + kept
+            )
+            operation.statements[f"{self.name}.locking"] = statement
+        statement.run(tx, rows=document(rows), **common)
+
     def claim_each(
         self, operation: ClaimEach, tx: Transaction, limit: int, common: dict[str, Any]
-    ) -> list[Row]:
+    ) -> Callable[[], list[Row]]:
         pick, take = self._claiming(operation)
         # One statement answers what the rows will hold, the next writes it: there is no
         # UPDATE … RETURNING. The lock of the first lasts until the second has run.
@@ -168,21 +209,23 @@ class MySQL:
         if rows:
             keys = sorted(row[0] for row in rows)
             take.run(tx, rows=document([(key,) for key in keys]), **common)
-        return [row[1:] for row in rows]
+        return lambda: [row[1:] for row in rows]
 
     def _claiming(self, operation: ClaimEach) -> tuple[Statement, Statement]:
         pick = operation.statements.get(f"{self.name}.pick")
         take = operation.statements.get(f"{self.name}.take")
         if pick is None or take is None:
             after = [operation.after(c) for c in operation.returning]
-            pick = Statement(
-                f"{operation.name}.pick",
+            picking = (
                 select(operation.key, *after)
                 .where(operation.due)
                 .order_by(*operation.order_by)
                 .limit(bindparam("limit", type_=BigInteger()))
-                .with_for_update(skip_locked=True),
+                .with_for_update(skip_locked=True)
             )
+            if operation.index is not None:
+                picking = picking.with_hint(operation.table, f"FORCE INDEX ({operation.index})")
+            pick = Statement(f"{operation.name}.pick", picking)
             row = _travelling([operation.key], key=operation.key)
             take = _by_key(
                 operation.name,
@@ -194,6 +237,50 @@ class MySQL:
             operation.statements[f"{self.name}.pick"] = pick
             operation.statements[f"{self.name}.take"] = take
         return pick, take
+
+    def first_each(
+        self,
+        operation: FirstEach,
+        tx: Transaction,
+        rows: Sequence[Row],
+        each: int,
+        common: dict[str, Any],
+    ) -> list[list[Row]]:
+        # MariaDB joins with no subquery that refers to another table of the join, and with a limit
+        # for each group there is no other way: so they are asked for side by side.
+        groups: list[list[Row]] = []
+        start = 0
+        while start < len(rows):
+            size = next(size for size in GROUPS if size <= len(rows) - start)
+            part = rows[start : start + size]
+            sent = {
+                f"in_{i}_{c.name}": value
+                for i, row in enumerate(part)
+                for c, value in zip(operation.incoming, row, strict=True)
+            }
+            found: list[list[Row]] = [[] for _ in part]
+            statement = _first(operation, f"{self.name}.{size}", size)
+            for position, *values in statement.rows(tx, each=each, **common, **sent):
+                found[position].append(tuple(values))
+            groups += found
+            start += size
+        return groups
+
+    def with_rows(
+        self, operation: WithRows, rows: Sequence[Row]
+    ) -> tuple[Statement, dict[str, Any]]:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            statement = operation.statements[self.name] = Statement(
+                operation.name, operation.build(_travelling(operation.incoming)), amend=_removing
+            )
+        return statement, {"rows": document(rows)}
+
+    def pipeline(self, lent: PoolProxiedConnection) -> None:
+        return None
+
+    def check_unspoiled(self, connection: Any) -> None:
+        """Nothing: an error undoes one statement, and a deadlock ends the work on it."""
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
         """Nothing to write: other processes poll."""
@@ -292,6 +379,36 @@ def _travelling(columns: Sequence[Any], *, key: Any = None) -> Incoming:
     table = _JsonTable(columns, key.key if key is not None else None)
     alias = table.table_valued(*[column(c.name, c.type) for c in columns], name="incoming")
     return Incoming({c.name: alias.c[c.name] for c in columns})
+
+
+def _inserting(operation: Adding) -> Insert:
+    values = operation.assignments(_travelling(operation.incoming))
+    return insert(operation.table).from_select(list(values), select(*values.values()))
+
+
+def _first(operation: FirstEach, key: str, size: int) -> Statement:
+    """The statement that asks for so many groups."""
+    statement = operation.statements.get(key)
+    if statement is None:
+        parts = []
+        for i in range(size):
+            names = {
+                c.name: bindparam(f"in_{i}_{c.name}", type_=c.type) for c in operation.incoming
+            }
+            found = operation.build(Incoming(names)).limit(bindparam("each", type_=BigInteger()))
+            forced = found.with_hint(operation.table, f"FORCE INDEX ({operation.index})")
+            parts.append(forced.with_only_columns(literal_column(str(i)), *found.selected_columns))
+        made = parts[0] if size == 1 else union_all(*parts)
+        statement = operation.statements[key] = Statement(operation.name, made)
+    return statement
+
+
+def _removing(text: str) -> str:
+    """A DELETE of rows that travel looks them up by the key, one by one.
+
+    Left to itself the server reads, and locks, the whole table.
+    """
+    return _DELETE.sub(r"DELETE \1 FROM \4 STRAIGHT_JOIN \1 WHERE \2 = \3", text)
 
 
 def _by_key(name: str, updating: Update, key: Any) -> Statement:

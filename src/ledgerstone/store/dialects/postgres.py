@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -29,16 +29,19 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.sql.elements import ColumnClause
 
-from ledgerstone.errors import Unsupported
+from ledgerstone.errors import StoreError, Unsupported
 from ledgerstone.ids import new_id
 from ledgerstone.store.batch import (
+    AddEach,
     Adding,
     AppendEach,
     ClaimEach,
+    FirstEach,
     Incoming,
     InsertEach,
     Journal,
     UpdateEach,
+    WithRows,
     missed,
 )
 from ledgerstone.store.statement import Row, Statement
@@ -46,8 +49,10 @@ from ledgerstone.store.wakeups.listen import CHANNEL, ListenWatcher
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL, Connection
+    from sqlalchemy.pool import PoolProxiedConnection
 
     from ledgerstone.settings import StoreSettings
+    from ledgerstone.store.pipeline import Pipeline
     from ledgerstone.store.transaction import Transaction
     from ledgerstone.store.wakeup import Bells, Watcher
 
@@ -57,6 +62,9 @@ PREPARE_AFTER = 5
 _NEUTRAL: Any = postgresql.dialect()  # type: ignore[no-untyped-call]
 _POSITION = "position"
 _TOLD, _NUMBER_DIGITS = "told_id", 8
+_TRANSACTION_STATUS_IDLE = 0
+_IN_ERROR = 3
+"""What libpq says of a transaction in which a statement failed."""
 _POOLED = "yes: statements are not prepared, wake-ups by polling"
 
 _log = logging.getLogger("ledgerstone.store")
@@ -65,7 +73,7 @@ _announce = Statement(
     select(
         func.pg_notify(
             CHANNEL,
-            func.unnest(bindparam("channels", type_=ARRAY(Text()))),
+            func.unnest(cast(bindparam("channels", type_=Text()), ARRAY(Text()))),
         )
     ),
 )
@@ -82,14 +90,17 @@ class PostgreSQL:
     def __init__(self) -> None:
         self.pooled: bool | None = None
         self._notify = True
+        self._prepares = True
 
     def open(self, url: URL, settings: StoreSettings) -> Engine:
         self._notify = settings.notify != "off"
+        self._prepares = settings.prepared_statements != "off"
         engine = create_engine(
             url,
             pool_size=settings.pool_size_max,
             max_overflow=0,
             pool_timeout=settings.lock_timeout_seconds,
+            pool_reset_on_return=None,
             connect_args={
                 "connect_timeout": max(1, round(settings.connect_timeout_seconds)),
                 "application_name": "ledgerstone",
@@ -99,6 +110,7 @@ class PostgreSQL:
         )
         event.listen(engine, "connect", lambda connection, _: self._configure(connection, settings))
         event.listen(engine, "begin", lambda connection: self._begin(connection, settings))
+        event.listen(engine, "reset", lambda connection, *_: _undo(connection))
         return engine
 
     def describe(self, connection: Connection) -> Mapping[str, str]:
@@ -131,12 +143,33 @@ class PostgreSQL:
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> None:
+        columns = operation.incoming
+        if len(rows) == 1:
+            # Arrays of one are most of the work for a single row.
+            alone = operation.statements.get(f"{self.name}.alone")
+            if alone is None:
+                alone = Statement(operation.name, _inserting(operation, _alone(columns)))
+                operation.statements[f"{self.name}.alone"] = alone
+            names = [f"one_{c.name}" for c in columns]
+            alone.send(tx, **common, **dict(zip(names, rows[0], strict=True)))
+            return
         statement = operation.statements.get(self.name)
         if statement is None:
             statement = operation.statements[self.name] = Statement(
-                operation.name, _inserting(operation, _travelling_in_short(operation.incoming))
+                operation.name, _inserting(operation, _travelling_in_short(columns))
             )
-        statement.run(tx, **common, **_in_short(operation.incoming, rows))
+        statement.send(tx, **common, **_in_short(columns, rows))
+
+    def add_each(
+        self, operation: AddEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> list[int]:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            inserting = _inserting(operation, _travelling(operation.incoming))
+            statement = operation.statements[self.name] = Statement(
+                operation.name, inserting.returning(operation.number)
+            )
+        return [row[0] for row in statement.rows(tx, **common, **_arrays(operation.incoming, rows))]
 
     def insert_each(
         self, operation: InsertEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
@@ -157,7 +190,7 @@ class PostgreSQL:
 
     def claim_each(
         self, operation: ClaimEach, tx: Transaction, limit: int, common: dict[str, Any]
-    ) -> list[Row]:
+    ) -> Callable[[], list[Row]]:
         statement = operation.statements.get(self.name)
         if statement is None:
             due = (
@@ -174,12 +207,58 @@ class PostgreSQL:
                 update(operation.table).where(operation.key == taken).values(dict(operation.set_))
             )
             statement = operation.statements[self.name] = _claiming(operation, claiming)
-        rows = statement.rows(tx, limit=limit, **common, **_ids(operation.journal))
-        return operation.in_order(rows)
+        rows = statement.later(tx, limit=limit, **common, **_ids(operation.journal))
+        return lambda: operation.in_order(rows())
+
+    def first_each(
+        self,
+        operation: FirstEach,
+        tx: Transaction,
+        rows: Sequence[Row],
+        each: int,
+        common: dict[str, Any],
+    ) -> list[list[Row]]:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            row = _travelling(operation.incoming)
+            first = operation.build(row).limit(bindparam("each", type_=BigInteger()))
+            found = first.lateral("found")
+            statement = operation.statements[self.name] = Statement(
+                operation.name, select(getattr(row, _POSITION), *found.c)
+            )
+        groups: list[list[Row]] = [[] for _ in rows]
+        arrays = _arrays(operation.incoming, rows)
+        for position, *values in statement.rows(tx, each=each, **common, **arrays):
+            groups[position - 1].append(tuple(values))
+        return groups
+
+    def with_rows(
+        self, operation: WithRows, rows: Sequence[Row]
+    ) -> tuple[Statement, dict[str, Any]]:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            statement = operation.statements[self.name] = Statement(
+                operation.name, operation.build(_travelling(operation.incoming))
+            )
+        return statement, _arrays(operation.incoming, rows)
+
+    def pipeline(self, lent: PoolProxiedConnection) -> Pipeline | None:
+        if self.pooled:
+            return None
+        from ledgerstone.store.pipeline import Pipeline
+
+        driver: Any = lent.dbapi_connection
+        return Pipeline(driver, lent.info, prepares=self._prepares)
+
+    def check_unspoiled(self, connection: Any) -> None:
+        if connection.dbapi_connection.info.transaction_status == _IN_ERROR:
+            # The server would answer a COMMIT with ROLLBACK, and call that a success.
+            message = "an error inside the transaction was caught: nothing of it can be kept"
+            raise StoreError(message, hint="let the error through, or use a savepoint around it")
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
         if self._notify:
-            _announce.rows(tx, channels=sorted(channels))
+            _announce.send(tx, channels="{" + ",".join(map(_word, sorted(channels))) + "}")
 
     def watcher(self, url: URL, settings: StoreSettings, bells: Bells) -> Watcher | None:
         if settings.notify == "off" or self.pooled:
@@ -204,8 +283,9 @@ class PostgreSQL:
             self.pooled = _behind_pooler(connection)
             if self.pooled:
                 _log.info("behind a pooler: %s", _POOLED)
-        prepare = settings.prepared_statements
-        if prepare == "on" or (prepare == "auto" and not self.pooled):
+        if self.pooled and settings.prepared_statements == "on":
+            # Elsewhere the pipeline does it: the driver would have the server forget all that is
+            # prepared at every rollback.
             connection.prepare_threshold = PREPARE_AFTER
         if not self.pooled:
             with _outside_transactions(connection):
@@ -217,6 +297,12 @@ class PostgreSQL:
             # A setting of the session would be left to whoever is given this session next.
             limits = [f"SET LOCAL {name} = {ms}" for name, ms in _limits_ms(settings).items()]
             connection.exec_driver_sql("; ".join(limits))
+
+
+def _undo(connection: Any) -> None:
+    """What was not committed; to ask the driver when there is nothing is half of a return."""
+    if connection.pgconn.transaction_status != _TRANSACTION_STATUS_IDLE:
+        connection.rollback()
 
 
 def _limits_ms(settings: StoreSettings) -> dict[str, int]:
@@ -253,6 +339,11 @@ def _travelling(columns: Sequence[Any]) -> Incoming:
         .render_derived()
     )
     return Incoming({name: alias.c[name] for name in (*[c.name for c in columns], _POSITION)})
+
+
+def _alone(columns: Sequence[Any]) -> Incoming:
+    """One row, each of its values a parameter."""
+    return Incoming({c.name: bindparam(f"one_{c.name}", type_=_uncut(c.type)) for c in columns})
 
 
 def _travelling_in_short(columns: Sequence[Any]) -> Incoming:

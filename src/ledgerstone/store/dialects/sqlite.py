@@ -6,7 +6,7 @@ import importlib
 import os
 import sqlite3
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -31,12 +31,15 @@ from sqlalchemy.dialects.sqlite import Insert, insert
 
 from ledgerstone.errors import BadInput, Unsupported
 from ledgerstone.store.batch import (
+    AddEach,
     Adding,
     AppendEach,
     ClaimEach,
+    FirstEach,
     Incoming,
     InsertEach,
     UpdateEach,
+    WithRows,
     document,
     missed,
 )
@@ -47,6 +50,7 @@ from ledgerstone.store.wakeups.data_version import DataVersionWatcher
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL, Connection
+    from sqlalchemy.pool import PoolProxiedConnection
 
     from ledgerstone.settings import StoreSettings
     from ledgerstone.store.transaction import Transaction
@@ -142,6 +146,16 @@ class SQLite:
             )
         statement.run(tx, rows=_document(operation, rows), **common)
 
+    def add_each(
+        self, operation: AddEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> list[int]:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            statement = operation.statements[self.name] = Statement(
+                operation.name, _inserting(operation).returning(operation.number)
+            )
+        return [row[0] for row in statement.rows(tx, rows=_document(operation, rows), **common)]
+
     def insert_each(
         self, operation: InsertEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]:
@@ -153,7 +167,7 @@ class SQLite:
 
     def claim_each(
         self, operation: ClaimEach, tx: Transaction, limit: int, common: dict[str, Any]
-    ) -> list[Row]:
+    ) -> Callable[[], list[Row]]:
         statement = operation.statements.get(self.name)
         if statement is None:
             due = (
@@ -170,7 +184,51 @@ class SQLite:
                 .returning(*operation.returning, *operation.ordering),
             )
             operation.statements[self.name] = statement
-        return operation.in_order(statement.rows(tx, limit=limit, **common))
+        rows = operation.in_order(statement.rows(tx, limit=limit, **common))
+        return lambda: rows
+
+    def first_each(
+        self,
+        operation: FirstEach,
+        tx: Transaction,
+        rows: Sequence[Row],
+        each: int,
+        common: dict[str, Any],
+    ) -> list[list[Row]]:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            # No trip to a server, and no join that could be turned round: group by group.
+            alone = Incoming(
+                {c.name: bindparam(f"one_{c.name}", type_=c.type) for c in operation.incoming}
+            )
+            first = operation.build(alone).limit(bindparam("each", type_=BigInteger()))
+            # Without figures about the table it would take any index that begins alike.
+            quoted = tx.driver.identifier_preparer.format_table(operation.table)
+            named = f"FROM {quoted} INDEXED BY {operation.index} "
+            statement = operation.statements[self.name] = Statement(
+                operation.name, first, amend=lambda text: text.replace(f"FROM {quoted} ", named)
+            )
+        names = [f"one_{c.name}" for c in operation.incoming]
+        return [
+            statement.rows(tx, each=each, **common, **dict(zip(names, row, strict=True)))
+            for row in rows
+        ]
+
+    def with_rows(
+        self, operation: WithRows, rows: Sequence[Row]
+    ) -> tuple[Statement, dict[str, Any]]:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            statement = operation.statements[self.name] = Statement(
+                operation.name, operation.build(_travelling(operation.incoming))
+            )
+        return statement, {"rows": _document(operation, rows)}
+
+    def pipeline(self, lent: PoolProxiedConnection) -> None:
+        return None
+
+    def check_unspoiled(self, connection: Any) -> None:
+        """Nothing: an error undoes one statement."""
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
         """Nothing to write: a commit by another connection shows in `PRAGMA data_version`."""
@@ -312,7 +370,7 @@ def _by_key(
     return missed(rows, operation.key_position, carry_out)
 
 
-def _document(operation: UpdateEach | Adding, rows: Sequence[Row]) -> str:
+def _document(operation: UpdateEach | Adding | WithRows, rows: Sequence[Row]) -> str:
     for i, c in enumerate(operation.incoming):
         if isinstance(c.type, Integer):
             _check_numbers([row[i] for row in rows])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from sqlalchemy import insert, select, text, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from ledgerstone import errors
 from ledgerstone.ledger import Ledger, Transaction
@@ -91,6 +92,18 @@ class TransactionContract:
         assert notes_kept(ledger) == []
         with ledger.reading() as tx, pytest.raises(errors.NotFound):
             tx.chores.get(enqueued.id)
+
+    def test_a_caught_error_is_no_silent_loss(self, ledger: Ledger) -> None:
+        """Where the database undoes all for an error that was caught, the commit says so."""
+        kept = []
+        with suppress(errors.StoreError):
+            with ledger.transaction() as tx:
+                write(tx, "mine")
+                with suppress(DBAPIError):
+                    tx.connection.execute(text("SELECT nothing FROM nowhere"))
+            kept = ["mine"]
+
+        assert notes_kept(ledger) == kept
 
     def test_it_is_one_transaction(self, ledger: Ledger) -> None:
         """The user's SQL sees the ledger's rows before the commit, and nobody else does."""
