@@ -8,7 +8,7 @@ SCALE ?= 1
 PYTEST_ARGS ?= -n 4 --dist loadgroup
 
 BIN := .venv/bin
-NO_SERVERS := not postgres and not mysql and not rabbitmq and not pgbouncer and not slow
+NO_SERVERS := not postgres and not mysql and not rabbitmq and not nats and not pgbouncer and not slow
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo test test-fast check bench docs clean prepare prepare-servers

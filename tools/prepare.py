@@ -46,6 +46,7 @@ SERVERS = {
     "mariadb-install-db": "mariadb-server-core",
     "mariadb": "mariadb-client-core",
     "rabbitmq-server": "rabbitmq-server",
+    "nats-server": "nats-server",
     "pgbouncer": "pgbouncer",
 }
 """Programs the tests start for themselves, and the Debian package of each. PostgreSQL is not

@@ -22,6 +22,12 @@ NAMES = frozenset(
         "pump.settled",
         "rescue.rescued",
         "migrate.step",
+        "relay.sending",
+        "relay.sent",
+        "relay.marked",
+        "inbox.receipt",
+        "inbox.handled",
+        "inbox.committed",
     }
 )
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 from uuid import UUID
 
+from ledgerstone import messaging
 from ledgerstone.chores import Chores
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.source import Source
@@ -17,10 +18,16 @@ from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.jobs.cron import Misfire
 from ledgerstone.jobs.schedules import Declared, NewSchedule, Schedules
 from ledgerstone.jobs.tables import DEFAULT_QUEUE, MAX_ATTEMPTS
+from ledgerstone.messaging import CompetingRelay, Failed, Inbox, Office, OrderedRelay, Outbox
+from ledgerstone.messaging.carriers import receiver_of, relay_of
+from ledgerstone.messaging.receiving import Receiver
+from ledgerstone.messaging.routing import RETRY
 from ledgerstone.settings import Settings
+from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.store import migrating
 from ledgerstone.store.clock import Clock
 from ledgerstone.store.database import Database
+from ledgerstone.store.endings import Ending
 from ledgerstone.store.joining import Joiner
 from ledgerstone.store.transaction import Transaction as StoreTransaction
 
@@ -48,11 +55,14 @@ class Transaction(StoreTransaction):
         database: Database[Any],
         connection: Connection,
         *,
-        kinds: Kinds | None = None,
+        kinds: Kinds,
+        office: Office,
         joined: bool = False,
+        ending: Ending | None = None,
     ) -> None:
-        super().__init__(database, connection, joined=joined)
-        self._kinds = kinds if kinds is not None else Kinds()
+        super().__init__(database, connection, joined=joined, ending=ending)
+        self._kinds = kinds
+        self._office = office
 
     @property
     def chores(self) -> Chores:
@@ -68,6 +78,21 @@ class Transaction(StoreTransaction):
     def schedules(self) -> Schedules:
         """Jobs that come again and again."""
         return Schedules(self, self._kinds)
+
+    @property
+    def outbox(self) -> Outbox:
+        """Messages to be carried elsewhere."""
+        return Outbox(self, self._office)
+
+    @property
+    def inbox(self) -> Inbox:
+        """Messages that were handled."""
+        return Inbox(self, self._office)
+
+    @property
+    def failed(self) -> Failed:
+        """Messages that could not be handled or delivered."""
+        return Failed(self, self._office)
 
     def __enter__(self) -> Self:
         return self
@@ -104,6 +129,21 @@ class AsyncTransaction:
     def schedules(self) -> Any:
         """Jobs that come again and again; each call is awaited."""
         return _AsyncRoom(self, "schedules")
+
+    @property
+    def outbox(self) -> Any:
+        """Messages to be carried elsewhere; each call is awaited."""
+        return _AsyncRoom(self, "outbox")
+
+    @property
+    def inbox(self) -> Any:
+        """Messages that were handled; each call is awaited."""
+        return _AsyncRoom(self, "inbox")
+
+    @property
+    def failed(self) -> Any:
+        """Messages that could not be handled or delivered; each call is awaited."""
+        return _AsyncRoom(self, "failed")
 
     async def run(self, work: Callable[[Transaction], T]) -> T:
         """`work(tx)` inside the caller's transaction."""
@@ -145,10 +185,11 @@ class Ledger:
         self.settings = settings or (Settings.load(url=url) if url else Settings.load())
         self.kinds = Kinds()
         self._declared = Declared()
+        self.office = Office(self.settings.messaging)
         self.database: Database[Transaction] = Database(
             url or self.settings.url,
             self.settings.store,
-            wrap=partial(Transaction, kinds=self.kinds),
+            wrap=partial(Transaction, kinds=self.kinds, office=self.office),
             clock=clock,
         )
         self._joiner = Joiner(self.database)
@@ -205,6 +246,8 @@ class Ledger:
     def migrate(self) -> migrating.Schema:
         """Bring the tables up to date; answers where they stood before."""
         before = migrating.migrate(self.database)
+        if self.settings.messaging.auto_setup:
+            self.office.setup.apply(self.database)
         self._checked = True
         return before
 
@@ -280,15 +323,54 @@ class Ledger:
         crashes_max = self.settings.engine.crashes_max
         return JobSource(queue, self.kinds, self.database, crashes_max=crashes_max)
 
+    def consumer(
+        self, pattern: str, *, name: str | None = None, ordered: bool = False
+    ) -> Callable[[F], F]:
+        """Make a function, `f(tx, message)`, a consumer of messages whose name matches.
+
+        - Each consumer handles a message once: its receipt and what it writes through `tx` are one
+          transaction.
+        - `name` is what its receipts are kept under; it stays when the function is moved.
+        - `ordered` handles the messages of a partition one after the other.
+        """
+
+        def decorate(call: F) -> F:
+            self.office.consumers.add(pattern, call, name=name, ordered=ordered)
+            return call
+
+        return decorate
+
+    def relay_source(self, destination: str = LOCAL) -> OrderedRelay | CompetingRelay:
+        """What carries messages to a destination, for `worker`."""
+        return relay_of(destination, self.office, self.database)
+
+    def receiver(
+        self, subscription: str, *, on_failure: Callable[[], None] = lambda: None
+    ) -> Receiver:
+        """What receives messages of a subscription for the consumers of this process."""
+        self._ready()
+        return receiver_of(subscription, self.office, self.database, on_failure=on_failure)
+
     def worker(self, *sources: Source) -> Worker:
-        """What does the work of these sources, in this process; without any, of all its jobs."""
+        """What does the work of these sources, in this process.
+
+        Without any: of all its jobs, and of the messages for its consumers.
+        """
         self._ready()
         if not sources:
             queues = sorted({kind.queue for kind in self.kinds.all().values()})
-            sources = tuple(self.job_source(queue) for queue in queues)
+            local = (LOCAL, RETRY) if self.office.consumers.all() else ()
+            sources = (
+                *(self.job_source(queue) for queue in queues),
+                *(self.relay_source(name) for name in local),
+            )
         if self._declared:
             self.database.run(lambda tx: self._declared.put(tx, self.kinds))
-        duties = [retention.duty(self.settings.jobs), schedules.duty(self.kinds)]
+        duties = [
+            retention.duty(self.settings.jobs),
+            schedules.duty(self.kinds),
+            *messaging.duties(self.office, sources),
+        ]
         return Worker(self.database, sources, self.settings.engine, duties=duties)
 
     def close(self) -> None:
@@ -303,7 +385,14 @@ class Ledger:
     def _joined(self, joined: object) -> Transaction:
         self._ready()
         connection = self._joiner.connection_of(joined)
-        return Transaction(self.database, connection, kinds=self.kinds, joined=True)
+        return Transaction(
+            self.database,
+            connection,
+            kinds=self.kinds,
+            office=self.office,
+            joined=True,
+            ending=self._joiner.ending_of(connection),
+        )
 
     def _ready(self) -> None:
         """The tables are there and of this version, or an error says what to do."""
@@ -314,5 +403,5 @@ class Ledger:
             if schema.up_to_date or not self._migrates_itself:
                 migrating.check(tx.connection)
         if not schema.up_to_date:
-            migrating.migrate(self.database)
+            self.migrate()
         self._checked = True

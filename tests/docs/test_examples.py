@@ -43,9 +43,11 @@ def test_examples_run(document: str, tmp_path: Path) -> None:
 
 
 def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
-    """The ten lines of the README accept a job with a row and do it."""
+    """The ten lines of the README accept a job and a message with a row and do both."""
     with sqlite3.connect(tmp_path / "shop.db") as shop:
         shop.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
+        shop.execute("CREATE TABLE stock (pieces INTEGER)")
+        shop.execute("INSERT INTO stock VALUES (5)")
     shop.close()
     (block, *_) = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
 
@@ -58,7 +60,11 @@ def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
         check=True,
     )
 
+    with sqlite3.connect(tmp_path / "shop.db") as shop:
+        stock = shop.execute("SELECT pieces FROM stock").fetchall()
+    shop.close()
     assert ran.stdout == "receipt for order 7 attempt 1\n"
+    assert stock == [(4,)]
 
 
 def test_links_lead_somewhere() -> None:

@@ -7,15 +7,16 @@ and takes away again, and that no other transaction ever sees.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sqlalchemy import BigInteger, Delete, bindparam, delete, insert, select
+from sqlalchemy import BigInteger, bindparam, delete, insert, select
 
 from ledgerstone.engine.duties import Duty
 from ledgerstone.ids import new_id
 from ledgerstone.jobs.states import Status
 from ledgerstone.jobs.tables import history_permit, job, job_key, stands
 from ledgerstone.settings import JobSettings
+from ledgerstone.store.batch import WithRows
 from ledgerstone.store.expressions import moment, now_ms
 from ledgerstone.store.statement import Statement
 
@@ -39,22 +40,16 @@ _withdraw = Statement(
 )
 
 
-def _removing(status: Status) -> Statement:
+def _old(status: Status) -> Statement:
     before = moment(now_ms() - _age)
     # By the time of creation, which an index knows; what is over was created before it was over.
-    old = (
+    return Statement(
+        f"jobs.old_{status.value}",
         select(job.c.id)
         .where(stands(status), job.c.created_at < before, job.c.finished_at < before)
         .order_by(job.c.created_at)
-        .limit(_limit)
+        .limit(_limit),
     )
-    return Statement(f"jobs.remove_{status.value}", _among(job, job.c.id, old))
-
-
-def _among(table: Any, column: Any, query: Any) -> Delete:
-    """Remove the rows that a query over the same table finds."""
-    found = query.subquery("old")
-    return delete(table).where(column.in_(select(found.c[column.name])))
 
 
 _kept: dict[Status, Callable[[JobSettings], float]] = {
@@ -62,20 +57,26 @@ _kept: dict[Status, Callable[[JobSettings], float]] = {
     Status.CANCELED: lambda settings: settings.keep_days,
     Status.DEAD_LETTER: lambda settings: settings.keep_dead_letters_days,
 }
-_remove = {status: _removing(status) for status in _kept}
+_over = {status: _old(status) for status in _kept}
+# Found first and removed by their ids: so nothing is locked that is not removed.
+_remove = WithRows(
+    "jobs.remove",
+    incoming=(job.c.id,),
+    build=lambda row: delete(job).where(job.c.id.in_(select(row.id))),
+)
+_old_keys = (
+    select(job_key.c.job_id)
+    .where(
+        job_key.c.used_at_ms < now_ms() - _age,
+        ~select(job.c.id).where(job.c.id == job_key.c.job_id).exists(),
+    )
+    .order_by(job_key.c.used_at_ms)
+    .limit(_limit)
+    .subquery("old")
+)
 _forget = Statement(
     "jobs.forget_keys",
-    _among(
-        job_key,
-        job_key.c.job_id,
-        select(job_key.c.job_id)
-        .where(
-            job_key.c.used_at_ms < now_ms() - _age,
-            ~select(job.c.id).where(job.c.id == job_key.c.job_id).exists(),
-        )
-        .order_by(job_key.c.used_at_ms)
-        .limit(_limit),
-    ),
+    delete(job_key).where(job_key.c.job_id.in_(select(_old_keys.c.job_id))),
 )
 
 
@@ -91,7 +92,8 @@ def retire(tx: Transaction, settings: JobSettings) -> int:
     removed = 0
     for status, days in _kept.items():
         age_ms = round(days(settings) * DAY_MS)
-        removed += _remove[status].run(tx, age_ms=age_ms, limit_=ROWS_MAX)
+        old = _over[status].rows(tx, age_ms=age_ms, limit_=ROWS_MAX)
+        removed += _remove.run(tx, sorted(old)) if old else 0
     _withdraw.run(tx, id_=permit)
     _forget.run(tx, age_ms=round(settings.keep_keys_days * DAY_MS), limit_=ROWS_MAX)
     return removed

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ import msgspec
 from ledgerstone import failpoints
 
 READY_SECONDS_MAX = 30.0
+WORK = "ledgerstone.testing.work"
 END_SECONDS_MAX = 30.0
 
 
@@ -29,6 +31,7 @@ class WorkerProcess:
         handler: str = "ledgerstone.testing.work:nothing",
         settings: Mapping[str, object] | None = None,
         failpoint: str | None = None,
+        program: str = WORK,
         arguments: tuple[str, ...] = (),
     ) -> None:
         environment = dict(os.environ)
@@ -40,14 +43,7 @@ class WorkerProcess:
         if failpoint is not None:
             environment[failpoints.VARIABLE] = failpoint
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "ledgerstone.testing.work",
-                "--handler",
-                handler,
-                *arguments,
-            ],
+            [sys.executable, "-m", program, *_handling(program, handler), *arguments],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -138,3 +134,13 @@ class WorkerProcess:
     def _read_complained(self) -> None:
         assert self._process.stderr is not None
         self._complained.extend(self._process.stderr)
+
+
+def _handling(program: str, handler: str) -> list[str]:
+    return ["--handler", handler] if program == WORK else []
+
+
+def stopped(worker: WorkerProcess) -> bool:
+    """Whether it stands still."""
+    stat = Path(f"/proc/{worker.pid}/stat").read_text(encoding="ascii")
+    return stat.rpartition(")")[2].split()[0] == "T"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings, StoreSettings
 from ledgerstone.testing import checker
 from ledgerstone.testing.fixtures import Home
-from ledgerstone.testing.processes import WorkerProcess
+from ledgerstone.testing.processes import WorkerProcess, stopped
 from ledgerstone.testing.waiting import until
 from ledgerstone.testing.workshop import counts, enqueue
 
@@ -55,7 +54,7 @@ class CrashContract:
 
         with workers(home.url) as start:
             victim = start(failpoint=failpoint)
-            until(lambda: not victim.alive or _stopped(victim), what=failpoint)
+            until(lambda: not victim.alive or stopped(victim), what=failpoint)
             if victim.alive and home.server is None:
                 until(lambda: _writable(home.url) or _stop_elsewhere(victim), what="a free file")
             start()
@@ -241,11 +240,6 @@ def workers(
             return worker
 
         yield start
-
-
-def _stopped(worker: WorkerProcess) -> bool:
-    stat = Path(f"/proc/{worker.pid}/stat").read_text(encoding="ascii")
-    return stat.rpartition(")")[2].split()[0] == "T"
 
 
 def _count(url: str, query: str, word: str = "") -> int:

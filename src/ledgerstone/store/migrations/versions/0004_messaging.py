@@ -98,6 +98,13 @@ def _add_lanes() -> None:
         where="lease_until_ms IS NOT NULL",
         leading=[],
     )
+    steps.add_partial_index(
+        "idx_outbox_lane__idle",
+        "outbox_lane",
+        ["changed_at_ms"],
+        where="due_at_ms IS NULL",
+        leading=["due_at_ms"],
+    )
 
 
 def downgrade() -> None:

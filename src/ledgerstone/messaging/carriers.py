@@ -1,0 +1,121 @@
+"""What carries to a destination: its mode says which relay, its URL says which transport."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ledgerstone.errors import NotFound, Unsupported
+from ledgerstone.messaging.competing import BATCHES_MAX, CompetingRelay
+from ledgerstone.messaging.receiving import Receiver
+from ledgerstone.messaging.relay import OrderedRelay
+from ledgerstone.messaging.transport import Transport
+from ledgerstone.settings import DestinationSettings
+
+if TYPE_CHECKING:
+    from ledgerstone.messaging.office import Office
+    from ledgerstone.store.database import Database
+
+IDLE_SECONDS_MAX = 30
+"""How much longer than a send may take the transaction of a batch may stand still."""
+EXTRAS = {
+    "amqp": "amqp",
+    "amqps": "amqp",
+    "nats": "nats",
+    "tls": "nats",
+    "http": "webhook",
+    "https": "webhook",
+}
+
+
+def relay_of(
+    name: str, office: Office, database: Database[Any], transport: Transport | None = None
+) -> OrderedRelay | CompetingRelay:
+    """The source that carries messages to a destination, by the transport that its URL asks for."""
+    destination = office.routes.destinations.get(name)
+    if destination is None:
+        known = ", ".join(office.routes.destinations)
+        raise NotFound(f"there is no destination {name!r}", hint=f"there are {known}")
+    if transport is None:
+        transport = transport_of(name, destination, office, database)
+    if not office.keeps_order(name, database):
+        return CompetingRelay(
+            name,
+            destination,
+            transport,
+            office,
+            # It stands still while a batch is under way; if the process does, the rows are let go.
+            database=database.sibling(
+                connections=BATCHES_MAX,
+                idle_seconds_max=math.ceil(destination.send_seconds_max) + IDLE_SECONDS_MAX,
+            ),
+            origin=lambda: database.identity,
+        )
+    return OrderedRelay(
+        name,
+        destination,
+        transport,
+        office,
+        origin=lambda: database.identity,
+        separately=destination.url == "local:",
+        monotonic=database.clock.monotonic,
+    )
+
+
+def receiver_of(
+    name: str,
+    office: Office,
+    database: Database[Any],
+    *,
+    on_failure: Callable[[], None] = lambda: None,
+) -> Receiver:
+    """What receives the messages of a subscription for the consumers of this process."""
+    settings = office.settings.subscriptions.get(name)
+    if settings is None:
+        known = ", ".join(office.settings.subscriptions) or "none"
+        hint = f"there are {known}; write [messaging.subscriptions.{name}] into the settings"
+        raise NotFound(f"there is no subscription {name!r}", hint=hint)
+    try:
+        from ledgerstone.messaging.amqp.wire import message_of
+        from ledgerstone.messaging.subscriptions.amqp import AmqpSubscription
+    except ModuleNotFoundError as error:
+        message = f"what receives {name} needs {error.name}, which is not installed"
+        raise Unsupported(message, hint="install ledgerstone[amqp]") from error
+    return Receiver(
+        database,
+        office,
+        AmqpSubscription(name, settings),
+        settings,
+        name=name,
+        parse=message_of,
+        on_failure=on_failure,
+    )
+
+
+def transport_of(
+    name: str, destination: DestinationSettings, office: Office, database: Database[Any]
+) -> Transport:
+    """What carries to this destination; it connects when something is sent."""
+    scheme = destination.url.partition(":")[0]
+    source = office.settings.source
+    try:
+        if scheme == "local":
+            from ledgerstone.messaging.transports.local import LocalTransport
+
+            return LocalTransport(database, office)
+        if scheme in {"amqp", "amqps"}:
+            from ledgerstone.messaging.transports.amqp import AmqpTransport
+
+            return AmqpTransport(name, destination, source)
+        if scheme in {"nats", "tls"}:
+            from ledgerstone.messaging.transports.nats import NatsTransport
+
+            return NatsTransport(name, destination, source)
+        from ledgerstone.messaging.transports.webhook import WebhookTransport
+
+        return WebhookTransport(name, destination, source)
+    except ModuleNotFoundError as error:
+        message = f"what carries to {name} needs {error.name}, which is not installed"
+        hint = f"install ledgerstone[{EXTRAS.get(scheme, scheme)}]"
+        raise Unsupported(message, hint=hint) from error

@@ -1,0 +1,276 @@
+"""The competing relay: carries messages to one destination in any order, as many as it can.
+
+A batch of rows is locked, sent and marked in one transaction: another relay passes over them, and
+one that dies gives them back with its connection. So no row needs a lease, and a transaction that
+stands still for longer than one is ended by the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import BigInteger, bindparam, column, select, update
+
+from ledgerstone.engine.backoff import Backoff
+from ledgerstone.engine.duties import Duty
+from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Settled
+from ledgerstone.errors import BadInput, TargetDown
+from ledgerstone.failpoints import hit
+from ledgerstone.ids import new_id
+from ledgerstone.messaging import envelope, failed
+from ledgerstone.messaging.failed_rows import Raw
+from ledgerstone.messaging.marking import Marks, is_paused
+from ledgerstone.messaging.message import Message
+from ledgerstone.messaging.publishing import channel_of
+from ledgerstone.messaging.relay import Malformed, Tally, raw_row
+from ledgerstone.messaging.states import What
+from ledgerstone.messaging.transport import Answer, Transport, Verdict
+from ledgerstone.settings import DestinationSettings
+from ledgerstone.store.batch import UpdateEach
+from ledgerstone.store.expressions import beyond, now_ms, second
+from ledgerstone.store.moments import moment_of
+from ledgerstone.store.statement import Row, Statement
+
+if TYPE_CHECKING:
+    from ledgerstone.messaging.office import Office
+    from ledgerstone.store.database import Database
+    from ledgerstone.store.transaction import Transaction
+
+BATCHES_MAX = 3
+"""Batches of one relay at once: while one is under way the next is read."""
+
+
+class CompetingRelay:
+    """Messages for one destination, as a source of work.
+
+    - A claim is a call to take a batch; what is in it is decided by the database when it is taken.
+    - A destination that is out of reach costs no message an attempt.
+    - A message that is refused comes again after a pause, others pass it; one that cannot be
+      delivered is moved to the failed table with its reason.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        destination: DestinationSettings,
+        transport: Transport,
+        office: Office,
+        *,
+        database: Database[Any],
+        origin: Callable[[], str],
+    ) -> None:
+        self.name = channel_of(queue)
+        self.channel = channel_of(queue)
+        self.queue = queue
+        self.tally = Tally()
+        self.transport = transport
+        self._destination = destination
+        self._office = office
+        self._database = database
+        self._origin = origin
+        self._marks = Marks(office)
+        self._statements = _Statements(office)
+        self._backoff = Backoff(
+            seconds=destination.backoff_seconds, seconds_max=destination.backoff_seconds_max
+        )
+        self._lock = Lock()
+        self._calls = 0
+        self._place: tuple[str, int] = ("", 0)
+
+    @property
+    def duties(self) -> list[Duty]:
+        return []
+
+    def handler(self, claim: Claim) -> Handler:
+        return Handler(self._carry)
+
+    def claim(self, tx: Transaction, ask: Ask) -> Sequence[Claim]:
+        free = min(ask.limit, BATCHES_MAX - self._calls)
+        if free <= 0 or self.queue in ask.avoid:
+            return ()
+        self._office.setup.ensure(tx, self._office.shared.outbox)
+        if is_paused(tx, self.queue) or self._statements.any.one(tx, queue=self.queue) is None:
+            return ()
+        return [Claim(new_id(), 1, 0, target=self.queue) for _ in range(free)]
+
+    def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        return ()
+
+    def extend(
+        self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
+    ) -> Sequence[Claim]:
+        return ()
+
+    def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
+        return 0
+
+    def _carry(self, claim: Claim) -> Settled:
+        with self._lock:
+            self._calls += 1
+        try:
+            taken = self._carry_batch()
+        finally:
+            with self._lock:
+                self._calls -= 1
+        if taken == self._destination.batch_max:
+            self._database.bells.ring({self.channel})
+        return Settled()
+
+    def _carry_batch(self) -> int:
+        """Take a batch, send it, mark what was confirmed; how many were taken."""
+        with self._database.transaction() as tx:
+            rows = self._take(tx)
+            readable, malformed = self._read(rows)
+            answers = self._send(readable) if readable else []
+            pairs = list(zip(readable, answers, strict=True))
+            delivered = [_place(m) for m, a in pairs if a.verdict is Verdict.DELIVERED]
+            self._marks.delivered(tx, delivered)
+            self._refuse(tx, pairs, {row[0]: row[2] for row in rows})
+            self._put_aside(tx, malformed)
+            hit("relay.marked")
+        self.tally.delivered += len(delivered)
+        if pairs and all(answer.verdict is Verdict.UNKNOWN for answer in answers):
+            raise TargetDown(self.queue, f"{self.queue}: {answers[0].reason or 'no answer came'}")
+        return len(rows)
+
+    def _take(self, tx: Transaction) -> list[Row]:
+        """The next rows behind those of the last batch, and from the beginning when at the end."""
+        limit = self._destination.batch_max
+        partition, place = self._place
+        rows = self._statements.take.rows(
+            tx, queue=self.queue, partition=partition, place=place, limit_=limit
+        )
+        if len(rows) < limit and self._place != ("", 0):
+            rows += self._statements.take.rows(
+                tx, queue=self.queue, partition="", place=0, limit_=limit - len(rows)
+            )
+            # What was taken already in this transaction is not locked against itself.
+            rows = list({row[0]: row for row in rows}.values())
+        self._place = (rows[-1][3], rows[-1][0]) if len(rows) == limit else ("", 0)
+        return rows
+
+    def _read(self, rows: Sequence[Row]) -> tuple[list[Message], list[Malformed]]:
+        origin = f"{self._origin()}:{self._office.shared.outbox.name}"
+        readable, malformed = [], []
+        for place, body, headers, partition, created_at in rows:
+            try:
+                message = envelope.message_of(
+                    place=place,
+                    body=body,
+                    headers=headers,
+                    partition=partition,
+                    created_at=moment_of(created_at),
+                    origin=origin,
+                )
+            except BadInput as error:
+                malformed.append(Malformed(place, error.message, raw_row(body, headers)))
+            else:
+                readable.append(message)
+        return readable, malformed
+
+    def _send(self, messages: Sequence[Message]) -> list[Answer]:
+        hit("relay.sending")
+        answers = self.transport.send(messages, seconds_max=self._destination.send_seconds_max)
+        hit("relay.sent")
+        return answers
+
+    def _refuse(
+        self,
+        tx: Transaction,
+        pairs: Sequence[tuple[Message, Answer]],
+        headers: Mapping[int, str],
+    ) -> None:
+        """Those that were refused: again after a pause, or to the failed table."""
+        later: list[Row] = []
+        for message, answer in pairs:
+            if answer.verdict in {Verdict.DELIVERED, Verdict.UNKNOWN}:
+                continue
+            attempts = message.attempt + answer.counts
+            self.tally.refused += 1
+            if self._given_up(answer, attempts):
+                self._fail(tx, message, _place(message), answer, attempts)
+                continue
+            pause = answer.retry_after_seconds
+            if pause is None:
+                pause = self._backoff.after(attempts)
+            place = _place(message)
+            # Whole seconds, and not too early.
+            pause_ms = round(pause * 1000) + 999
+            later.append((place, envelope.with_attempt(headers[place], attempts), pause_ms))
+        if later:
+            self._statements.later.run(tx, sorted(later))
+
+    def _given_up(self, answer: Answer, attempts: int) -> bool:
+        if answer.verdict is Verdict.UNDELIVERABLE:
+            return True
+        destination = self._destination
+        return destination.on_failure != "block" and attempts >= destination.max_attempts
+
+    def _put_aside(self, tx: Transaction, malformed: Sequence[Malformed]) -> None:
+        for each in malformed:
+            answer = Answer(Verdict.UNDELIVERABLE, "malformed", each.reason)
+            self._fail(tx, each.raw, each.place, answer, 1)
+
+    def _fail(
+        self, tx: Transaction, item: Message | Raw, place: int, answer: Answer, attempts: int
+    ) -> None:
+        self.tally.parked += 1
+        failed.put(
+            tx,
+            self._office,
+            item,
+            consumer=None,
+            failure=Failure(answer.code, answer.reason),
+            attempts=attempts,
+            origin=self.queue,
+            what=What.PARKED,
+        )
+        self._marks.removed(tx, [place])
+
+
+class _Statements:
+    """What is read and written of an outbox of some name."""
+
+    def __init__(self, office: Office) -> None:
+        outbox = office.shared.outbox
+        waiting = (
+            (outbox.c.queue_name == bindparam("queue", type_=outbox.c.queue_name.type))
+            & outbox.c.delivered_at.is_(None)
+            & (outbox.c.available_at <= second(now_ms()))
+        )
+        place = (
+            bindparam("partition", type_=outbox.c.partition_key.type),
+            bindparam("place", type_=BigInteger()),
+        )
+        self.any = Statement("relay.any", select(outbox.c.id).where(waiting).limit(1))
+        self.take = Statement(
+            "relay.take",
+            select(
+                outbox.c.id,
+                outbox.c.body,
+                outbox.c.headers,
+                outbox.c.partition_key,
+                outbox.c.created_at,
+            )
+            .where(waiting, beyond((outbox.c.partition_key, outbox.c.id), place))
+            .order_by(outbox.c.partition_key, outbox.c.id)
+            .limit(bindparam("limit_", type_=BigInteger()))
+            .with_for_update(skip_locked=True),
+        )
+        self.later = UpdateEach(
+            "relay.later",
+            key=outbox.c.id,
+            incoming=(outbox.c.id, outbox.c.headers, column("pause_ms", BigInteger())),
+            build=lambda row: (
+                update(outbox)
+                .where(outbox.c.id == row.id)
+                .values(headers=row.headers, available_at=second(now_ms() + row.pause_ms))
+            ),
+        )
+
+
+def _place(message: Message) -> int:
+    assert message.place is not None
+    return message.place

@@ -1,0 +1,267 @@
+"""What a caller can ask of the outbox, inside a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import bindparam, delete, func, insert, select
+
+from ledgerstone.errors import BadInput, KeyConflict, NotAllowedNow, NotFound
+from ledgerstone.messaging import envelope, lanes, publishing, retention
+from ledgerstone.messaging.lanes import LaneRow
+from ledgerstone.messaging.publishing import Accepted, NewMessage, Published, channel_of
+from ledgerstone.messaging.record import Entry, record
+from ledgerstone.messaging.states import LaneState, What
+from ledgerstone.messaging.tables import Shared, pause
+from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.moments import moment_of
+from ledgerstone.store.pages import Keyset, Page
+from ledgerstone.store.statement import Row, Statement
+
+if TYPE_CHECKING:
+    from ledgerstone.messaging.office import Office
+    from ledgerstone.store.transaction import Transaction
+
+_queue = bindparam("queue", type_=pause.c.queue_name.type)
+_pause = Statement(
+    "outbox.pause",
+    insert(pause).values(
+        queue_name=_queue,
+        paused_at_ms=now_ms(),
+        who=bindparam("by", type_=pause.c.who.type),
+    ),
+)
+_resume = Statement("outbox.resume", delete(pause).where(pause.c.queue_name == _queue))
+_paused = Statement("outbox.paused", select(pause.c.queue_name).order_by(pause.c.queue_name))
+
+
+class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A message in the outbox, for one of its destinations."""
+
+    place: int
+    destination: str
+    partition: str
+    name: str
+    message_id: str | None
+    created_at: datetime
+    available_at: datetime
+    delivered_at: datetime | None
+    headers: Mapping[str, str]
+    body: str
+
+
+class Backlog(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits for a destination."""
+
+    destination: str
+    waiting: int
+    oldest_at: datetime | None
+    paused: bool
+    parked: int
+    """Partitions that wait for an operator."""
+
+
+class Outbox:
+    """The outbox, inside one transaction."""
+
+    def __init__(self, tx: Transaction, office: Office) -> None:
+        self._tx = tx
+        self._office = office
+
+    def publish(
+        self,
+        name: str,
+        body: Any = None,
+        *,
+        partition: str = "",
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        available_at: datetime | None = None,
+    ) -> Published:
+        """Publish one, to every destination that its name leads to, if this transaction commits.
+
+        - Messages of one partition leave in the order of their commits.
+        - Same key, same content: the message there is; other content: KeyConflict.
+        - One that is available later keeps its place: those behind it in its partition wait.
+        """
+        new = NewMessage(
+            name=name,
+            body=body,
+            partition=partition,
+            key=key,
+            headers=headers,
+            available_at=available_at,
+        )
+        (published,) = self.publish_many((new,))
+        if published.accepted is Accepted.CONFLICT:
+            message = (
+                f"the key {key!r} was used before with other content, by message {published.id}"
+            )
+            raise KeyConflict(message)
+        return published
+
+    def publish_many(self, messages: Sequence[NewMessage]) -> list[Published]:
+        """Publish many, with an answer for each: created, existing or conflict."""
+        return publishing.publish(self._tx, self._office, messages)
+
+    def find(
+        self,
+        *,
+        destination: str | None = None,
+        waiting: bool = False,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[OutboxRow]:
+        """Messages in the outbox, newest first."""
+        self._ready()
+        if destination is not None:
+            self._known(destination)
+        reading = _reading(self._office.shared)
+        by = {"destination": destination} if destination is not None else {}
+        page = reading[destination is not None, waiting]
+        return page.read(self._tx, limit=limit, cursor=cursor, **by)
+
+    def backlog(self) -> list[Backlog]:
+        """What waits, for each destination."""
+        self._ready()
+        paused = {row[0] for row in _paused.rows(self._tx)}
+        outbox = self._office.shared.outbox
+        counted = self._tx.connection.execute(
+            select(outbox.c.queue_name, func.count(), func.min(outbox.c.created_at))
+            .where(outbox.c.delivered_at.is_(None))
+            .group_by(outbox.c.queue_name)
+        )
+        found = {row[0]: (row[1], moment_of(row[2])) for row in counted}
+        names = dict.fromkeys([*self._office.routes.destinations, *found])
+        return [
+            Backlog(
+                destination=name,
+                waiting=found.get(name, (0, None))[0],
+                oldest_at=found.get(name, (0, None))[1],
+                paused=name in paused,
+                parked=lanes.parked(self._tx, name),
+            )
+            for name in names
+        ]
+
+    def lanes(
+        self,
+        destination: str,
+        *,
+        state: LaneState | str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[LaneRow]:
+        """Partitions of a destination, and where they stand."""
+        self._known(destination)
+        return lanes.find(self._tx, destination, state=_state_of(state), limit=limit, cursor=cursor)
+
+    def pause(
+        self, destination: str, *, partition: str | None = None, by: str | None = None
+    ) -> None:
+        """No message leaves for a destination, or of one partition for it."""
+        self._known(destination)
+        if partition is not None:
+            lanes.pause(self._tx, destination, partition, by=by)
+            return
+        if (destination,) in _paused.rows(self._tx):
+            raise NotAllowedNow(f"{destination} is paused already")
+        _pause.run(self._tx, queue=destination, by=by)
+        record(self._tx, [Entry(what=What.PAUSED, queue=destination, who=by)])
+
+    def resume(
+        self, destination: str, *, partition: str | None = None, by: str | None = None
+    ) -> None:
+        """Messages leave again; of a parked partition the one that was refused is tried again."""
+        self._known(destination)
+        if partition is not None:
+            lanes.resume(self._tx, destination, partition, by=by)
+            return
+        if not _resume.run(self._tx, queue=destination):
+            raise NotAllowedNow(f"{destination} is not paused")
+        record(self._tx, [Entry(what=What.RESUMED, queue=destination, who=by)])
+        self._tx.wake(channel_of(destination))
+
+    def cleanup(self, *, days: float, destination: str | None = None) -> int:
+        """Remove what was delivered so long ago, a bounded piece; how many it were."""
+        self._ready()
+        if destination is not None:
+            self._known(destination)
+        return retention.remove_delivered(
+            self._tx, self._office, days=days, destination=destination
+        )
+
+    def _ready(self) -> None:
+        self._office.setup.ensure(self._tx, self._office.shared.outbox)
+
+    def _known(self, destination: str) -> None:
+        if destination not in self._office.routes.destinations:
+            known = ", ".join(self._office.routes.destinations)
+            raise NotFound(f"there is no destination {destination!r}", hint=f"there are {known}")
+
+
+def _state_of(state: LaneState | str | None) -> LaneState | None:
+    if state is None or isinstance(state, LaneState):
+        return state
+    try:
+        return LaneState(state)
+    except ValueError:
+        words = ", ".join(each.value for each in LaneState)
+        raise BadInput(f"{state!r} is no state of a partition", hint=f"use {words}") from None
+
+
+@cache
+def _reading(shared: Shared) -> dict[tuple[bool, bool], Keyset[OutboxRow]]:
+    """Lists by whether they are of one destination and only of what waits."""
+    return {
+        (one, waiting): _list(shared, one=one, waiting=waiting)
+        for one in (False, True)
+        for waiting in (False, True)
+    }
+
+
+def _list(shared: Shared, *, one: bool, waiting: bool) -> Keyset[OutboxRow]:
+    outbox = shared.outbox
+    query = select(
+        outbox.c.id,
+        outbox.c.queue_name,
+        outbox.c.partition_key,
+        outbox.c.headers,
+        outbox.c.body,
+        outbox.c.created_at,
+        outbox.c.available_at,
+        outbox.c.delivered_at,
+    )
+    if one:
+        query = query.where(
+            outbox.c.queue_name == bindparam("destination", type_=outbox.c.queue_name.type)
+        )
+    if waiting:
+        query = query.where(outbox.c.delivered_at.is_(None))
+    name = f"outbox.list{'_of_one' if one else ''}{'_waiting' if waiting else ''}"
+    return Keyset(name, query, order=(outbox.c.id,), descending=True, make=_row)
+
+
+def _row(row: Row) -> OutboxRow:
+    try:
+        headers = envelope.headers_in(row[3])
+        message_id = envelope.id_in(headers)
+    except BadInput:
+        # Shown all the same: whoever looks for it has to see it.
+        headers, message_id = {}, None
+    return OutboxRow(
+        place=row[0],
+        destination=row[1],
+        partition=row[2],
+        name=headers.get(envelope.TYPE, ""),
+        message_id=message_id,
+        headers=headers,
+        body=row[4],
+        created_at=moment_of(row[5]),
+        available_at=moment_of(row[6]),
+        delivered_at=moment_of(row[7]),
+    )

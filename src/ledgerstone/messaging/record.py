@@ -1,0 +1,123 @@
+"""The record: what was done to messages, lanes and destinations beside delivering.
+
+A delivery needs none, its row says when it was; what people and trouble did is written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+from sqlalchemy import bindparam, select
+
+from ledgerstone.messaging.states import What
+from ledgerstone.messaging.tables import CODE_CHARS_MAX, REASON_CHARS_MAX, WHO_CHARS_MAX, event
+from ledgerstone.store.batch import AppendEach
+from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.pages import Keyset, Page
+from ledgerstone.store.statement import Row
+
+if TYPE_CHECKING:
+    from ledgerstone.store.transaction import Transaction
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is put on record."""
+
+    what: What
+    queue: str
+    partition: str = ""
+    message_id: str | None = None
+    who: str | None = None
+    code: str | None = None
+    reason: str | None = None
+
+
+class MessageEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry as it was recorded."""
+
+    at: datetime
+    entry: Entry
+
+
+_append = AppendEach(
+    "messages.record",
+    event,
+    incoming=(
+        event.c.message_id,
+        event.c.what,
+        event.c.queue_name,
+        event.c.partition_key,
+        event.c.who,
+        event.c.code,
+        event.c.reason,
+    ),
+    values=lambda _: {"at_ms": now_ms()},
+)
+_columns = (
+    event.c.id,
+    event.c.at_ms,
+    event.c.what,
+    event.c.queue_name,
+    event.c.partition_key,
+    event.c.message_id,
+    event.c.who,
+    event.c.code,
+    event.c.reason,
+)
+
+
+def _made(row: Row) -> MessageEvent:
+    return MessageEvent(
+        at=datetime.fromtimestamp(row[1] / 1000, UTC),
+        entry=Entry(
+            what=What(row[2]),
+            queue=row[3],
+            partition=row[4],
+            message_id=row[5],
+            who=row[6],
+            code=row[7],
+            reason=row[8],
+        ),
+    )
+
+
+_of_message = Keyset(
+    "messages.record_of",
+    select(*_columns).where(
+        event.c.message_id == bindparam("message_id", type_=event.c.message_id.type)
+    ),
+    order=(event.c.id,),
+    make=_made,
+)
+
+
+def record(tx: Transaction, entries: Sequence[Entry]) -> None:
+    """Put these on record."""
+    if entries:
+        _append.run(tx, [_row(entry) for entry in entries])
+
+
+def of_message(
+    tx: Transaction, message_id: str, *, limit: int = 100, cursor: str | None = None
+) -> Page[MessageEvent]:
+    """What was done to a message, oldest first."""
+    return _of_message.read(tx, limit=limit, cursor=cursor, message_id=message_id)
+
+
+def _row(entry: Entry) -> Row:
+    return (
+        entry.message_id,
+        entry.what.value,
+        entry.queue,
+        entry.partition,
+        _cut(entry.who, WHO_CHARS_MAX),
+        _cut(entry.code, CODE_CHARS_MAX),
+        _cut(entry.reason, REASON_CHARS_MAX),
+    )
+
+
+def _cut(text: str | None, chars_max: int) -> str | None:
+    return text if text is None else text[:chars_max]

@@ -1,0 +1,457 @@
+"""The ordered relay: carries messages to one destination, partition by partition in their order.
+
+A claim is a round: many lanes at once, and the first messages of each. They leave in waves, in each
+wave no more of a lane than may be under way; the next wave has those whose lane had all confirmed.
+
+    round   lane a   1 2 3          wave 1   a1 b1 c1      confirmed  a1 c1     refused  b1
+            lane b   1 2            wave 2   a2 c2         confirmed  a2 c2
+            lane c   1 2            wave 3   a3            confirmed  a3
+                                    settled  a to 3, c to 2, b again after a pause
+
+Only what was confirmed without a gap is marked, under the token of the lane. So a lane is held up
+by its own messages and by no others, and a message that is refused is overtaken by none of its lane
+(unless more than one may be under way).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakSet
+
+import msgspec
+
+from ledgerstone.engine.backoff import Backoff
+from ledgerstone.engine.duties import Duty
+from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Verdict
+from ledgerstone.errors import BadInput, Interrupted, TargetDown
+from ledgerstone.failpoints import hit
+from ledgerstone.ids import new_id
+from ledgerstone.messaging import envelope, failed, failed_rows, lanes, sweeping
+from ledgerstone.messaging.lanes import Heads, Held, Settlement
+from ledgerstone.messaging.marking import Marks, is_paused
+from ledgerstone.messaging.message import Message
+from ledgerstone.messaging.publishing import channel_of
+from ledgerstone.messaging.record import Entry, record
+from ledgerstone.messaging.states import LaneState, What
+from ledgerstone.messaging.transport import Answer, Transport
+from ledgerstone.messaging.transport import Verdict as Sent
+from ledgerstone.settings import DestinationSettings
+from ledgerstone.store.batch import ROWS_MAX
+from ledgerstone.store.moments import moment_of
+from ledgerstone.store.statement import Row
+
+if TYPE_CHECKING:
+    from ledgerstone.messaging.office import Office
+    from ledgerstone.store.transaction import Transaction
+
+ROUNDS_MAX = 3
+"""Rounds of one relay at once: one is read, one is under way, one is settled."""
+AHEAD_MAX = 50
+"""Messages of one lane that a round reads."""
+PARKING = frozenset({"block", "park"})
+PAUSE_SECONDS_MIN = 0.1
+"""After no answer, so that asking again is no loop without a rest."""
+
+
+class Tally(msgspec.Struct):
+    """What a relay did so far, in messages."""
+
+    delivered: int = 0
+    refused: int = 0
+    parked: int = 0
+    skipped: int = 0
+
+
+class Malformed(msgspec.Struct, frozen=True):
+    """A row of the outbox that cannot be read as a message."""
+
+    place: int
+    reason: str
+    raw: failed_rows.Raw
+
+
+class Carried(msgspec.Struct):
+    """A lane of a round: what is to leave, and how far it came."""
+
+    held: Held
+    messages: list[Message]
+    exhausted: bool
+    """Whether nothing waits behind these."""
+    confirmed: int = 0
+    answer: Answer | None = None
+    """Why it stopped, if it did before its end."""
+    malformed: Malformed | None = None
+    """A row that cannot be read: it stands behind `messages`."""
+    until_ms: int | None = None
+    """When the first that is left may leave, if not yet."""
+
+    @property
+    def stopped(self) -> Message | None:
+        """The first that is left, if it could be read."""
+        return self.messages[self.confirmed] if self.confirmed < len(self.messages) else None
+
+    @property
+    def attempts(self) -> int:
+        """How often the first that is left was refused before."""
+        return self.held.attempts if self.confirmed == 0 else 0
+
+
+class Round(msgspec.Struct, weakref=True, eq=False):
+    """Lanes that are carried together."""
+
+    lanes: list[Carried]
+    until: float
+    """When the leases end, by this process's clock."""
+
+
+class RoundClaim(Claim, frozen=True):
+    """The claim of a round."""
+
+    round: Any = None
+
+
+class OrderedRelay:
+    """Messages for one destination, as a source of work.
+
+    - Lanes are claimed in the order in which they became due; each is held by one relay.
+    - A destination that is out of reach costs no message an attempt.
+    - A message that is refused holds its lane; after a while the destination's policy decides.
+    - `separately` makes each lane a round of its own, for destinations that take their time.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        destination: DestinationSettings,
+        transport: Transport,
+        office: Office,
+        *,
+        origin: Callable[[], str],
+        separately: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = channel_of(queue)
+        self.channel = channel_of(queue)
+        self.queue = queue
+        self.tally = Tally()
+        self.transport = transport
+        self._destination = destination
+        self._office = office
+        self._origin = origin
+        self._separately = separately
+        self._monotonic = monotonic
+        self._heads = Heads(office.shared)
+        self._marks = Marks(office)
+        self._backoff = Backoff(
+            seconds=destination.backoff_seconds, seconds_max=destination.backoff_seconds_max
+        )
+        # A round that nobody refers to any more is settled, or was never claimed.
+        self._open: WeakSet[Round] = WeakSet()
+
+    @property
+    def duties(self) -> list[Duty]:
+        """What has to be done for this destination every so often, by one of its relays."""
+        return [sweeping.duty(self._office, self.queue)]
+
+    def handler(self, claim: Claim) -> Handler:
+        return Handler(self._carry)
+
+    def claim(self, tx: Transaction, ask: Ask) -> Sequence[Claim]:
+        rounds_free = ask.limit if self._separately else ROUNDS_MAX - len(self._open)
+        if rounds_free <= 0 or self.queue in ask.avoid:
+            return ()
+        self._office.setup.ensure(tx, self._office.shared.outbox)
+        if is_paused(tx, self.queue):
+            return ()
+        limit = min(ask.limit, self._lanes_max) if self._separately else self._lanes_max
+        rows = lanes.claim.run(
+            tx,
+            limit=limit,
+            queue=self.queue,
+            lease_ms=round(ask.lease_seconds * 1000),
+            worker=ask.worker,
+        )
+        if not rows:
+            return ()
+        if len(rows) == min(limit, ROWS_MAX):
+            # More is due: for the next round, or for another relay.
+            tx.wake(self.channel)
+        carried = self._read(tx, [Held(*row) for row in rows])
+        until = self._monotonic() + ask.lease_seconds
+        batches = [[each] for each in carried] if self._separately else [carried]
+        claims = []
+        for batch in batches:
+            made = Round(batch, until)
+            self._open.add(made)
+            claims.append(RoundClaim(new_id(), 1, 0, target=self.queue, round=made))
+        return claims if carried else ()
+
+    def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        every = [(outcome, each) for outcome in outcomes for each in _round_of(outcome).lanes]
+        by_lane = {each.held: each for _, each in every}
+        settlements = [self._settlement(outcome, each) for outcome, each in every]
+        settled, lost = lanes.settle(tx, settlements)
+        kept = [by_lane[each.lane] for each in settled]
+        places = [_place(message) for each in kept for message in each.messages[: each.confirmed]]
+        self._marks.delivered(tx, places)
+        for settlement in settled:
+            self._put_aside(tx, by_lane[settlement.lane], settlement)
+        hit("relay.marked")
+        self.tally.delivered += len(places)
+        if any(s.done_to is None and s.until_ms is None and s.delay_seconds == 0 for s in settled):
+            tx.wake(self.channel)
+        for outcome in outcomes:
+            self._open.discard(_round_of(outcome))
+        return self._refused(tx, outcomes, [by_lane[each.lane] for each in lost])
+
+    def extend(
+        self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
+    ) -> Sequence[Claim]:
+        every = [each.held for claim in claims for each in _round(claim).lanes]
+        rows = [(held.id, held.token) for held in every]
+        for i in lanes.extend.run(tx, rows, lease_ms=round(lease_seconds * 1000)):
+            every[i].lost = True
+        until = self._monotonic() + lease_seconds
+        for claim in claims:
+            _round(claim).until = until
+        return [claim for claim in claims if all(each.held.lost for each in _round(claim).lanes)]
+
+    def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
+        return lanes.rescue(tx, self.queue, limit=limit, crashes_max=crashes_max)
+
+    @property
+    def _lanes_max(self) -> int:
+        return self._destination.batch_max
+
+    def _read(self, tx: Transaction, held: Sequence[Held]) -> list[Carried]:
+        """What is to leave of each lane; lanes of which nothing leaves now are let go at once."""
+        each = max(1, min(AHEAD_MAX, self._destination.batch_max // len(held)))
+        found = self._heads.read(tx, self.queue, held, each=each)
+        carried = [self._carried(one, found[one.id], each) for one in held]
+        idle = [one for one in carried if not one.messages and one.malformed is None]
+        if idle:
+            lanes.settle(tx, [self._idle(one) for one in idle])
+        return [one for one in carried if one.messages or one.malformed is not None]
+
+    def _carried(self, held: Held, rows: Sequence[Row], each: int) -> Carried:
+        made = Carried(held, [], exhausted=len(rows) < each)
+        for place, body, headers, created_at, waits, available_at in rows:
+            if waits:
+                made.until_ms = round(moment_of(available_at).timestamp() * 1000)
+                made.exhausted = False
+                break
+            try:
+                message = envelope.message_of(
+                    place=place,
+                    body=body,
+                    headers=headers,
+                    partition=held.partition,
+                    created_at=moment_of(created_at),
+                    origin=f"{self._origin()}:{self._office.shared.outbox.name}",
+                )
+            except BadInput as error:
+                made.malformed = Malformed(place, error.message, raw_row(body, headers))
+                made.exhausted = False
+                break
+            attempt = held.attempts if not made.messages else 0
+            made.messages.append(msgspec.structs.replace(message, attempt=attempt))
+        return made
+
+    @staticmethod
+    def _idle(one: Carried) -> Settlement:
+        if one.until_ms is not None:
+            return Settlement(lane=one.held, until_ms=one.until_ms)
+        return Settlement(lane=one.held, done_to=one.held.last_id)
+
+    def _carry(self, claim: RoundClaim) -> None:
+        """Send wave after wave until every lane is at its end or held up."""
+        made: Round = claim.round
+        per_lane = self._destination.in_flight_per_partition
+        first = True
+        while True:
+            wave = [
+                (each, message)
+                for each in made.lanes
+                if each.answer is None and not each.held.lost
+                for message in each.messages[each.confirmed : each.confirmed + per_lane]
+            ]
+            if not wave or self._monotonic() >= made.until:
+                return
+            if not self._send(wave, first=first):
+                return
+            first = False
+
+    def _send(self, wave: Sequence[tuple[Carried, Message]], *, first: bool) -> bool:
+        """Send one wave and note what came of it; False if the destination went away."""
+        seconds_max = self._destination.send_seconds_max
+        hit("relay.sending")
+        try:
+            answers = self.transport.send([message for _, message in wave], seconds_max=seconds_max)
+        except TargetDown:
+            if first:
+                raise
+            return False
+        hit("relay.sent")
+        for (each, _), answer in zip(wave, answers, strict=True):
+            if each.answer is not None:
+                continue
+            if answer.verdict is Sent.DELIVERED:
+                each.confirmed += 1
+            else:
+                each.answer = answer
+                self.tally.refused += answer.verdict is not Sent.UNKNOWN
+        # Where each lane is a round of its own, one of them says nothing about the others.
+        if first and not self._separately and all(a.verdict is Sent.UNKNOWN for a in answers):
+            reason = answers[0].reason or "no answer came"
+            raise TargetDown(self.queue, f"{self.queue}: {reason}")
+        return True
+
+    def _settlement(self, outcome: Outcome, each: Carried) -> Settlement:
+        held = each.held
+        if each.stopped is not None:
+            if each.answer is None or each.answer.verdict is Sent.UNKNOWN:
+                return self._undone(outcome, each)
+            return self._refusal(each, each.answer)
+        if each.malformed is not None:
+            answer = Answer(Sent.UNDELIVERABLE, "malformed", each.malformed.reason)
+            return self._refusal(each, answer)
+        if each.until_ms is not None:
+            return Settlement(lane=held, until_ms=each.until_ms)
+        # Others may have written behind it and told nobody: then it is only certain at the end.
+        ended = each.exhausted or _place(each.messages[-1]) == held.last_id
+        return Settlement(lane=held, done_to=held.last_id if ended else None)
+
+    def _undone(self, outcome: Outcome, each: Carried) -> Settlement:
+        """Not the message's doing: it is as it was."""
+        failure, delay = outcome.failure, outcome.delay_seconds or 0.0
+        code = reason = None
+        if each.answer is not None:
+            code, reason = each.answer.code or TargetDown.code, each.answer.reason
+            delay = max(delay, answer_pause(each.answer), PAUSE_SECONDS_MIN)
+        elif failure is not None and failure.code != Interrupted.code:
+            code, reason = failure.code, failure.message
+            if outcome.verdict is not Verdict.RETURNED:
+                # A fault of what carries: no reason to try again and again without a rest.
+                delay = max(delay, self._destination.backoff_seconds)
+        return Settlement(
+            lane=each.held,
+            attempts=each.attempts,
+            answered=each.confirmed > 0,
+            delay_seconds=delay,
+            code=code,
+            reason=reason,
+        )
+
+    def _refusal(self, each: Carried, answer: Answer) -> Settlement:
+        """The first message that is left was refused: again later, or the policy."""
+        destination = self._destination
+        attempts = each.attempts + answer.counts
+        given_up = answer.verdict is Sent.UNDELIVERABLE or (
+            destination.on_failure != "block" and attempts >= destination.max_attempts
+        )
+        delay = 0.0
+        state, aside = LaneState.OPEN, None
+        if given_up and destination.on_failure == "skip":
+            attempts, aside = 0, What.SKIPPED
+        elif given_up:
+            state, aside = LaneState.PARKED, What.PARKED
+        elif answer.retry_after_seconds is not None:
+            delay = answer.retry_after_seconds
+        else:
+            delay = self._backoff.after(attempts)
+        return Settlement(
+            lane=each.held,
+            attempts=attempts,
+            delay_seconds=delay,
+            state=state,
+            aside=aside,
+            code=answer.code,
+            reason=answer.reason,
+        )
+
+    def _put_aside(self, tx: Transaction, each: Carried, settlement: Settlement) -> None:
+        """Record a lane that was parked; move what was given up to the failed table."""
+        if settlement.aside is What.SKIPPED:
+            self.tally.skipped += 1
+            self._skip(tx, each, settlement)
+        elif settlement.aside is What.PARKED:
+            self.tally.parked += 1
+            entry = Entry(
+                what=What.PARKED,
+                queue=self.queue,
+                partition=each.held.partition,
+                message_id=each.stopped.id if each.stopped is not None else None,
+                code=settlement.code,
+                reason=settlement.reason,
+            )
+            record(tx, [entry])
+
+    def _skip(self, tx: Transaction, each: Carried, settlement: Settlement) -> None:
+        """Into the failed table, and out of the way of those behind it."""
+        stopped, malformed = each.stopped, each.malformed
+        assert stopped is not None or malformed is not None
+        item = stopped if stopped is not None else cast("Malformed", malformed).raw
+        place = _place(stopped) if stopped is not None else cast("Malformed", malformed).place
+        failed.put(
+            tx,
+            self._office,
+            item,
+            consumer=None,
+            failure=Failure(settlement.code or "", settlement.reason or ""),
+            attempts=each.attempts + 1,
+            origin=self.queue,
+            what=What.SKIPPED,
+        )
+        self._marks.removed(tx, [place])
+
+    def _refused(
+        self, tx: Transaction, outcomes: Sequence[Outcome], lost: Sequence[Carried]
+    ) -> Sequence[Outcome]:
+        """Rounds of which every lane was lost; what of them was delivered is on record."""
+        if not lost:
+            return ()
+        entries = [
+            Entry(
+                what=What.REFUSED,
+                queue=self.queue,
+                partition=each.held.partition,
+                message_id=each.messages[0].id if each.messages else None,
+                reason=f"claim {each.held.token} settled too late: {each.confirmed} confirmed",
+            )
+            for each in lost
+        ]
+        record(tx, entries)
+        gone = {each.held for each in lost}
+        return [
+            outcome
+            for outcome in outcomes
+            if all(each.held in gone for each in _round_of(outcome).lanes)
+            and outcome.verdict is not Verdict.RETURNED
+        ]
+
+
+def answer_pause(answer: Answer) -> float:
+    """How long the destination wants to be left alone."""
+    return answer.retry_after_seconds or 0.0
+
+
+def raw_row(body: str, headers: str) -> failed_rows.Raw:
+    """What is kept of a row that cannot be read."""
+    return failed_rows.Raw(body=body.encode(), headers={"headers": headers})
+
+
+def _place(message: Message) -> int:
+    assert message.place is not None
+    return message.place
+
+
+def _round(claim: Claim) -> Round:
+    assert isinstance(claim, RoundClaim)
+    made: Round = claim.round
+    return made
+
+
+def _round_of(outcome: Outcome) -> Round:
+    return _round(outcome.claim)

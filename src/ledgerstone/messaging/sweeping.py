@@ -1,0 +1,79 @@
+"""Sweeping: finding what others wrote into the outbox.
+
+Whoever publishes through the ledger tells the lane; a Symfony installation does not. Its rows are
+found by looking for partitions that have something waiting while their lane is not due. The index
+of what waits is read from partition to partition, not row by row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import bindparam, select, type_coerce, update
+
+from ledgerstone.engine.duties import Duty
+from ledgerstone.messaging.lanes import waiting_index
+from ledgerstone.messaging.publishing import channel_of, open_lanes
+from ledgerstone.messaging.tables import lane
+from ledgerstone.store.batch import UpdateEach
+from ledgerstone.store.distinct import STEPS_MAX, different
+from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.statement import Statement
+
+if TYPE_CHECKING:
+    from ledgerstone.messaging.office import Office
+    from ledgerstone.store.transaction import Transaction
+
+PARTITIONS_MAX = STEPS_MAX
+"""Partitions that one sweep passes."""
+
+_wake = UpdateEach(
+    "sweep.wake",
+    key=lane.c.id,
+    incoming=(lane.c.id,),
+    build=lambda row: (
+        update(lane)
+        .where(lane.c.id == row.id, lane.c.due_at_ms.is_(None), lane.c.lease_until_ms.is_(None))
+        .values(due_at_ms=now_ms())
+    ),
+)
+
+
+class Sweep:
+    """Looks for partitions of one destination whose lane does not know that something waits."""
+
+    def __init__(self, office: Office, queue: str) -> None:
+        self._office = office
+        self._queue = queue
+        self._from = ""
+        outbox = office.shared.outbox
+        queued = bindparam("queue", type_=outbox.c.queue_name.type)
+        waiting = (outbox.c.queue_name == queued) & outbox.c.delivered_at.is_(None)
+        found = different(outbox.c.partition_key, waiting, index=waiting_index(outbox))
+        partition = type_coerce(found.c.value, lane.c.partition_key.type)
+        of_it = (lane.c.queue_name == queued) & (lane.c.partition_key == partition)
+        self._find = Statement(
+            "sweep.find",
+            select(partition, lane.c.id, lane.c.due_at_ms, lane.c.lease_until_ms)
+            .select_from(found.outerjoin(lane, of_it))
+            .order_by(partition),
+        )
+
+    def __call__(self, tx: Transaction) -> int:
+        """One sweep; how many lanes were told."""
+        self._office.setup.ensure(tx, self._office.shared.outbox)
+        rows = self._find.rows(tx, queue=self._queue, begin=self._from, most=PARTITIONS_MAX)
+        # The next sweep goes on where this one had enough.
+        self._from = rows[-1][0] if len(rows) >= PARTITIONS_MAX else ""
+        new = [row[0] for row in rows if row[1] is None]
+        asleep = [row for row in rows if row[1] is not None and row[2] is None and row[3] is None]
+        open_lanes(tx, self._queue, new)
+        woken = len(asleep) - len(_wake.run(tx, [(row[1],) for row in asleep])) if asleep else 0
+        if new or woken:
+            tx.wake(channel_of(self._queue))
+        return len(new) + woken
+
+
+def duty(office: Office, queue: str) -> Duty:
+    """Sweeps every so often, one relay of all."""
+    return Duty(f"sweep:{queue}", office.settings.sweep_seconds, Sweep(office, queue))

@@ -1,0 +1,265 @@
+"""What is kept of messages.
+
+Three tables are shared with Symfony Messenger and keep its columns; their names are settings. What
+is ours alone stands beside them: where each partition is, which keys were used, and what was done
+to messages by people and by trouble.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.schema import conv
+from sqlalchemy.types import TypeEngine
+
+from ledgerstone.messaging.message import KEY_CHARS_MAX, NAME_CHARS_MAX, PARTITION_CHARS_MAX
+from ledgerstone.messaging.states import LaneState
+from ledgerstone.settings import MessagingSettings
+from ledgerstone.store.schema import (
+    MYSQL_TABLE,
+    binary_id_type,
+    id_type,
+    metadata,
+    partial_index,
+    second_type,
+    serial_type,
+    text_type,
+)
+
+QUEUE_CHARS_MAX = 190
+CONSUMER_CHARS_MAX = 190
+WORKER_CHARS_MAX = 100
+CODE_CHARS_MAX = 64
+REASON_CHARS_MAX = 2048
+WHO_CHARS_MAX = 255
+FAILED_QUEUE = "failed"
+
+_SYMFONY: dict[str, Any] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_unicode_ci",
+    "mariadb_engine": "InnoDB",
+    "mariadb_charset": "utf8mb4",
+    "mariadb_collate": "utf8mb4_unicode_ci",
+}
+
+_DOCUMENTED = {"messenger_outbox", "messenger_messages", "message_broker_deduplication"}
+
+tables = metadata()
+
+lane = Table(
+    "outbox_lane",
+    tables,
+    # Made of queue and partition, so that whoever publishes knows it without asking.
+    Column("id", id_type(), primary_key=True),
+    Column("queue_name", String(QUEUE_CHARS_MAX), nullable=False),
+    Column("partition_key", String(PARTITION_CHARS_MAX), nullable=False),
+    Column("state", String(8), nullable=False),
+    # The highest place that was committed: a transaction that comes later gets a higher one.
+    Column("last_id", BigInteger, nullable=False),
+    Column("due_at_ms", BigInteger),
+    Column("token", BigInteger, nullable=False),
+    Column("lease_until_ms", BigInteger),
+    Column("worker", String(WORKER_CHARS_MAX)),
+    Column("attempts", Integer, nullable=False),
+    Column("crashes", Integer, nullable=False),
+    Column("code", String(CODE_CHARS_MAX)),
+    Column("reason", String(REASON_CHARS_MAX)),
+    Column("changed_at_ms", BigInteger, nullable=False),
+    UniqueConstraint("queue_name", "partition_key"),
+    CheckConstraint(
+        "state IN ({})".format(", ".join(f"'{state.value}'" for state in LaneState)),
+        name=conv("ck_outbox_lane__state"),
+    ),
+    **MYSQL_TABLE,
+)
+lane_due_indexes = partial_index(
+    "idx_outbox_lane__due",
+    lane.c.queue_name,
+    lane.c.due_at_ms,
+    lane.c.id,
+    where=(lane.c.state == LaneState.OPEN.value)
+    & lane.c.lease_until_ms.is_(None)
+    & lane.c.due_at_ms.is_not(None),
+    leading=(lane.c.state, lane.c.lease_until_ms),
+)
+lane_held_indexes = partial_index(
+    "idx_outbox_lane__held",
+    lane.c.queue_name,
+    lane.c.lease_until_ms,
+    where=lane.c.lease_until_ms.is_not(None),
+    leading=(),
+)
+
+lane_idle_indexes = partial_index(
+    "idx_outbox_lane__idle",
+    lane.c.changed_at_ms,
+    where=lane.c.due_at_ms.is_(None),
+    leading=(lane.c.due_at_ms,),
+)
+
+pause = Table(
+    "outbox_pause",
+    tables,
+    Column("queue_name", String(QUEUE_CHARS_MAX), primary_key=True),
+    Column("paused_at_ms", BigInteger, nullable=False),
+    Column("who", String(WHO_CHARS_MAX)),
+    **MYSQL_TABLE,
+)
+
+key = Table(
+    "outbox_key",
+    tables,
+    Column("key", String(KEY_CHARS_MAX), primary_key=True),
+    Column("message_id", id_type(), nullable=False),
+    Column("content_hash", String(64), nullable=False),
+    Column("used_at_ms", BigInteger, nullable=False),
+    Index("idx_outbox_key__used_at", "used_at_ms"),
+    **MYSQL_TABLE,
+)
+
+event = Table(
+    "message_event",
+    tables,
+    Column("id", serial_type(), primary_key=True, autoincrement=True),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("message_id", id_type()),
+    Column("what", String(32), nullable=False),
+    Column("queue_name", String(QUEUE_CHARS_MAX), nullable=False),
+    Column("partition_key", String(PARTITION_CHARS_MAX), nullable=False),
+    Column("who", String(WHO_CHARS_MAX)),
+    Column("code", String(CODE_CHARS_MAX)),
+    Column("reason", String(REASON_CHARS_MAX)),
+    Index("idx_message_event__message", "message_id"),
+    **MYSQL_TABLE,
+)
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """The tables whose names are settings."""
+
+    outbox: Table
+    failed: Table
+    receipt: Table
+
+
+def shared(settings: MessagingSettings) -> Shared:
+    """The shared tables under the names that are set."""
+    return _shared(settings.outbox_table, settings.failed_table, settings.deduplication_table)
+
+
+@cache
+def _shared(outbox: str, failed: str, receipt: str) -> Shared:
+    collection = MetaData()
+    return Shared(_outbox(outbox, collection), _failed(failed, collection), _receipt(receipt))
+
+
+def _outbox(name: str, collection: MetaData) -> Table:
+    table = Table(
+        name,
+        collection,
+        _counted(),
+        *_messenger_columns(),
+        Column("partition_key", partition_type(), nullable=False, server_default=text("''")),
+        # A place that was once taken is never given again, also when its row is gone.
+        sqlite_autoincrement=True,
+        **_SYMFONY,
+    )
+    columns = table.c
+    Index(
+        _named(table, "idx_outbox_available"),
+        columns.queue_name,
+        columns.available_at,
+        columns.delivered_at,
+        columns.id,
+    )
+    Index(
+        _named(table, "idx_outbox_partition_order"),
+        columns.queue_name,
+        columns.partition_key,
+        columns.available_at,
+        columns.delivered_at,
+        columns.id,
+    )
+    # Ours: what waits, in the order in which it leaves. Without it a relay would pass by all that
+    # was delivered and is kept.
+    partial_index(
+        _named(table, "idx_outbox_waiting"),
+        columns.queue_name,
+        columns.partition_key,
+        columns.id,
+        where=columns.delivered_at.is_(None),
+        leading=(columns.delivered_at,),
+    )
+    return table
+
+
+def _failed(name: str, collection: MetaData) -> Table:
+    table = Table(
+        name,
+        collection,
+        _counted(),
+        *_messenger_columns(),
+        sqlite_autoincrement=True,
+        **_SYMFONY,
+    )
+    for column in ("queue_name", "available_at", "delivered_at"):
+        Index(_named(table, f"idx_{column}"), table.c[column])
+    return table
+
+
+def _receipt(name: str) -> Table:
+    table = Table(
+        name,
+        MetaData(),
+        Column("message_id", binary_id_type(), primary_key=True),
+        Column("consumer", String(CONSUMER_CHARS_MAX), primary_key=True, server_default=text("''")),
+        Column("message_name", String(NAME_CHARS_MAX), nullable=False),
+        Column("processed_at", second_type(), nullable=False),
+        **_SYMFONY,
+    )
+    Index(_named(table, "idx_dedup_processed_at"), table.c.processed_at)
+    return table
+
+
+def _named(table: Table, index: str) -> str:
+    """The name that the document gives the index; in a table of another name, one of its own."""
+    documented = table.name in _DOCUMENTED
+    return index if documented else f"idx_{table.name}_{index.removeprefix('idx_')}"
+
+
+def partition_type() -> TypeEngine[str]:
+    """Partitions differ where their letters do, also in a table that compares without case."""
+    exact = mysql.VARCHAR(PARTITION_CHARS_MAX, charset="utf8mb4", collation="utf8mb4_bin")
+    return String(PARTITION_CHARS_MAX).with_variant(exact, "mysql", "mariadb")
+
+
+def _counted() -> Column[int]:
+    unsigned = serial_type().with_variant(mysql.BIGINT(unsigned=True), "mysql", "mariadb")
+    return Column("id", unsigned, primary_key=True, autoincrement=True)
+
+
+def _messenger_columns() -> list[Column[Any]]:
+    return [
+        Column("body", text_type(), nullable=False),
+        Column("headers", text_type(), nullable=False),
+        Column("queue_name", String(QUEUE_CHARS_MAX), nullable=False),
+        Column("created_at", second_type(), nullable=False),
+        Column("available_at", second_type(), nullable=False),
+        Column("delivered_at", second_type()),
+    ]

@@ -1,0 +1,60 @@
+"""What carries messages to one destination. One file each under `transports/`.
+
+A transport knows nothing of the database: it is given messages and answers for each whether its
+destination has it. What that means for the row in the outbox is the relay's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Protocol
+
+import msgspec
+
+from ledgerstone.messaging.message import Message
+
+
+class Verdict(Enum):
+    """What became of a message that was handed over."""
+
+    DELIVERED = "delivered"
+    """The destination has confirmed that it keeps it."""
+    REFUSED = "refused"
+    """The destination said no; the same message may be taken later."""
+    UNDELIVERABLE = "undeliverable"
+    """The destination said no, and will say so again: nobody is bound to receive it."""
+    UNKNOWN = "unknown"
+    """No answer came: it may have arrived. It is sent again, and that is not its own doing."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A verdict, and for people why; `code` groups what has the same cause."""
+
+    verdict: Verdict
+    code: str = ""
+    reason: str = ""
+    retry_after_seconds: float | None = None
+    counts: bool = True
+    """Whether a refusal is the message's own doing, and counts as an attempt."""
+
+
+DELIVERED = Answer(Verdict.DELIVERED)
+
+
+class Transport(Protocol):
+    """Carries messages to one destination.
+
+    - `send` hands the messages over in the order given and answers for each, in that order.
+    - DELIVERED is only what the destination has confirmed to keep.
+    - It answers after `seconds_max` at the latest; what has no answer by then is UNKNOWN.
+    - A destination that is out of reach raises TargetDown: no message is to blame for that. If it
+      went away in the middle, what was not confirmed is UNKNOWN and the next call raises.
+    - Bad messages do not spoil good ones: each has its own answer.
+    - Several threads may send at once.
+    - The first `send` connects; so does the first one after `close`.
+    """
+
+    def send(self, messages: Sequence[Message], *, seconds_max: float) -> list[Answer]: ...
+
+    def close(self) -> None: ...

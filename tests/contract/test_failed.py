@@ -1,0 +1,13 @@
+"""The contract of failed messages on every database."""
+
+from __future__ import annotations
+
+from ledgerstone.testing.contract.failed import FailedContract, FailedSinceContract
+
+
+class TestFailed(FailedContract):
+    """All of it."""
+
+
+class TestFailedSince(FailedSinceContract):
+    """All of it."""

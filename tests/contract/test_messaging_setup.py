@@ -1,0 +1,9 @@
+"""The contract of setting up the shared tables, on every database."""
+
+from __future__ import annotations
+
+from ledgerstone.testing.contract.messaging_setup import SetupContract
+
+
+class TestSetup(SetupContract):
+    """What is missing is made, what is there is kept."""

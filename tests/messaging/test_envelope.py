@@ -1,0 +1,158 @@
+"""Messages as rows: what is written, and what is read of rows that others wrote."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledgerstone.errors import BadInput
+from ledgerstone.ids import new_id
+from ledgerstone.messaging import envelope
+from ledgerstone.messaging.message import Message
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+ID = "01890a5d-ac96-774b-bcce-b302099a8057"
+STAMP = "X-Message-Stamp-"
+
+
+def read(headers: str, *, place: int = 7, origin: str = "db:outbox") -> Message:
+    """The message of a row with these headers."""
+    return envelope.message_of(
+        place=place, body="{}", headers=headers, partition="ann", created_at=NOW, origin=origin
+    )
+
+
+def spelled(headers: dict[str, Any]) -> str:
+    """Headers as they lie in a row."""
+    return msgspec.json.encode(headers).decode()
+
+
+@given(
+    headers=st.dictionaries(
+        st.from_regex(r"[a-b][a-z0-9-]{0,10}", fullmatch=True),
+        st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20),
+        max_size=4,
+    ),
+    key=st.none() | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20),
+    attempt=st.integers(0, 1000),
+    consumer=st.none() | st.sampled_from(["mailer", "a.b:c"]),
+)
+def test_what_is_written_is_read(
+    headers: dict[str, str], key: str | None, attempt: int, consumer: str | None
+) -> None:
+    """A message that is written as a row is read from it as it was."""
+    message = Message(
+        id=new_id(),
+        name="order.placed",
+        raw=b"{}",
+        headers=headers,
+        partition="ann",
+        key=key,
+        created_at=NOW,
+        place=7,
+        attempt=attempt,
+        consumer=consumer,
+    )
+
+    assert read(envelope.headers_of(message)) == message
+
+
+def test_stamps_are_json_arrays() -> None:
+    """Each stamp is a header of its class whose value is a JSON array in text."""
+    message = Message(id=ID, name="order.placed", raw=b"{}", created_at=NOW)
+
+    found = msgspec.json.decode(envelope.headers_of(message))
+
+    assert found == {
+        "type": "order.placed",
+        "Content-Type": "application/json",
+        envelope.ID_STAMP: f'[{{"messageId":"{ID}"}}]',
+        envelope.NAME_STAMP: '[{"messageName":"order.placed"}]',
+    }
+
+
+def test_the_id_of_a_row_without_one() -> None:
+    """It follows from the table and the place: the same each time, another for another."""
+    headers = '{"type":"order.placed"}'
+
+    assert read(headers).id == read(headers).id
+    assert len({read(headers).id, read(headers, place=8).id, read(headers, origin="b:o").id}) == 3
+
+
+@pytest.mark.parametrize("field", ["messageId", "id"])
+@pytest.mark.parametrize("namespace", ["App", "Freyr\\MessageBroker\\Contracts"])
+def test_an_id_is_found_in_any_namespace(namespace: str, field: str) -> None:
+    """The stamp that holds the id is known by the end of its name."""
+    stamp = f"{STAMP}{namespace}\\MessageIdStamp"
+
+    assert read(spelled({"type": "a.b", stamp: f'[{{"{field}":"{ID.upper()}"}}]'})).id == ID
+
+
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ("", "no JSON object"),
+        ("[]", "no JSON object"),
+        ("null", "no JSON object"),
+        ("{}", "type"),
+        ('{"type":""}', "type"),
+        (spelled({"type": "a.b", f"{STAMP}A\\MessageIdStamp": "[{}]"}), "UUID"),
+        (spelled({"type": "a.b", f"{STAMP}A\\MessageIdStamp": '[{"messageId":7}]'}), "UUID"),
+        (spelled({"type": "a.b", f"{STAMP}A\\MessageIdStamp": "{"}), "MessageIdStamp"),
+    ],
+)
+def test_what_cannot_be_read(headers: str, words: str) -> None:
+    """Headers that are no object, name no message or hold a bad id are BadInput and say so."""
+    with pytest.raises(BadInput, match=words):
+        read(headers)
+
+
+def test_what_travels_on() -> None:
+    """Headers of others travel on, as text; stamps, the type and what is ours do not."""
+    headers = spelled(
+        {
+            "type": "a.b",
+            "Content-Type": "application/json",
+            "tenant": "acme",
+            "number": 7,
+            "list": [1, "a"],
+            f"{STAMP}A\\BusNameStamp": "[]",
+            "X-Ledgerstone-Key": "k",
+            "x-ledgerstone-other": "o",
+        }
+    )
+
+    message = read(headers)
+
+    assert message.headers == {"tenant": "acme", "number": "7", "list": '[1,"a"]'}
+    assert message.key == "k"
+
+
+def test_a_class_as_type() -> None:
+    """Where `type` is a class of PHP, the name is that of its stamp, if it has one."""
+    stamp = f"{STAMP}App\\MessageNameStamp"
+    named = spelled({"type": "App\\Order", stamp: '[{"messageName":"order.placed"}]'})
+
+    assert read(named).name == "order.placed"
+    assert read(spelled({"type": "App\\Order"})).name == "App\\Order"
+
+
+def test_the_attempt_is_counted() -> None:
+    """The number of refusals is kept beside all that the row has."""
+    headers = spelled({"type": "a.b", "tenant": "acme", "number": 7})
+
+    found = envelope.with_attempt(envelope.with_attempt(headers, 1), 2)
+
+    assert read(found).attempt == 2
+    assert msgspec.json.decode(found)["number"] == 7
+
+
+@pytest.mark.parametrize("odd", ["x", "-1", "1.5", "9" * 30, "²"])
+def test_an_odd_attempt_is_none(odd: str) -> None:
+    """What is no small number is taken for none."""
+    assert read(spelled({"type": "a.b", "X-Ledgerstone-Attempt": odd})).attempt == 0
