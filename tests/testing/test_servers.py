@@ -32,10 +32,12 @@ from ledgerstone.testing.server import (
 )
 from ledgerstone.testing.servers import (
     PrivateMariaDB,
+    PrivateNats,
     PrivatePgBouncer,
     PrivatePostgres,
     PrivateRabbitMQ,
 )
+from ledgerstone.testing.servers.nats import greeting
 
 HOST = "127.0.0.1"
 ANSWER_SECONDS_MAX = 10
@@ -46,6 +48,7 @@ HELLO = {
     "postgresql": b"\x00\x00\x00\x08\x04\xd2\x16\x2f",
     "mysql": b"",
     "amqp": b"AMQP\x00\x00\x09\x01",
+    "nats": b"",
 }
 OWNER = """
 import sys
@@ -56,6 +59,7 @@ servers = {
     "postgres": [postgres],
     "mariadb": [PrivateMariaDB()],
     "rabbitmq": [PrivateRabbitMQ()],
+    "nats": [PrivateNats()],
     "pgbouncer": [postgres, PrivatePgBouncer(postgres)],
 }
 for server in servers[sys.argv[1]]:
@@ -71,6 +75,7 @@ MAX_CONNECTIONS = {
 POSTGRES = [pytest.mark.postgres, pytest.mark.xdist_group("servers-postgres")]
 MARIADB = [pytest.mark.mysql, pytest.mark.xdist_group("servers-mariadb")]
 RABBITMQ = [pytest.mark.rabbitmq, pytest.mark.slow, pytest.mark.xdist_group("servers-rabbitmq")]
+NATS = [pytest.mark.nats, pytest.mark.xdist_group("servers-nats")]
 PGBOUNCER = [pytest.mark.pgbouncer, pytest.mark.xdist_group("servers-pgbouncer")]
 
 Make = Callable[..., Server]
@@ -89,6 +94,7 @@ def backend() -> Iterator[PrivatePostgres]:
         pytest.param("postgres", marks=POSTGRES),
         pytest.param("mariadb", marks=MARIADB),
         pytest.param("rabbitmq", marks=RABBITMQ),
+        pytest.param("nats", marks=NATS),
         pytest.param("pgbouncer", marks=PGBOUNCER),
     ],
 )
@@ -100,6 +106,7 @@ def make(request: pytest.FixtureRequest) -> Make:
         "postgres": PrivatePostgres,
         "mariadb": PrivateMariaDB,
         "rabbitmq": PrivateRabbitMQ,
+        "nats": PrivateNats,
     }
     return kinds[request.param]
 
@@ -481,6 +488,8 @@ def started(server: S) -> Iterator[S]:
 def ask(url: str) -> object:
     if urlsplit(url).scheme == "amqp":
         return handshake(url)
+    if urlsplit(url).scheme == "nats":
+        return greeting(urlsplit(url).port or 0)
     with connected(url) as connection:
         return run(connection, "SELECT 1")
 

@@ -9,11 +9,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from ledgerstone.testing.server import (
     CONNECT_SECONDS_MAX,
     HOST,
     START_SECONDS_MAX,
     Machine,
+    ask,
     find_program,
     free_port,
 )
@@ -34,11 +37,21 @@ FRAME_HEADER_BYTES = 7
 FRAME_BYTES_MAX = 65_536
 
 
+class Certificates(msgspec.Struct, frozen=True, kw_only=True):
+    """What a broker shows and whom it trusts, as PEM; `authority` signs those it lets in."""
+
+    authority: str
+    certificate: str
+    key: str
+
+
 class PrivateRabbitMQ:
     """A RabbitMQ of one's own; see `Server` for what it promises.
 
     - It starts in seconds, not milliseconds: share one among tests.
     - `settings` are lines of rabbitmq.conf, over the defaults here.
+    - With `tls` it listens at `tls_url` too, for those who show a certificate of the authority.
+    - `control` runs rabbitmqctl and answers what it prints.
     - `bin_folder` picks the installation; without it the one of the system.
     """
 
@@ -51,8 +64,11 @@ class PrivateRabbitMQ:
         settings: Mapping[str, str] | None = None,
         bin_folder: Path | None = None,
         start_seconds_max: float = START_SECONDS_MAX,
+        tls: Certificates | None = None,
     ) -> None:
         self.port = port or free_port()
+        self._tls = tls
+        self._tls_port = free_port() if tls else None
         self._ports_inside = {"ERL_EPMD_PORT": free_port(), "RABBITMQ_DIST_PORT": free_port()}
         self._settings = SETTINGS | dict(settings or {})
         self._bin_folder = bin_folder
@@ -63,24 +79,51 @@ class PrivateRabbitMQ:
         return f"amqp://guest:guest@{HOST}:{self.port}/"
 
     @property
+    def tls_url(self) -> str:
+        # By name and not by number: a certificate is for a name.
+        return f"amqps://guest:guest@localhost:{self._tls_port}/"
+
+    @property
     def folder(self) -> Path:
         return self._machine.folder
 
     def start(self) -> None:
         with self._machine.assembly():
-            settings = {"listeners.tcp.1": f"{HOST}:{self.port}"} | self._settings
+            settings = {"listeners.tcp.1": f"{HOST}:{self.port}"} | self._listening_by_tls()
+            settings |= self._settings
             lines = [f"{name} = {value}\n" for name, value in settings.items()]
             self._machine.write("rabbitmq.conf", "".join(lines))
             self._machine.write("enabled_plugins", "[].\n")
             self._machine.write(".erlang.cookie", secrets.token_hex(), mode=0o400)
             self.restart()
 
-    def restart(self) -> None:
-        self._machine.boot([self._program()], self._environment(), answers=self._answers)
+    def _listening_by_tls(self) -> dict[str, str]:
+        if self._tls is None:
+            return {}
+        files = {
+            "cacertfile": self._machine.write("authority.pem", self._tls.authority),
+            "certfile": self._machine.write("certificate.pem", self._tls.certificate),
+            "keyfile": self._machine.write("key.pem", self._tls.key),
+        }
+        return {f"ssl_options.{name}": str(path) for name, path in files.items()} | {
+            "listeners.ssl.1": f"{HOST}:{self._tls_port}",
+            "ssl_options.verify": "verify_peer",
+            "ssl_options.fail_if_no_peer_cert": "true",
+        }
 
-    def _program(self) -> Path:
+    def restart(self) -> None:
+        program = self._program("rabbitmq-server")
+        self._machine.boot([program], self._environment(), answers=self._answers)
+
+    def control(self, *arguments: str) -> str:
+        """What rabbitmqctl prints; `ServerFailed` with its own words when it fails."""
+        home = {"HOME": str(self.folder), "TMPDIR": str(self.folder)}
+        program = self._program("rabbitmqctl")
+        return ask([program, "--quiet", *arguments], environment=self._environment() | home)
+
+    def _program(self, name: str) -> Path:
         folders = [self._bin_folder] if self._bin_folder else list(_installations())
-        return find_program("rabbitmq-server", folders=folders, install=INSTALL)
+        return find_program(name, folders=folders, install=INSTALL)
 
     def _environment(self) -> dict[str, str]:
         folder = self.folder

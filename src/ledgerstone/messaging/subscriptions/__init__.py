@@ -1,0 +1,1 @@
+"""Subscriptions: each receives messages from one kind of broker."""

@@ -1,0 +1,1 @@
+"""Transports: each carries messages to one kind of destination."""

@@ -1,0 +1,1 @@
+"""Webhooks: whom one may post to, how, and signed by whom."""

@@ -1,0 +1,277 @@
+"""What a message looks like over AMQP, and what is read back from what others send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pika import frame, spec
+
+from ledgerstone.errors import BadInput
+from ledgerstone.messaging import cloudevents
+from ledgerstone.messaging.amqp.frames import NotEncodable, published
+from ledgerstone.messaging.amqp.wire import ID_STAMP, headers_of, message_of
+from ledgerstone.messaging.message import Message
+
+ID = "01890a5d-ac96-774b-bcce-b302099a8057"
+STAMP = {ID_STAMP: f'[{{"messageId":"{ID}"}}]'}
+FRAME_BYTES_MAX = 4096
+MESSAGE = Message(
+    id=ID,
+    name="order.placed",
+    raw=b'{"order":7}',
+    headers={"tenant": "acme"},
+    partition="ann",
+    key="order 7",
+    created_at=datetime(2026, 2, 3, 4, 5, 6, 789012, UTC),
+)
+
+
+class Arrival:
+    """A delivery that is made by hand."""
+
+    redelivered = False
+
+    def __init__(
+        self,
+        body: bytes = b"{}",
+        headers: Mapping[str, Any] | None = None,
+        properties: Mapping[str, str] | None = None,
+        content_type: str | None = "application/json",
+    ) -> None:
+        self.body = body
+        self.headers = headers or {}
+        self.properties = properties or {}
+        self.content_type = content_type
+
+    def ack(self) -> None: ...
+
+    def back(self) -> None: ...
+
+
+def test_the_headers_of_a_message() -> None:
+    """It leaves as a CloudEvent, with what the original package reads, and its own headers."""
+    headers = headers_of(MESSAGE, "shop", structured=False)
+
+    assert headers == {
+        "tenant": "acme",
+        "cloudEvents:specversion": "1.0",
+        "cloudEvents:id": ID,
+        "cloudEvents:source": "shop",
+        "cloudEvents:type": "order.placed",
+        "cloudEvents:time": "2026-02-03T04:05:06.789012Z",
+        "cloudEvents:datacontenttype": "application/json",
+        "cloudEvents:partitionkey": "ann",
+        "cloudEvents:idempotencykey": "order 7",
+        "type": "order.placed",
+        "x-message-name": "order.placed",
+        "X-Message-Stamp-Freyr\\MessageBroker\\Contracts\\MessageIdStamp": (
+            f'[{{"messageId":"{ID}"}}]'
+        ),
+    }
+
+
+def test_the_headers_of_a_structured_message() -> None:
+    """A structured one has no attributes in its headers; the rest is the same."""
+    headers = headers_of(MESSAGE, "shop", structured=True)
+
+    assert headers == {
+        "tenant": "acme",
+        "type": "order.placed",
+        "x-message-name": "order.placed",
+        **STAMP,
+    }
+
+
+def test_binary_is_read_back() -> None:
+    """What leaves in binary mode is read back as it was."""
+    headers = headers_of(MESSAGE, "shop", structured=False)
+
+    assert message_of(Arrival(MESSAGE.raw, headers)) == MESSAGE
+
+
+def test_structured_is_read_back() -> None:
+    """What leaves as one document is read back as it was."""
+    headers = headers_of(MESSAGE, "shop", structured=True)
+    document = cloudevents.structured(MESSAGE, "shop")
+
+    for content_type in (cloudevents.STRUCTURED, "Application/CloudEvents+JSON; charset=utf-8"):
+        arrival = Arrival(document, headers, content_type=content_type)
+
+        assert message_of(arrival) == MESSAGE
+
+
+@pytest.mark.parametrize("prefix", ["cloudEvents:", "cloudEvents_", "ce-", "CE-", "cloudevents:"])
+def test_prefixes(prefix: str) -> None:
+    """The attributes of a CloudEvent are known by any of the prefixes that are in use."""
+    attributes = cloudevents.attributes(MESSAGE, "shop")
+    headers = {f"{prefix}{name}": value for name, value in attributes.items()} | {"tenant": "acme"}
+
+    assert message_of(Arrival(MESSAGE.raw, headers)) == MESSAGE
+
+
+def test_the_content_type_of_the_protocol_counts() -> None:
+    """A binary CloudEvent without datacontenttype has the content type of AMQP."""
+    headers = {"ce-specversion": "1.0", "ce-id": ID, "ce-type": "order.placed"}
+
+    message = message_of(Arrival(b"<a/>", headers, content_type="text/xml"))
+
+    assert message.content_type == "text/xml"
+
+
+@pytest.mark.parametrize(
+    ("headers", "properties"),
+    [
+        ({"type": "order.placed", **STAMP}, {}),
+        ({"x-message-name": "order.placed", **STAMP}, {}),
+        ({"x-message-name": "order.placed", "type": "App\\Order\\Placed", **STAMP}, {}),
+        ({"type": b"order.placed", "x-message-stamp-any\\messageidstamp": STAMP[ID_STAMP]}, {}),
+        ({"type": "order.placed", "X-Message-Stamp-MessageIdStamp": STAMP[ID_STAMP]}, {}),
+        ({}, {"type": "order.placed", "message_id": ID}),
+        ({"x-message-name": "order.placed"}, {"message_id": ID.upper()}),
+        ({"type": "order.placed", **STAMP}, {"message_id": "another publisher's own"}),
+    ],
+)
+def test_the_shape_of_the_original(
+    headers: Mapping[str, Any], properties: Mapping[str, str]
+) -> None:
+    """Name and id are found in the headers of the original package, or in the properties."""
+    moment = {"timestamp": "2026-02-03T04:05:06Z"}
+
+    message = message_of(Arrival(b'{"order":7}', headers, {**properties, **moment}))
+
+    assert (message.id, message.name, message.body) == (ID, "order.placed", {"order": 7})
+    assert message.created_at == datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC)
+    assert message.headers == {}
+
+
+def test_headers_of_others() -> None:
+    """Own headers are text; what the broker adds is not among them."""
+    headers = {
+        **STAMP,
+        "type": "order.placed",
+        "tenant": b"acme",
+        "size": 7,
+        "urgent": True,
+        "nothing": None,
+        "x-death": [{"count": 1, "queue": "orders"}],
+        "x-first-death-queue": "orders",
+        "x-delivery-count": 3,
+        "X-Message-Class": "App\\Order\\Placed",
+    }
+
+    message = message_of(Arrival(headers=headers))
+
+    assert message.headers == {"tenant": "acme", "size": "7", "urgent": "true"}
+
+
+@pytest.mark.parametrize(
+    ("arrival", "said"),
+    [
+        (Arrival(), "no id"),
+        (Arrival(headers=STAMP), "no name"),
+        (Arrival(headers={"type": "order.placed"}), "no id"),
+        (Arrival(headers={"type": "App\\Order", **STAMP}), "no name of a message"),
+        (Arrival(headers={"type": ["order.placed"], **STAMP}), "header type is no text but list"),
+        (Arrival(headers={"type": "order.placed", ID_STAMP: "x"}), "MessageIdStamp cannot be read"),
+        (Arrival(headers={"type": "order.placed", ID_STAMP: "[]"}), "holds no id"),
+        (Arrival(headers={"type": "order.placed", ID_STAMP: "[{}]"}), "messageId"),
+        (Arrival(headers={"type": "order.placed", ID_STAMP: b"\xff"}), "no UTF-8"),
+        (
+            Arrival(headers={"type": "order.placed", ID_STAMP: '[{"messageId":"7"}]'}),
+            "'7' is no id",
+        ),
+        (Arrival(headers={"type": "order.placed"}, properties={"message_id": "7"}), "'7' is no id"),
+        (Arrival(b"{", {"type": "order.placed", **STAMP}), "order.placed is no JSON"),
+        (Arrival(b"", {"type": "order.placed", **STAMP}), "order.placed is no JSON"),
+        (Arrival(b'"\xff"', {"type": "order.placed", **STAMP}), "order.placed is no JSON"),
+        (Arrival(headers={"type": "order.placed", "a": {"b": 1}, **STAMP}), "header a is no text"),
+        (
+            Arrival(
+                headers={"type": "order.placed", **STAMP}, properties={"timestamp": "1e99 seconds"}
+            ),
+            "no moment",
+        ),
+        (Arrival(headers={"ce-id": ID, "ce-type": "order.placed"}), "CloudEvents None"),
+        (Arrival(headers={"ce-specversion": "1.0", "ce-type": "order.placed"}), "no id"),
+        (Arrival(headers={"ce-specversion": "1.0", "ce-id": ID}), "no name"),
+        (Arrival(b"[]", content_type=cloudevents.STRUCTURED), "no JSON object"),
+        (Arrival(b"{", content_type=cloudevents.STRUCTURED), "no JSON"),
+        (Arrival(b'{"data":"\xff"}', content_type=cloudevents.STRUCTURED), "no JSON"),
+    ],
+)
+def test_malformed(arrival: Arrival, said: str) -> None:
+    """What cannot be read says what is missing or wrong."""
+    with pytest.raises(BadInput) as refused:
+        message_of(arrival)
+
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4088, 4089, 20_000])
+def test_frames(size: int) -> None:
+    """A client that knows nothing of us reads the frames: method, header, and body in parts."""
+    headers = {"tenant": "acme", "empty": "", "umlaut": "ä"}
+
+    method, header, *bodies = decoded(encoded(body=b"a" * size, headers=headers))
+
+    assert method.method.exchange == "events"
+    assert method.method.routing_key == "order.placed"
+    assert method.method.mandatory
+    assert header.body_size == size
+    properties = header.properties
+    assert properties.content_type == "application/json"
+    assert properties.headers == headers
+    assert properties.delivery_mode == 2
+    assert properties.message_id == ID
+    assert properties.timestamp == 1_700_000_000
+    assert properties.type == "order.placed"
+    assert properties.app_id == "shop"
+    assert b"".join(body.fragment for body in bodies) == b"a" * size
+    assert {one.channel_number for one in (method, header, *bodies)} == {7}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"headers": {"a": "b" * FRAME_BYTES_MAX}}, "4096 in a frame"),
+        ({"routing_key": "a" * 256}, "255 bytes"),
+        ({"content_type": "ä" * 128}, "255 bytes"),
+        ({"app_id": "ä" * 128}, "255 bytes"),
+    ],
+)
+def test_what_amqp_cannot_say(changed: Mapping[str, Any], said: str) -> None:
+    """What does not fit into the protocol is refused before the broker sees it."""
+    with pytest.raises(NotEncodable) as refused:
+        encoded(**changed)
+
+    assert said in str(refused.value)
+
+
+def encoded(**changed: Any) -> bytes:
+    fields: dict[str, Any] = {
+        "channel": 7,
+        "frame_bytes_max": FRAME_BYTES_MAX,
+        "exchange": "events",
+        "routing_key": "order.placed",
+        "content_type": "application/json",
+        "headers": {},
+        "message_id": ID,
+        "timestamp": 1_700_000_000,
+        "name": "order.placed",
+        "app_id": "shop",
+        "body": b"{}",
+    }
+    return published(**fields | changed)
+
+
+def decoded(frames: bytes) -> list[Any]:
+    found = []
+    while frames:
+        size, one = frame.decode_frame(frames)
+        found.append(one)
+        frames = frames[size:]
+    assert isinstance(found[0].method, spec.Basic.Publish)
+    return found

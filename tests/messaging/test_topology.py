@@ -1,0 +1,191 @@
+"""Exchanges, queues and bindings: planned, declared on a real RabbitMQ, exported and imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from ledgerstone.errors import BadInput, TargetDown
+from ledgerstone.messaging.amqp.topology import (
+    Binding,
+    Declared,
+    Exchange,
+    Queue,
+    declare,
+    definitions,
+    plan,
+)
+from ledgerstone.settings.messaging import (
+    DestinationSettings,
+    ExchangeSettings,
+    MessagingSettings,
+    QueueSettings,
+)
+from ledgerstone.testing.server import free_port
+from ledgerstone.testing.servers.rabbitmq import PrivateRabbitMQ
+
+BROKER = [
+    pytest.mark.rabbitmq,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("messaging-rabbitmq"),
+]
+SETTINGS = MessagingSettings(
+    exchanges={
+        "events": ExchangeSettings(),
+        "orders": ExchangeSettings(type="fanout", durable=False),
+    },
+    queues={
+        "billing": QueueSettings(
+            bindings={"events": ["order.placed", "order.paid"]},
+            arguments={"x-delivery-limit": 20},
+        ),
+        "stock": QueueSettings(type="classic", one_consumer=True, bindings={"orders": [""]}),
+        "audit": QueueSettings(type="stream", bindings={"events": ["#"]}),
+    },
+)
+PLAN = [
+    Exchange(name="events", type="topic", durable=True, arguments={}),
+    Exchange(name="orders", type="fanout", durable=False, arguments={}),
+    Queue(
+        name="billing",
+        durable=True,
+        arguments={"x-queue-type": "quorum", "x-delivery-limit": 20},
+    ),
+    Queue(
+        name="stock",
+        durable=True,
+        arguments={"x-queue-type": "classic", "x-single-active-consumer": True},
+    ),
+    Queue(name="audit", durable=True, arguments={"x-queue-type": "stream"}),
+    Binding(exchange="events", queue="billing", routing_key="order.placed"),
+    Binding(exchange="events", queue="billing", routing_key="order.paid"),
+    Binding(exchange="orders", queue="stock", routing_key=""),
+    Binding(exchange="events", queue="audit", routing_key="#"),
+]
+
+
+@pytest.fixture(scope="module")
+def rabbit() -> Iterator[PrivateRabbitMQ]:
+    with PrivateRabbitMQ() as server:
+        yield server
+
+
+@pytest.fixture
+def broker(rabbit: PrivateRabbitMQ) -> Iterator[DestinationSettings]:
+    """An empty virtual host of the broker."""
+    rabbit.control("add_vhost", "house")
+    rabbit.control("set_permissions", "-p", "house", "guest", ".*", ".*", ".*")
+    yield DestinationSettings(url=f"{rabbit.url}house")
+    rabbit.control("delete_vhost", "house")
+
+
+def test_the_plan() -> None:
+    """The plan says what would be declared: exchanges, then queues, then what binds them."""
+    items = plan(SETTINGS)
+
+    assert items == PLAN
+    assert [str(item) for item in items][1:4] == [
+        "exchange orders (fanout)",
+        "queue billing (quorum)",
+        "queue stock (classic)",
+    ]
+    assert str(items[5]) == "binding events → billing (order.placed)"
+
+
+def test_a_queue_without_a_name() -> None:
+    """A queue without a name is refused: the broker would make up one of its own."""
+    with pytest.raises(BadInput, match="name"):
+        plan(MessagingSettings(queues={"": QueueSettings()}))
+
+
+def test_out_of_reach() -> None:
+    """A broker that is not there raises TargetDown with its name."""
+    nobody = DestinationSettings(url=f"amqp://127.0.0.1:{free_port()}/")
+
+    with pytest.raises(TargetDown, match="refused") as down:
+        declare("shop", nobody, plan(SETTINGS))
+
+    assert down.value.target == "shop"
+
+
+class TestOnABroker:
+    """What a real broker makes of it."""
+
+    pytestmark = BROKER
+
+    def test_declared(self, rabbit: PrivateRabbitMQ, broker: DestinationSettings) -> None:
+        """Everything is there as planned, and declaring it again is fine."""
+        items = plan(SETTINGS)
+
+        first = declare("shop", broker, items)
+        second = declare("shop", broker, items)
+
+        assert first == second == [Declared(item, ok=True) for item in items]
+        assert found(rabbit) == expected()
+
+    def test_one_that_fails(self, broker: DestinationSettings) -> None:
+        """An item that fails says why in the broker's words, and does not stop the others."""
+        items = plan(SETTINGS)
+        declare("shop", broker, items)
+        other = msgspec.structs.replace(items[0], type="direct")
+        missing = Binding(exchange="nowhere", queue="billing", routing_key="a")
+
+        results = declare("shop", broker, [other, missing, *items])
+
+        assert [result.ok for result in results] == [False, False, *[True] * len(items)]
+        assert "inequivalent arg 'type'" in results[0].reason
+        assert "no exchange 'nowhere'" in results[1].reason
+
+    def test_imported(self, rabbit: PrivateRabbitMQ, broker: DestinationSettings) -> None:
+        """What is exported, the broker imports, and it is what declaring would have made."""
+        file = rabbit.folder / "definitions.json"
+        file.write_bytes(msgspec.json.encode(definitions(plan(SETTINGS), vhost="house")))
+        file.chmod(0o644)
+
+        rabbit.control("import_definitions", str(file))
+
+        assert found(rabbit) == expected()
+        items = plan(SETTINGS)
+        assert declare("shop", broker, items) == [Declared(item, ok=True) for item in items]
+
+
+def found(rabbit: PrivateRabbitMQ) -> dict[str, set[tuple[str, ...]]]:
+    """What the virtual host holds beside what every one has."""
+    asked = {
+        "exchanges": ("list_exchanges", "name", "type", "durable"),
+        "queues": ("list_queues", "name", "durable", "arguments"),
+        "bindings": ("list_bindings", "source_name", "destination_name", "routing_key"),
+    }
+    held: dict[str, set[tuple[str, ...]]] = {}
+    for what, (verb, *columns) in asked.items():
+        printed = rabbit.control(verb, "-p", "house", "--formatter", "json", *columns)
+        rows = msgspec.json.decode(printed, type=list[dict[str, Any]])
+        told = [tuple(_told(row[column]) for column in columns) for row in rows]
+        held[what] = {row for row in told if row[0] and not row[0].startswith("amq.")}
+    return held
+
+
+def _told(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(sorted(f"{name}={_told(given)}" for name, _, given in value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def expected() -> dict[str, set[tuple[str, ...]]]:
+    return {
+        "exchanges": {("events", "topic", "true"), ("orders", "fanout", "false")},
+        "queues": {
+            ("billing", "true", "x-delivery-limit=20 x-queue-type=quorum"),
+            ("stock", "true", "x-queue-type=classic x-single-active-consumer=true"),
+            ("audit", "true", "x-queue-type=stream"),
+        },
+        "bindings": {
+            ("events", "billing", "order.placed"),
+            ("events", "billing", "order.paid"),
+            ("orders", "stock", ""),
+            ("events", "audit", "#"),
+        },
+    }

@@ -1,0 +1,782 @@
+"""Webhooks, against a real HTTP server: signatures, answers, order, and where it may lead."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from standardwebhooks import Webhook
+
+from ledgerstone.errors import BadInput, TargetDown
+from ledgerstone.messaging.message import Message
+from ledgerstone.messaging.transport import DELIVERED, Answer, Verdict
+from ledgerstone.messaging.transports import webhook
+from ledgerstone.messaging.transports.webhook import (
+    CONNECTIONS_MAX,
+    REASON_CHARS_MAX,
+    RETRY_AFTER_SECONDS_MAX,
+    WebhookTransport,
+)
+from ledgerstone.messaging.webhooks.addresses import Reach, reach_of
+from ledgerstone.messaging.webhooks.posting import BODY_BYTES_MAX
+from ledgerstone.messaging.webhooks.signatures import signature, signers
+from ledgerstone.settings.messaging import DestinationSettings
+from ledgerstone.testing.authority import PrivateAuthority
+from ledgerstone.testing.contract.transports import (
+    OutageContract,
+    RefusalContract,
+    TransportContract,
+    made,
+)
+from ledgerstone.testing.waiting import until
+from tests.messaging.receiver import Receiver, Reply
+
+SECONDS_MAX = 20.0
+SOURCE = "/shop"
+NAME = "hooks"
+REFUSED_NAME = "order.unwanted"
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+OTHER_SECRET = f"whsec_{base64.b64encode(bytes(range(32))).decode()}"
+
+Make = Callable[..., WebhookTransport]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    yield receiver
+    receiver.stop()
+
+
+@pytest.fixture
+def make(receiver: Receiver) -> Iterator[Make]:
+    """Makes transports to the receiver, and closes them."""
+    opened: list[WebhookTransport] = []
+
+    def made_with(*, connections: int = CONNECTIONS_MAX, **given: Any) -> WebhookTransport:
+        settings = {"url": receiver.url, "private_addresses": True, **given}
+        transport = WebhookTransport(
+            NAME, DestinationSettings(**settings), SOURCE, connections=connections
+        )
+        opened.append(transport)
+        return transport
+
+    yield made_with
+    for transport in opened:
+        transport.close()
+
+
+def send(transport: WebhookTransport, *messages: Message) -> list[Answer]:
+    return transport.send(messages, seconds_max=SECONDS_MAX)
+
+
+def one(name: str = "order.placed", **given: Any) -> Message:
+    (message,) = made(1, name)
+    return msgspec.structs.replace(message, **given)
+
+
+class HookPlace:
+    """A receiver, and the transport that leads there."""
+
+    name = NAME
+    refused_name = REFUSED_NAME
+
+    def __init__(self, receiver: Receiver, transport: WebhookTransport) -> None:
+        self._receiver = receiver
+        self.transport = transport
+        self.stop = receiver.stop
+        self.start = receiver.start
+        self.pause = receiver.pause
+        self.resume = receiver.resume
+        receiver.replies[REFUSED_NAME] = Reply(status=422, body=b"no such thing")
+
+    def received(self) -> list[Message]:
+        return [came.message for came in self._receiver.kept]
+
+
+class TestWebhooks(TransportContract):
+    """Webhooks keep the contract of transports."""
+
+    @pytest.fixture(params=["binary", "structured"])
+    def place(self, receiver: Receiver, make: Make, request: pytest.FixtureRequest) -> HookPlace:
+        """The receiver, over one connection so that it sees the order between partitions too."""
+        return HookPlace(receiver, make(format=request.param, connections=1))
+
+
+class TestOutages(OutageContract):
+    """Over several connections too, a receiver may be gone or silent, and many may send."""
+
+    test_several_threads = TransportContract.test_several_threads
+
+    @pytest.fixture
+    def place(self, receiver: Receiver, make: Make) -> HookPlace:
+        """The receiver."""
+        return HookPlace(receiver, make())
+
+
+class TestRefusals(RefusalContract):
+    """Where messages are on their own, a refused one holds none back."""
+
+    @pytest.fixture
+    def place(self, receiver: Receiver, make: Make) -> HookPlace:
+        """The receiver, over one connection so that it sees the order."""
+        return HookPlace(receiver, make(mode="competing", connections=1))
+
+
+def test_a_receiver_can_check_the_signature(receiver: Receiver, make: Make) -> None:
+    """What is signed is accepted by the library of Standard Webhooks, by either secret."""
+    message = one()
+
+    answers = send(make(secrets=[SECRET, OTHER_SECRET]), message)
+
+    (came,) = receiver.requests
+    assert answers == [DELIVERED]
+    assert Webhook(SECRET).verify(came.body, came.headers) == message.body
+    assert Webhook(OTHER_SECRET).verify(came.body, came.headers) == message.body
+    assert came.headers["webhook-id"] == message.id
+
+
+def test_the_published_example() -> None:
+    """The signature of the published example is the published one."""
+    signing = signers([SECRET], destination=NAME)
+
+    signed = signature(signing, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
+
+    assert signed == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_signed_by_ed25519(receiver: Receiver, make: Make, *, whole: bool) -> None:
+    """A secret key signs so that the public one verifies, given as a seed or as a pair."""
+    key = Ed25519PrivateKey.generate()
+    pair = key.private_bytes_raw() + (key.public_key().public_bytes_raw() if whole else b"")
+
+    send(make(secrets=[SECRET, f"whsk_{base64.b64encode(pair).decode()}"]), one())
+
+    (came,) = receiver.requests
+    _, signed = came.headers["webhook-signature"].split()
+    kind, _, encoded = signed.partition(",")
+    head = f"{came.headers['webhook-id']}.{came.headers['webhook-timestamp']}."
+    assert kind == "v1a"
+    key.public_key().verify(base64.b64decode(encoded), head.encode() + came.body)
+
+
+def test_without_secrets_it_is_not_signed(receiver: Receiver, make: Make) -> None:
+    """No secret, no signature; id and time are there."""
+    send(make(), one())
+
+    (came,) = receiver.requests
+    assert "webhook-signature" not in came.headers
+    assert abs(int(came.headers["webhook-timestamp"]) - time.time()) < SECONDS_MAX
+
+
+def test_the_id_stays_over_attempts(receiver: Receiver, make: Make) -> None:
+    """Each attempt is signed anew, under the same id."""
+    receiver.replies["order.placed"] = Reply(status=500)
+    transport, message = make(secrets=[SECRET]), one()
+
+    send(transport, message)
+    receiver.replies.clear()
+    send(transport, message)
+
+    assert [came.headers["webhook-id"] for came in receiver.requests] == [message.id] * 2
+    for came in receiver.requests:
+        Webhook(SECRET).verify(came.body, came.headers)
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "correct-horse-battery",
+        "whsec_not*base64*correct-horse",
+        f"whsec_{base64.b64encode(b'correct-horse').decode()}",
+        f"whsk_{base64.b64encode(b'correct-horse').decode()}",
+        f"whsk_{base64.b64encode(bytes(64)).decode()}",
+        "whpk_correct-horse",
+    ],
+    ids=["no kind", "no base64", "short", "short key", "other half", "public key"],
+)
+def test_bad_secrets_are_told_and_not_shown(make: Make, secret: str) -> None:
+    """A secret that cannot sign is refused when the transport is made, by its number."""
+    with pytest.raises(BadInput, match="secret 2 of the destination hooks") as refused:
+        make(secrets=[SECRET, secret])
+
+    encoded = secret.rpartition("_")[2]
+    assert secret not in str(refused.value)
+    assert encoded not in str(refused.value)
+
+
+def test_ed25519_without_its_package() -> None:
+    """Where the package for ed25519 is missing, a secret of it is told with what to install."""
+    script = (
+        "import sys; sys.modules['cryptography'] = None\n"
+        "from ledgerstone.messaging.webhooks.signatures import signers\n"
+        f"signers([{SECRET!r}], destination='hooks')\n"
+        "try: signers(['whsk_' + 'A' * 43], destination='hooks')\n"
+        "except ValueError as error: print(error)\n"
+    )
+
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert "cryptography is not installed" in ran.stdout
+    assert "install ledgerstone[" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (300, "redirect"),
+        (307, "redirect"),
+        (400, "http_400"),
+        (404, "http_404"),
+        (429, "http_429"),
+        (500, "http_500"),
+        (503, "http_503"),
+    ],
+)
+def test_what_a_status_means(receiver: Receiver, make: Make, status: int, code: str) -> None:
+    """All but 2xx and 410 are refusals that may end, with the receiver's words."""
+    receiver.replies["order.placed"] = Reply(status=status, body=b"come\nlater")
+
+    (answer,) = send(make(), one())
+
+    assert (answer.verdict, answer.code) == (Verdict.REFUSED, code)
+    assert answer.reason == f"the receiver answered {status}: come later"
+    assert answer.retry_after_seconds is None
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
+def test_every_2xx_is_delivered(receiver: Receiver, make: Make, status: int) -> None:
+    """Any 2xx means that the receiver has it."""
+    receiver.replies["order.placed"] = Reply(status=status)
+
+    assert send(make(), one()) == [DELIVERED]
+
+
+def test_redirects_are_not_followed(receiver: Receiver, make: Make) -> None:
+    """A redirect is an answer, not a way."""
+    there = {"Location": f"{receiver.url}/elsewhere"}
+    receiver.replies["order.placed"] = Reply(status=308, headers=there)
+
+    send(make(), one())
+
+    assert [came.path for came in receiver.requests] == ["/hook"]
+
+
+@pytest.mark.parametrize(
+    ("said", "low", "high"),
+    [
+        ("120", 120, 120),
+        ("0", 0, 0),
+        ("9" * 5000, RETRY_AFTER_SECONDS_MAX, RETRY_AFTER_SECONDS_MAX),
+        ("in an hour", 3500, 3600),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0, 0),
+        ("Wed, 21 Oct 9999 07:28:00 GMT", RETRY_AFTER_SECONDS_MAX, RETRY_AFTER_SECONDS_MAX),
+    ],
+    ids=["seconds", "none", "many digits", "in an hour", "past", "far"],
+)
+def test_retry_after(receiver: Receiver, make: Make, said: str, low: float, high: float) -> None:
+    """The receiver says how long to wait, in seconds or by a date; there is a longest pause."""
+    if said == "in an hour":
+        said = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    receiver.replies["order.placed"] = Reply(status=429, headers={"Retry-After": said})
+
+    (answer,) = send(make(), one())
+
+    assert answer.verdict is Verdict.REFUSED
+    assert answer.retry_after_seconds is not None
+    assert low <= answer.retry_after_seconds <= high
+
+
+@pytest.mark.parametrize("said", ["soon", "-1", "1e9", "", "\u0661"])
+def test_retry_after_that_says_nothing(receiver: Receiver, make: Make, said: str) -> None:
+    """What cannot be read is as if it was not there."""
+    encoded = said.encode().decode("latin-1")
+    receiver.replies["order.placed"] = Reply(status=503, headers={"Retry-After": encoded})
+
+    (answer,) = send(make(), one())
+
+    assert (answer.code, answer.retry_after_seconds) == ("http_503", None)
+
+
+def test_a_pause_is_for_all(receiver: Receiver, make: Make) -> None:
+    """Who asks for a pause is sent nothing of any partition before it is over."""
+    receiver.replies["order.placed"] = Reply(status=429, headers={"Retry-After": "7"})
+    messages = [one(partition=str(number)) for number in range(5)]
+    transport = make(connections=1)
+
+    answers = send(transport, *messages)
+
+    with pytest.raises(TargetDown, match="asked for a pause"):
+        send(transport, one("order.paid"))
+    assert [answer.code for answer in answers] == ["http_429"] + ["held"] * 4
+    assert {answer.verdict for answer in answers[1:]} == {Verdict.UNKNOWN}
+    assert {answer.retry_after_seconds for answer in answers} == {7}
+    assert len(receiver.requests) == 1
+
+
+def test_a_pause_ends(receiver: Receiver, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the pause is to be, the receiver is asked again after the longest one."""
+    monkeypatch.setattr(webhook, "QUIET_SECONDS_MAX", 0.01)
+    receiver.replies["order.placed"] = Reply(status=503, headers={"Retry-After": "86400"})
+    transport = make()
+    send(transport, one())
+    receiver.replies.clear()
+
+    def taken() -> bool:
+        try:
+            return send(transport, one()) == [DELIVERED]
+        except TargetDown:
+            return False
+
+    assert until(taken)
+
+
+def test_410_disables(receiver: Receiver, make: Make) -> None:
+    """After 410 nothing is posted any more; all is undeliverable, also after close."""
+    receiver.replies["order.placed"] = Reply(status=410)
+    transport = make(connections=1)
+
+    first = send(transport, *[one(partition=str(number % 2)) for number in range(4)])
+    receiver.replies.clear()
+    transport.close()
+    second = send(transport, one())
+
+    assert {(a.verdict, a.code) for a in first + second} == {(Verdict.UNDELIVERABLE, "gone")}
+    assert len(receiver.requests) == 1
+
+
+def test_a_long_answer_is_not_read(receiver: Receiver, make: Make) -> None:
+    """Of a body only the beginning is read, and the connection is not used again."""
+    receiver.replies["order.placed"] = Reply(status=500, body=b"x" * (BODY_BYTES_MAX * 1000))
+    transport = make()
+
+    (answer,) = send(transport, one())
+    receiver.replies.clear()
+    after = send(transport, one())
+
+    assert len(answer.reason) <= REASON_CHARS_MAX + 40
+    assert after == [DELIVERED]
+    assert len({came.connection for came in receiver.requests}) == 2
+
+
+def test_an_answer_that_never_ends(receiver: Receiver, make: Make) -> None:
+    """A receiver that answers letter by letter holds nobody for longer than the limit."""
+    receiver.replies["order.placed"] = Reply(drip=True)
+    began = time.monotonic()
+
+    (answer,) = make().send([one()], seconds_max=1.0)
+
+    assert (answer.verdict, answer.code) == (Verdict.UNKNOWN, "timeout")
+    assert time.monotonic() - began < 3
+
+
+def test_one_request_has_a_limit_of_its_own(
+    receiver: Receiver, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request is given up before the call has to end; others are answered."""
+    monkeypatch.setattr(webhook, "REQUEST_SECONDS_MAX", 0.5)
+    receiver.replies[REFUSED_NAME] = Reply(drip=True)
+
+    answers = send(make(), one(REFUSED_NAME, partition="a"), one(partition="b"))
+
+    assert answers == [
+        Answer(Verdict.UNKNOWN, "timeout", "there was no answer within 0.5 s"),
+        DELIVERED,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"", "hung up"),
+        (b"220 smtp.example.org ESMTP\r\n", "no HTTP"),
+        (b"HTTP/1.1 200 OK\r\nBad Header: x\r\n\r\n", "no HTTP"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 50, "10 interim answers"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, "too long"),
+    ],
+    ids=["nothing", "smtp", "bad header", "many interim", "long header"],
+)
+def test_what_is_no_answer(receiver: Receiver, make: Make, raw: bytes, why: str) -> None:
+    """What cannot be read as an answer leaves open whether it arrived."""
+    receiver.replies["order.placed"] = Reply(raw=raw)
+
+    (answer,) = send(make(), one())
+
+    assert (answer.verdict, answer.code) == (Verdict.UNKNOWN, "broken")
+    assert why in answer.reason
+
+
+def test_interim_answers_are_passed_over(receiver: Receiver, make: Make) -> None:
+    """100 Continue and its like are not the answer."""
+    interim = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
+    receiver.replies["order.placed"] = Reply(raw=interim + b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    assert send(make(), one()) == [DELIVERED]
+
+
+def test_a_partition_is_held_at_its_first_failure(receiver: Receiver, make: Make) -> None:
+    """What comes after a refused message of its partition waits; other partitions go on."""
+    receiver.replies[REFUSED_NAME] = Reply(status=500)
+    first = [one(partition="a"), one(REFUSED_NAME, partition="a"), one(partition="a")]
+    other = [one(partition="b") for _ in range(3)]
+    mixed = [*itertools.chain.from_iterable(zip(first, other, strict=True))]
+
+    answers = send(make(), *mixed)
+
+    assert [answer.code for answer in answers[::2]] == ["", "http_500", "held"]
+    assert answers[4].verdict is Verdict.UNKNOWN
+    assert answers[1::2] == [DELIVERED] * 3
+    assert first[2].id not in {came.headers["webhook-id"] for came in receiver.requests}
+
+
+def test_partitions_go_side_by_side(receiver: Receiver, make: Make) -> None:
+    """Partitions are posted at once over a few connections, each in its order."""
+    together = threading.Barrier(CONNECTIONS_MAX)
+    receiver.replies["order.first"] = Reply(before=lambda: together.wait(SECONDS_MAX))
+    partitions = [str(number) for number in range(CONNECTIONS_MAX * 3)]
+    first = [one("order.first", partition=name) for name in partitions[:CONNECTIONS_MAX]]
+    later = [one(partition=name) for name in partitions * 3]
+
+    answers = send(make(), *first, *later)
+
+    assert answers == [DELIVERED] * (len(first) + len(later))
+    assert len({came.connection for came in receiver.requests}) == CONNECTIONS_MAX
+    for name in partitions:
+        came = [came.message.id for came in receiver.kept if came.message.partition == name]
+        assert came == [m.id for m in first + later if m.partition == name]
+
+
+def test_connections_are_kept(receiver: Receiver, make: Make) -> None:
+    """Messages of several calls travel over the same connection."""
+    transport = make()
+
+    answers = [*send(transport, one(), one()), *send(transport, one())]
+
+    assert answers == [DELIVERED] * 3
+    assert len({came.connection for came in receiver.requests}) == 1
+
+
+def test_a_kept_connection_may_be_closed(receiver: Receiver, make: Make) -> None:
+    """A connection that the receiver closed meanwhile costs nothing but another one."""
+    transport = make()
+    send(transport, one())
+    receiver.cut()
+
+    answers = send(transport, one(), one())
+
+    assert answers == [DELIVERED] * 2
+
+
+def test_a_kept_connection_may_end_under_a_request(receiver: Receiver, make: Make) -> None:
+    """A kept connection that ends without a word is no answer: the message goes over another."""
+    transport = make()
+    send(transport, one())
+    receiver.replies["order.placed"] = Reply(raw=b"", before=receiver.replies.clear)
+
+    answers = send(transport, one())
+
+    assert answers == [DELIVERED]
+    assert len({came.connection for came in receiver.requests}) == 2
+
+
+def test_gone_after_the_first(receiver: Receiver, make: Make) -> None:
+    """What was delivered before the receiver went is told; the rest of the call is not known."""
+    close = {"Connection": "close"}
+    receiver.replies["order.first"] = Reply(headers=close, before=receiver.hide)
+
+    answers = send(make(), one("order.first"), one(), one())
+
+    assert answers[0] == DELIVERED
+    assert {(a.verdict, a.code) for a in answers[1:]} == {(Verdict.UNKNOWN, "unreachable")}
+
+
+def test_a_receiver_that_keeps_no_connection(receiver: Receiver, make: Make) -> None:
+    """Who closes after each answer is connected to for each message."""
+    receiver.replies["order.placed"] = Reply(headers={"Connection": "close"})
+
+    answers = send(make(), one(), one())
+
+    assert answers == [DELIVERED] * 2
+    assert len({came.connection for came in receiver.requests}) == 2
+
+
+def test_closed_while_it_waits(receiver: Receiver, make: Make) -> None:
+    """Who closes the transport does not wait for an answer, and neither does who sends."""
+    transport = make()
+    receiver.pause()
+
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send, transport, one())
+        until(lambda: receiver.accepted)
+        transport.close()
+        (answer,) = sending.result(SECONDS_MAX)
+
+    assert answer.verdict is Verdict.UNKNOWN
+
+
+def test_headers_travel(receiver: Receiver, make: Make) -> None:
+    """The publisher's headers arrive, but for those that belong to the connection."""
+    own = {"X-Tenant": "Zoë €", "Upgrade": "websocket", "Expect": "100-continue", "Empty": ""}
+    message = one(headers=own, partition="ä b%", key='"7"')
+
+    answers = send(make(), message)
+
+    (came,) = receiver.requests
+    assert answers == [DELIVERED]
+    assert (came.headers["x-tenant"], came.headers["empty"]) == ("Zoë €", "")
+    assert came.headers["ce-partitionkey"] == "%C3%A4%20b%25"
+    assert came.headers["ce-idempotencykey"] == "%227%22"
+    assert came.headers["ce-source"] == SOURCE
+    assert not {"upgrade", "expect", "ce-datacontenttype"} & set(came.headers)
+
+
+def test_a_message_that_cannot_be_sent(receiver: Receiver, make: Make) -> None:
+    """What HTTP cannot carry is undeliverable, and does not spoil the connection for others."""
+    bad = one(content_type="text/plain\r\nX-Evil: 1", partition="bad")
+
+    answers = send(make(connections=1), bad, one(), one())
+
+    assert (answers[0].verdict, answers[0].code) == (Verdict.UNDELIVERABLE, "unsendable")
+    assert answers[1:] == [DELIVERED] * 2
+    assert len(receiver.requests) == 2
+
+
+def test_user_and_password(receiver: Receiver, make: Make) -> None:
+    """User and password of the URL become Basic authentication, and are in no address."""
+    url = receiver.url.replace("://", "://ann:p%40ss@") + "/a b?c=d#e"
+
+    send(make(url=url), one())
+
+    (came,) = receiver.requests
+    encoded = base64.b64encode(b"ann:p@ss").decode()
+    assert came.headers["authorization"] == f"Basic {encoded}"
+    assert came.headers["host"] == f"127.0.0.1:{receiver.port}"
+    assert came.path == "/hook/a%20b?c=d"
+
+
+@pytest.mark.parametrize(
+    ("address", "reach"),
+    [
+        ("93.184.215.14", Reach.PUBLIC),
+        ("2606:2800:21f:cb07:6820:80da:af6b:8b2c", Reach.PUBLIC),
+        ("10.1.2.3", Reach.PRIVATE),
+        ("172.31.255.255", Reach.PRIVATE),
+        ("192.168.0.1", Reach.PRIVATE),
+        ("127.0.0.1", Reach.PRIVATE),
+        ("100.64.0.1", Reach.PRIVATE),
+        ("fd00::1", Reach.PRIVATE),
+        ("::1", Reach.PRIVATE),
+        ("169.254.169.254", Reach.NOWHERE),
+        ("0.0.0.0", Reach.NOWHERE),  # noqa: S104 - an address to be refused
+        ("192.0.0.8", Reach.NOWHERE),
+        ("198.18.0.1", Reach.NOWHERE),
+        ("224.0.0.1", Reach.NOWHERE),
+        ("240.0.0.1", Reach.NOWHERE),
+        ("255.255.255.255", Reach.NOWHERE),
+        ("::", Reach.NOWHERE),
+        ("::127.0.0.1", Reach.NOWHERE),
+        ("::ffff:127.0.0.1", Reach.NOWHERE),
+        ("::ffff:93.184.215.14", Reach.NOWHERE),
+        ("64:ff9b::7f00:1", Reach.NOWHERE),
+        ("64:ff9b:1::7f00:1", Reach.NOWHERE),
+        ("2002:7f00:1::", Reach.NOWHERE),
+        ("2001:0:4136:e378:8000:63bf:3fff:fdd2", Reach.NOWHERE),
+        ("2001:db8::1", Reach.NOWHERE),
+        ("fe80::1", Reach.NOWHERE),
+        ("fe80::1%eth0", Reach.NOWHERE),
+        ("fec0::1", Reach.NOWHERE),
+        ("ff02::1", Reach.NOWHERE),
+        ("fd00:ec2::254%eth0", Reach.NOWHERE),
+        ("127.1", Reach.NOWHERE),
+        ("hook.example.org", Reach.NOWHERE),
+    ],
+)
+def test_where_an_address_lies(address: str, reach: Reach) -> None:
+    """Only addresses that are known to be public or private count as such."""
+    assert reach_of(address) is reach
+
+
+@pytest.mark.parametrize(
+    ("url", "private"),
+    [
+        ("https://127.0.0.1/", False),
+        ("https://[::1]/", False),
+        ("https://[::ffff:10.0.0.1]/", True),
+        ("https://169.254.169.254/latest", True),
+        ("https://127.1/", True),
+        ("https://2130706433/", True),
+        ("http://hook.example.org/", False),
+        ("http://93.184.215.14/", True),
+        ("https:///path", True),
+        ("https://hook.example.org:99999/", True),
+        ("https://:secret@/", True),
+    ],
+)
+def test_where_it_may_not_lead(make: Make, url: str, *, private: bool) -> None:
+    """A URL that cannot be right is refused when the transport is made."""
+    with pytest.raises(BadInput, match="destination hooks") as refused:
+        make(url=url, private_addresses=private)
+
+    assert "secret" not in str(refused.value)
+
+
+def test_a_name_with_a_private_address(receiver: Receiver, make: Make) -> None:
+    """A name that leads into a private network is not connected to unless that is allowed."""
+    transport = make(url=f"https://localhost:{receiver.port}/", private_addresses=False)
+
+    with pytest.raises(TargetDown, match="private_addresses"):
+        send(transport, one())
+
+    assert receiver.accepted == 0
+
+
+@pytest.fixture
+def resolved(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """What the names of `example.org` resolve to, one look-up after the other.
+
+    The names of the world are not the test's to set, so this stands in for the resolver alone.
+    """
+    turns: list[list[str]] = []
+    real = socket.getaddrinfo
+
+    def look_up(host: Any, port: Any, *rest: Any, **named: Any) -> Any:
+        if not str(host).endswith("example.org"):
+            return real(host, port, *rest, **named)
+        return [entry for address in turns.pop(0) for entry in real(address, port, *rest, **named)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    yield turns
+    assert turns == []
+
+
+def test_one_bad_address_is_enough(
+    receiver: Receiver, make: Make, resolved: list[list[str]]
+) -> None:
+    """A name of which one address is private is not connected to, whatever the others are."""
+    resolved.append(["93.184.215.14", "127.0.0.1"])
+    url = f"https://hook.example.org:{receiver.port}/"
+
+    with pytest.raises(TargetDown, match=r"127\.0\.0\.1"):
+        send(make(url=url, private_addresses=False), one())
+
+    assert receiver.accepted == 0
+
+
+def test_a_name_is_resolved_once(receiver: Receiver, make: Make, resolved: list[list[str]]) -> None:
+    """The connection goes to the address that was checked: there is no second look-up."""
+    resolved.append(["127.0.0.1"])
+
+    answers = send(make(url=f"http://hook.example.org:{receiver.port}/"), one(), one())
+
+    assert answers == [DELIVERED] * 2
+    assert receiver.requests[0].headers["host"] == f"hook.example.org:{receiver.port}"
+
+
+def test_plain_http_stays_in_private_networks(make: Make, resolved: list[list[str]]) -> None:
+    """Without TLS nothing is sent to a public address."""
+    resolved.append(["93.184.215.14"])
+
+    with pytest.raises(TargetDown, match="use https"):
+        send(make(url="http://hook.example.org/"), one())
+
+
+def test_the_next_address_is_tried(
+    receiver: Receiver, make: Make, resolved: list[list[str]]
+) -> None:
+    """Of several addresses the first that takes the connection is used."""
+    resolved.append(["127.0.0.2", "127.0.0.1"])
+
+    assert send(make(url=f"http://hook.example.org:{receiver.port}/"), one()) == [DELIVERED]
+
+
+def test_a_name_that_nobody_has(make: Make) -> None:
+    """A name that cannot be resolved is a destination out of reach."""
+    with pytest.raises(TargetDown, match="cannot be resolved"):
+        send(make(url="https://no-such-host.invalid/"), one())
+
+
+class TestTls:
+    """TLS, with an authority of the test's own."""
+
+    @pytest.fixture
+    def authority(self, tmp_path: Path) -> PrivateAuthority:
+        """Whom the transport trusts."""
+        return PrivateAuthority(tmp_path)
+
+    @pytest.fixture
+    def receiver(self, authority: PrivateAuthority) -> Iterator[Receiver]:
+        """A receiver with a certificate of that authority."""
+        certificate = authority.certificate(["hook.example.org"])
+        receiver = Receiver(certificate=str(certificate))
+        yield receiver
+        receiver.stop()
+
+    def test_the_name_is_asked_for_and_checked(
+        self,
+        receiver: Receiver,
+        make: Make,
+        authority: PrivateAuthority,
+        resolved: list[list[str]],
+    ) -> None:
+        """The handshake is made for the name of the URL, over the address that was checked."""
+        resolved.append(["127.0.0.1"])
+        url = f"https://hook.example.org:{receiver.port}/"
+
+        answers = send(make(url=url, ca_file=str(authority.ca_file)), one(), one())
+
+        assert answers == [DELIVERED] * 2
+        assert receiver.asked_for == ["hook.example.org"]
+        assert receiver.requests[0].headers["host"] == f"hook.example.org:{receiver.port}"
+
+    def test_another_name_is_not_trusted(
+        self,
+        receiver: Receiver,
+        make: Make,
+        authority: PrivateAuthority,
+        resolved: list[list[str]],
+    ) -> None:
+        """A certificate for another name is no certificate."""
+        resolved.append(["127.0.0.1"])
+        url = f"https://other.example.org:{receiver.port}/"
+
+        with pytest.raises(TargetDown, match="cannot be trusted"):
+            send(make(url=url, ca_file=str(authority.ca_file)), one())
+
+        assert receiver.requests == []
+
+    def test_another_authority_is_not_trusted(
+        self, receiver: Receiver, make: Make, resolved: list[list[str]]
+    ) -> None:
+        """A certificate of an authority that the system does not know is no certificate."""
+        resolved.append(["127.0.0.1"])
+
+        with pytest.raises(TargetDown, match="cannot be trusted"):
+            send(make(url=f"https://hook.example.org:{receiver.port}/"), one())
+
+        assert receiver.requests == []
+
+    @pytest.mark.parametrize("setting", ["ca_file", "certificate_file"])
+    def test_files_that_cannot_be_used(self, make: Make, tmp_path: Path, setting: str) -> None:
+        """A missing file and one that is no PEM are named when the transport is made."""
+        empty = tmp_path / "empty.pem"
+        empty.touch()
+
+        for file in (tmp_path / "missing.pem", empty):
+            with pytest.raises(BadInput, match=f"{setting} of the destination hooks") as refused:
+                make(url="https://hook.example.org/", **{setting: str(file)})
+            assert file.name in str(refused.value)
