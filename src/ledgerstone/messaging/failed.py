@@ -1,0 +1,436 @@
+"""Failed messages: what no consumer could handle and no destination would take.
+
+They are looked at, retried by the way that all others go, or removed; all of it is on record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import BigInteger, Select, Table, bindparam, delete, select
+
+from ledgerstone.engine.source import Failure
+from ledgerstone.errors import BadInput, NotAllowedNow, NotFound
+from ledgerstone.messaging import publishing
+from ledgerstone.messaging.failed_rows import FailedMessage, Raw, made, row_of, storable
+from ledgerstone.messaging.message import PARTITION_CHARS_MAX, Message, check_partition
+from ledgerstone.messaging.record import Entry, record
+from ledgerstone.messaging.routing import RETRY
+from ledgerstone.messaging.states import What
+from ledgerstone.messaging.tables import FAILED_QUEUE, QUEUE_CHARS_MAX
+from ledgerstone.store.batch import AppendEach
+from ledgerstone.store.expressions import now_ms, second
+from ledgerstone.store.pages import LIMIT_MAX, Keyset, Page
+from ledgerstone.store.statement import Statement
+
+if TYPE_CHECKING:
+    from ledgerstone.messaging.office import Office
+    from ledgerstone.store.transaction import Transaction
+
+RETRY_MAX = 1000
+"""Messages that one call retries."""
+REMOVE_MAX = 1000
+"""Messages that one call removes."""
+STEP_ROWS = 200
+STEPS_MAX = 50
+"""Steps in which one call reads the table: filters look into headers, which no index knows."""
+UNKNOWN = ""
+"""The consumer of what no consumer could be found for."""
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Failed messages with the same cause."""
+
+    consumer: str | None
+    origin: str | None
+    name: str
+    code: str
+    count: int
+    oldest: datetime
+    newest: datetime
+    reason: str
+    """What the newest of them says."""
+
+
+class Groups(msgspec.Struct, frozen=True):
+    """Failed messages by their cause, the most frequent first.
+
+    Where `counted_all` is false there are more than are looked at, and the oldest are left out.
+    """
+
+    groups: list[Group]
+    counted_all: bool
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """What a call retried or removed or, in a dry run, would have.
+
+    - `left` are those that cannot be retried.
+    - Where `more` is true there are more: call again.
+    """
+
+    ids: list[int]
+    left: list[int]
+    more: bool
+    dry_run: bool
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which failed messages are meant; what is None does not matter."""
+
+    consumer: str | None = None
+    name: str | None = None
+    code: str | None = None
+    origin: str | None = None
+    since: datetime | None = None
+
+    def fits(self, found: FailedMessage) -> bool:
+        return (
+            self.consumer in {None, found.consumer}
+            and self.name in {None, found.name}
+            and self.code in {None, found.code}
+            and self.origin in {None, found.origin}
+        )
+
+    @property
+    def since_ms(self) -> int:
+        if self.since is None:
+            return 0
+        if self.since.tzinfo is None:
+            raise BadInput(f"since is a moment with a time zone, not {self.since}")
+        return max(0, round(self.since.timestamp() * 1000))
+
+
+class _Statements:
+    """What is asked of a table of failed messages, whatever its name."""
+
+    def __init__(self, failed: Table) -> None:
+        # Not its type: an unsigned number would be refused where there is none.
+        one = bindparam("id_", type_=BigInteger())
+        ours = failed.c.queue_name == FAILED_QUEUE
+        since = second(bindparam("since_ms", type_=BigInteger()))
+        about = select(failed.c.id, failed.c.headers, failed.c.created_at)
+        self.add = AppendEach(
+            "failed.put",
+            failed,
+            incoming=(failed.c.body, failed.c.headers),
+            values=lambda _: {
+                "queue_name": FAILED_QUEUE,
+                "created_at": second(now_ms()),
+                "available_at": second(now_ms()),
+            },
+        )
+        self.get = Statement(
+            "failed.get",
+            select(failed.c.id, failed.c.headers, failed.c.created_at, failed.c.body).where(
+                failed.c.id == one, ours
+            ),
+        )
+        self.remove = Statement("failed.remove", delete(failed).where(failed.c.id == one, ours))
+        listed: Select[Any] = about.where(ours, failed.c.created_at >= since)
+        self.newest = Keyset(
+            "failed.find", listed, order=(failed.c.id,), descending=True, make=made
+        )
+        self.oldest = Keyset("failed.choose", listed, order=(failed.c.id,), make=made)
+
+
+_statements = cache(_Statements)
+
+
+def put(
+    tx: Transaction,
+    office: Office,
+    item: Message | Raw,
+    *,
+    consumer: str | None,
+    failure: Failure,
+    attempts: int,
+    origin: str,
+    what: What = What.FAILED,
+) -> None:
+    """Put it into the failed table, and on record.
+
+    `consumer` None: it is the destination `origin` that would not take it; empty: nobody could be
+    found for it.
+    """
+    office.setup.ensure(tx, office.shared.failed)
+    if consumer is None and isinstance(item, Message) and item.consumer is not None:
+        # It was retried for one consumer: there it goes again, not to the lane it waited in.
+        consumer = item.consumer
+        before = partition_in(item.partition, consumer)
+        item = msgspec.structs.replace(item, partition=before, place=None)
+    row = row_of(item, consumer=consumer, failure=failure, attempts=attempts, origin=origin)
+    _statements(office.shared.failed).add.run(tx, [row])
+    who = f"{consumer}: " if consumer else ""
+    known = item if isinstance(item, Message) else None
+    record(tx, [_entry(what, origin, known, code=failure.code, reason=who + failure.message)])
+
+
+def lane_of(consumer: str, partition: str) -> str:
+    """Where a message that is retried for one consumer waits: none waits for another consumer."""
+    partition = _sound(partition)
+    lane = f"{consumer}/{partition}"
+    if len(lane) > PARTITION_CHARS_MAX:
+        lane = f"{_digest(consumer)}/{partition}"
+    if len(lane) > PARTITION_CHARS_MAX:
+        lane = f"{_digest(consumer)}/{_digest(partition)}"
+    return lane
+
+
+def partition_in(lane: str, consumer: str) -> str:
+    """The partition that a message had before it was retried for this consumer."""
+    for prefix in (f"{consumer}/", f"{_digest(consumer)}/"):
+        if lane.startswith(prefix):
+            return lane.removeprefix(prefix)
+    return lane
+
+
+class Failed:
+    """Failed messages, inside a transaction."""
+
+    def __init__(self, tx: Transaction, office: Office) -> None:
+        self._tx = tx
+        self._office = office
+
+    def find(
+        self, *, limit: int = 50, cursor: str | None = None, **filters: Any
+    ) -> Page[FailedMessage]:
+        """Those that meet the filters (see `Filter`), newest first.
+
+        A page may hold fewer than asked for, even none, and yet have a next one.
+        """
+        if not 1 <= limit <= LIMIT_MAX:
+            raise BadInput(f"a page has 1 to {LIMIT_MAX} rows, not {limit}")
+        statements = self._ready()
+        return self._sifted(statements.newest, _filter(filters), limit, cursor)
+
+    def get(self, failed_id: int) -> FailedMessage:
+        """One, with its body."""
+        row = self._ready().get.one(self._tx, id_=_checked_id(failed_id))
+        if row is None:
+            raise NotFound(f"no failed message has the id {failed_id}")
+        return made(row)
+
+    def groups(self, **filters: Any) -> Groups:
+        """Those that meet the filters, by cause."""
+        wanted = _filter(filters)
+        newest = self._ready().newest
+        found: dict[tuple[Any, ...], Group] = {}
+        cursor: str | None = None
+        for _ in range(STEPS_MAX):
+            page = newest.read(self._tx, limit=LIMIT_MAX, cursor=cursor, since_ms=wanted.since_ms)
+            for each in filter(wanted.fits, page.rows):
+                cause = (each.consumer, each.origin, each.name, each.code)
+                found[cause] = _grouped(found.get(cause), each)
+            cursor = page.next
+            if cursor is None:
+                break
+        groups = sorted(found.values(), key=lambda group: -group.count)
+        return Groups(groups, counted_all=cursor is None)
+
+    def retry(self, failed_id: int, *, by: str | None = None) -> None:
+        """Send it again where it came from, by the way that all others go.
+
+        - Its id, its key and its headers stay, and for a destination its place in its partition.
+        - It leaves the failed table in the same transaction: a second retry finds nothing.
+        """
+        found = self.get(failed_id)
+        problem = self._problem(found)
+        if problem is not None:
+            raise problem
+        if not self._take(found):
+            message = f"the failed message {failed_id} has just been retried or removed"
+            raise NotAllowedNow(message)
+        self._send(found, by)
+
+    def retry_all(
+        self,
+        *,
+        limit: int = RETRY_MAX,
+        dry_run: bool = False,
+        by: str | None = None,
+        **filters: Any,
+    ) -> Chosen:
+        """Retry those that meet the filters, the oldest first, at most so many."""
+        page = self._oldest(limit, RETRY_MAX, filters)
+        left = [each.id for each in page.rows if self._problem(each) is not None]
+        ids = [each.id for each in page.rows if each.id not in set(left)]
+        if not dry_run:
+            ids = [each for each in ids if self._retried(each, by)]
+        return Chosen(ids, left, more=page.next is not None, dry_run=dry_run)
+
+    def remove(self, failed_id: int, *, by: str | None = None) -> None:
+        """Remove it for good; that it was there stays on record."""
+        found = self.get(failed_id)
+        if not self._take(found):
+            message = f"the failed message {failed_id} has just been retried or removed"
+            raise NotAllowedNow(message)
+        record(self._tx, [_undone(What.REMOVED, found, by)])
+
+    def remove_all(
+        self,
+        *,
+        limit: int = REMOVE_MAX,
+        dry_run: bool = False,
+        by: str | None = None,
+        **filters: Any,
+    ) -> Chosen:
+        """Remove those that meet the filters, the oldest first, at most so many."""
+        page = self._oldest(limit, REMOVE_MAX, filters)
+        rows = page.rows if dry_run else [each for each in page.rows if self._take(each)]
+        if not dry_run:
+            record(self._tx, [_undone(What.REMOVED, each, by) for each in rows])
+        ids = [each.id for each in rows]
+        return Chosen(ids, [], more=page.next is not None, dry_run=dry_run)
+
+    def _ready(self) -> _Statements:
+        self._office.setup.ensure(self._tx, self._office.shared.failed)
+        return _statements(self._office.shared.failed)
+
+    def _oldest(
+        self, limit: int, limit_max: int, filters: Mapping[str, Any]
+    ) -> Page[FailedMessage]:
+        if not 1 <= limit <= limit_max:
+            message = f"one call takes 1 to {limit_max} failed messages, not {limit}"
+            raise BadInput(message, hint="call again for the rest")
+        return self._sifted(self._ready().oldest, _filter(filters), limit, None)
+
+    def _sifted(
+        self, rows: Keyset[FailedMessage], wanted: Filter, limit: int, cursor: str | None
+    ) -> Page[FailedMessage]:
+        """A page of those that fit, read in a bounded number of steps."""
+        since_ms = wanted.since_ms
+        found: list[FailedMessage] = []
+        for _ in range(STEPS_MAX):
+            page = rows.read(self._tx, limit=STEP_ROWS, cursor=cursor, since_ms=since_ms)
+            fitting = [i for i, each in enumerate(page.rows) if wanted.fits(each)]
+            room = limit - len(found)
+            if len(fitting) >= room:
+                # The same rows once more up to the last one, so that the cursor stands behind it.
+                upto = fitting[room - 1] + 1
+                page = rows.read(self._tx, limit=upto, cursor=cursor, since_ms=since_ms)
+                return Page([*found, *filter(wanted.fits, page.rows)], page.next)
+            found += [page.rows[i] for i in fitting]
+            cursor = page.next
+            if cursor is None:
+                break
+        return Page(found, cursor)
+
+    def _problem(self, found: FailedMessage) -> NotAllowedNow | None:
+        """Why it cannot be retried."""
+        words = f"the failed message {found.id} cannot be retried"
+        if found.message is None:
+            hint = "remove it, and mend whoever sent it"
+            return NotAllowedNow(f"{words}: it could not be read ({found.reason})", hint=hint)
+        if found.binary:
+            hint = "have it sent again by whoever sent it, and remove it"
+            return NotAllowedNow(f"{words}: its body is no text", hint=hint)
+        if found.consumer is None and found.origin not in self._office.routes.destinations:
+            hint = "set the destination, or retry it where it was put there, or remove it"
+            return NotAllowedNow(f"{words}: there is no destination {found.origin!r}", hint=hint)
+        return None
+
+    def _take(self, found: FailedMessage) -> bool:
+        """Remove the row; False if another was first."""
+        return _statements(self._office.shared.failed).remove.run(self._tx, id_=found.id) == 1
+
+    def _retried(self, failed_id: int, by: str | None) -> bool:
+        row = _statements(self._office.shared.failed).get.one(self._tx, id_=failed_id)
+        if row is None:
+            return False
+        found = made(row)
+        if not self._take(found):
+            return False
+        self._send(found, by)
+        return True
+
+    def _send(self, found: FailedMessage, by: str | None) -> None:
+        message = found.message
+        assert message is not None
+        if found.consumer is None:
+            assert found.origin is not None
+            queue, place = found.origin, found.place
+        else:
+            queue, place = RETRY, None
+        partition = _sound(message.partition)
+        if found.consumer:
+            partition = lane_of(found.consumer, partition)
+        message = msgspec.structs.replace(
+            message, partition=partition, consumer=found.consumer or None
+        )
+        publishing.put_back(self._tx, self._office, queue=queue, message=message, place=place)
+        record(self._tx, [_undone(What.RETRIED, found, by)])
+
+
+def _filter(given: Mapping[str, Any]) -> Filter:
+    unknown = set(given) - set(Filter.__struct_fields__)
+    if unknown:
+        known = ", ".join(Filter.__struct_fields__)
+        raise BadInput(f"there is no filter {', '.join(sorted(unknown))}", hint=f"use {known}")
+    return Filter(**given)
+
+
+def _checked_id(failed_id: Any) -> int:
+    if not isinstance(failed_id, int) or not 0 <= failed_id < 2**63:
+        raise NotFound(f"no failed message has the id {failed_id!r}")
+    return failed_id
+
+
+def _grouped(group: Group | None, each: FailedMessage) -> Group:
+    """The group with one more, which is older than all that it has."""
+    if group is not None:
+        return msgspec.structs.replace(group, count=group.count + 1, oldest=each.failed_at)
+    return Group(
+        consumer=each.consumer,
+        origin=each.origin,
+        name=each.name,
+        code=each.code,
+        count=1,
+        oldest=each.failed_at,
+        newest=each.failed_at,
+        reason=each.reason,
+    )
+
+
+def _entry(
+    what: What,
+    origin: str | None,
+    message: Message | None,
+    *,
+    code: str,
+    reason: str,
+    by: str | None = None,
+) -> Entry:
+    partition = message.partition if message is not None else ""
+    return Entry(
+        what=what,
+        queue=storable(origin or "")[:QUEUE_CHARS_MAX],
+        partition=storable(partition)[:PARTITION_CHARS_MAX],
+        message_id=message.id if message is not None else None,
+        who=by,
+        code=storable(code),
+        reason=storable(reason),
+    )
+
+
+def _undone(what: What, found: FailedMessage, by: str | None) -> Entry:
+    who = f"{found.consumer}: " if found.consumer else ""
+    reason = who + found.reason
+    return _entry(what, found.origin, found.message, code=found.code, reason=reason, by=by)
+
+
+def _sound(partition: str) -> str:
+    """A partition that others chose, as one that can be kept."""
+    try:
+        return check_partition(partition)
+    except BadInput:
+        return _digest(partition)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,62 @@
+"""Failed messages: what needs no database."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledgerstone.engine.source import Failure
+from ledgerstone.messaging.failed import lane_of, partition_in
+from ledgerstone.messaging.failed_rows import Raw, made, row_of
+from ledgerstone.messaging.message import PARTITION_CHARS_MAX
+
+FAILURE = Failure("bad_input", "no JSON")
+AT = "2026-02-03 04:05:06"
+consumers = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=190)
+partitions = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=200).filter(
+    lambda text: not text.endswith(" ")
+)
+
+
+@given(consumer=consumers, partition=partitions)
+def test_there_and_back(consumer: str, partition: str) -> None:
+    """The lane of a retry fits its column, and leads back to the partition."""
+    lane = lane_of(consumer, partition)
+
+    assert len(lane) <= PARTITION_CHARS_MAX
+    assert partition_in(lane, consumer) == partition
+
+
+def test_lanes_of_consumers_are_apart() -> None:
+    """Retries for different consumers do not wait for each other."""
+    long = "x" * 180
+
+    assert lane_of("mailer", "ann") != lane_of("biller", "ann")
+    assert lane_of(f"{long}a", "p" * 100) != lane_of(f"{long}b", "p" * 100)
+
+
+def test_not_a_lane_of_this_consumer() -> None:
+    """What is no lane of the consumer is the partition itself."""
+    assert partition_in("ann/7", "mailer") == "ann/7"
+
+
+@given(body=st.binary(max_size=200), headers=st.dictionaries(st.text(), st.binary() | st.text()))
+def test_any_bytes(body: bytes, headers: dict[str, bytes | str]) -> None:
+    """Whatever arrived, its bytes are kept, in text that every database takes."""
+    raw = Raw(body=body, headers=headers)
+
+    text, about = row_of(raw, consumer="", failure=FAILURE, attempts=0, origin="orders")
+
+    assert "\0" not in text + about
+    kept = made((1, about, AT, text))
+    assert (kept.raw, kept.message, kept.code) == (body, None, "bad_input")
+
+
+@pytest.mark.parametrize("headers", ["", "oops", "[]", '{"type": ""}', "null"])
+def test_rows_that_make_no_sense(headers: str) -> None:
+    """A row of others that cannot be read is shown all the same, with what is wrong with it."""
+    kept = made((7, headers, AT, "{}"))
+
+    assert (kept.id, kept.name, kept.message) == (7, "unreadable", None)
+    assert kept.reason

@@ -1,0 +1,677 @@
+"""The receiver, on every database, behind a broker that is kept in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from ledgerstone import Ledger
+from ledgerstone.errors import Hopeless, Interrupted, SchemaMissing, TargetDown
+from ledgerstone.ids import new_id
+from ledgerstone.messaging.cloudevents import attributes, of_attributes
+from ledgerstone.messaging.failed import Failed
+from ledgerstone.messaging.message import Message
+from ledgerstone.messaging.office import Office
+from ledgerstone.messaging.receiving import Receiver
+from ledgerstone.messaging.subscription import Delivery
+from ledgerstone.settings import MessagingSettings, SubscriptionSettings
+from ledgerstone.store.transaction import Transaction
+from ledgerstone.testing.contract import (
+    Child,
+    aside,
+    notes_kept,
+    opened,
+    signaled,
+)
+from ledgerstone.testing.contract.failed import found
+from ledgerstone.testing.contract.inbox import message_of, new_office, noted, receipts
+from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
+from ledgerstone.testing.waiting import until
+
+QUICK: dict[str, Any] = {"retry_seconds": 0.01}
+"""Settings with pauses that a test can wait for."""
+SOURCE = "test"
+
+
+class Arrival:
+    """One delivery out of a queue in memory."""
+
+    content_type = "application/json"
+    properties: Mapping[str, str] = {}
+
+    def __init__(self, queue: Queue, number: int, item: Item, *, redelivered: bool) -> None:
+        self._queue = queue
+        self.number = number
+        self.item = item
+        self.body, self.headers = item
+        self.redelivered = redelivered
+
+    def ack(self) -> None:
+        self._queue.settled(self, again=False)
+
+    def back(self) -> None:
+        self._queue.settled(self, again=True)
+
+
+Item = tuple[bytes, Mapping[str, Any]]
+
+
+class Queue:
+    """A queue in memory: what is given back comes again, where it was before."""
+
+    def __init__(self, prefetch: int = 100) -> None:
+        self.prefetch = prefetch
+        self.acknowledged: list[Item] = []
+        self.given_back: list[Item] = []
+        self._news = threading.Condition()
+        self._ready: deque[tuple[int, Item, bool]] = deque()
+        self._outstanding: dict[int, Arrival] = {}
+        self._count = 0
+
+    def add(self, *messages: Message) -> None:
+        self.add_raw(*[(message.raw, attributes(message, SOURCE)) for message in messages])
+
+    def add_raw(self, *items: Item) -> None:
+        with self._news:
+            for item in items:
+                self._count += 1
+                self._ready.append((self._count, item, False))
+            self._news.notify_all()
+
+    def next(self, stopped: threading.Event) -> Arrival | None:
+        with self._news:
+            self._news.wait_for(
+                lambda: stopped.is_set() or (self._ready and len(self._outstanding) < self.prefetch)
+            )
+            if stopped.is_set():
+                return None
+            number, item, redelivered = self._ready.popleft()
+            arrival = Arrival(self, number, item, redelivered=redelivered)
+            self._outstanding[number] = arrival
+            return arrival
+
+    def settled(self, arrival: Arrival, *, again: bool) -> None:
+        with self._news:
+            if self._outstanding.get(arrival.number) is not arrival:
+                return
+            del self._outstanding[arrival.number]
+            (self.given_back if again else self.acknowledged).append(arrival.item)
+            if again:
+                self._return([arrival])
+            self._news.notify_all()
+
+    def lose(self) -> None:
+        """The connection is cut: all that is outstanding comes again."""
+        with self._news:
+            lost = list(self._outstanding.values())
+            self._outstanding.clear()
+            self._return(lost)
+            self._news.notify_all()
+
+    def wake(self) -> None:
+        with self._news:
+            self._news.notify_all()
+
+    @property
+    def left(self) -> int:
+        with self._news:
+            return len(self._ready) + len(self._outstanding)
+
+    def _return(self, arrivals: list[Arrival]) -> None:
+        rows = [*self._ready, *((each.number, each.item, True) for each in arrivals)]
+        self._ready = deque(sorted(rows, key=lambda row: row[0]))
+
+
+class MemorySubscription:
+    """Receives from a queue in memory, on a thread of its own."""
+
+    trouble: str | None = None
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._thread is not None and not self._stopped.is_set()
+
+    def start(self, deliver: Callable[[Delivery], None]) -> None:
+        def receive() -> None:
+            while (arrival := self._queue.next(self._stopped)) is not None:
+                deliver(arrival)
+
+        self._thread = threading.Thread(target=receive, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._queue.wake()
+        if self._thread is not None:
+            self._thread.join(10)
+
+    def close(self) -> None:
+        self.stop()
+        self._queue.lose()
+
+
+def parse(delivery: Delivery) -> Message:
+    """The message in a delivery, as CloudEvents."""
+    return of_attributes(delivery.headers, delivery.body, {})
+
+
+@contextmanager
+def receiving(
+    ledger: Ledger, office: Office, queue: Queue, *, concurrency: int = 4, **options: Any
+) -> Iterator[Receiver]:
+    """A receiver at work; it is stopped at the end."""
+    settings = SubscriptionSettings(url="amqp://x/", queue="orders", concurrency=concurrency)
+    subscription = MemorySubscription(queue)
+    receiver = Receiver(
+        ledger.database, office, subscription, settings, name="orders", parse=parse, **options
+    )
+    receiver.start()
+    try:
+        yield receiver
+    finally:
+        receiver.stop()
+
+
+def drained(queue: Queue) -> None:
+    """Wait until the queue has nothing left."""
+    until(lambda: queue.left == 0, what="an empty queue")
+
+
+@pytest.fixture
+def office(ledger: Ledger) -> Office:
+    return new_office(ledger, **QUICK)
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
+
+
+def test_handled_and_acknowledged(ledger: Ledger, office: Office, queue: Queue) -> None:
+    """What arrives is handled by all its consumers, and then acknowledged."""
+    office.consumers.add("order.*", lambda tx, came: noted(tx, f"mail {came.body}"), name="mailer")
+    office.consumers.add("*", lambda tx, came: noted(tx, f"bill {came.body}"), name="biller")
+    queue.add(*[message_of(body=b"%d" % i) for i in range(3)])
+
+    with receiving(ledger, office, queue) as receiver:
+        drained(queue)
+
+    assert notes_kept(ledger) == sorted(
+        f"{what} {i}" for what in ("bill", "mail") for i in range(3)
+    )
+    assert len(queue.acknowledged) == 3
+    assert (receiver.tally.received, receiver.tally.acknowledged) == (3, 3)
+    assert (receiver.tally.handled, receiver.tally.duplicates) == (6, 0)
+    assert receiver.failure is None
+
+
+def test_duplicates(ledger: Ledger, office: Office, queue: Queue) -> None:
+    """What comes again is acknowledged and counted, and handled once."""
+    office.consumers.add("*", lambda tx, _: noted(tx, "sent"), name="mailer")
+    came = message_of()
+    queue.add(*[came] * 5)
+
+    with receiving(ledger, office, queue) as receiver:
+        drained(queue)
+
+    assert notes_kept(ledger) == ["sent"]
+    assert len(queue.acknowledged) == 5
+    assert (receiver.tally.handled, receiver.tally.duplicates) == (1, 4)
+
+
+def test_tried_again(ledger: Ledger, office: Office, queue: Queue) -> None:
+    """A handler that fails is tried again in place, and the rest goes on meanwhile."""
+    tries: Counter[str] = Counter()
+
+    def send(tx: Transaction, came: Message) -> None:
+        tries[came.body] += 1
+        noted(tx, came.body)
+        if came.body == "bad" and tries["bad"] < 3:
+            raise LookupError
+
+    office.consumers.add("*", send, name="mailer")
+    queue.add(message_of(body=b'"bad"'), message_of(body=b'"good"'))
+
+    with receiving(ledger, office, queue, concurrency=1) as receiver:
+        drained(queue)
+
+    assert tries == {"bad": 3, "good": 1}
+    assert notes_kept(ledger) == ["bad", "good"]
+    assert receiver.tally.retried == 2
+    assert queue.given_back == []
+    assert found(ledger, office) == []
+
+
+def test_given_up(ledger: Ledger, office: Office, queue: Queue) -> None:
+    """After three retries it is in the failed table for that consumer, and acknowledged."""
+    tries: list[str] = []
+
+    def send(_: Any, came: Message) -> None:
+        tries.append(came.id)
+        raise LookupError("no such order")
+
+    office.consumers.add("*", send, name="mailer")
+    office.consumers.add("*", lambda tx, _: noted(tx, "billed"), name="biller")
+    came = message_of(partition="ann")
+    queue.add(came)
+
+    with receiving(ledger, office, queue) as receiver:
+        drained(queue)
+
+    assert len(tries) == 4
+    (kept,) = found(ledger, office)
+    assert (kept.message_id, kept.consumer, kept.origin) == (came.id, "mailer", "orders")
+    assert (kept.code, kept.reason, kept.attempts) == ("LookupError", "no such order", 4)
+    assert notes_kept(ledger) == ["billed"]
+    assert [receipt.consumer for receipt in receipts(ledger, office)] == ["biller"]
+    assert (receiver.tally.failed, len(queue.acknowledged)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"), [(Hopeless("never"), 1), (Interrupted(), 4)], ids=["hopeless", "own"]
+)
+def test_how_a_handler_fails(
+    ledger: Ledger, office: Office, queue: Queue, error: Exception, tries: int
+) -> None:
+    """Hopeless is not tried again; what a handler raises of ours is a failure like any other."""
+    tried: list[str] = []
+
+    def send(_: Any, came: Message) -> None:
+        tried.append(came.id)
+        raise error
+
+    office.consumers.add("*", send, name="mailer")
+    queue.add(message_of())
+
+    with receiving(ledger, office, queue) as receiver:
+        drained(queue)
+
+    assert len(tried) == tries
+    assert len(found(ledger, office)) == 1
+    assert receiver.failure is None
+
+
+def test_a_target_that_is_down(ledger: Ledger, office: Office, queue: Queue) -> None:
+    """While a target is down a message stays and burns no attempt."""
+    down = threading.Event()
+    down.set()
+    tried = threading.Event()
+
+    def send(tx: Transaction, _: Message) -> None:
+        tried.set()
+        if down.is_set():
+            raise TargetDown("mail")
+        noted(tx, "sent")
+
+    office.consumers.add("*", send, name="mailer")
+    queue.add(message_of())
+
+    with receiving(ledger, office, queue) as receiver:
+        signaled(tried)
+        trouble = until(lambda: receiver.trouble, what="trouble")
+        down.clear()
+        drained(queue)
+
+    assert trouble is not None
+    assert "mail" in trouble
+    assert receiver.trouble is None
+    assert notes_kept(ledger) == ["sent"]
+    assert found(ledger, office) == []
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        (b"{oops", {"specversion": "1.0", "type": "order.placed"}),
+        (b"{}", {"specversion": "1.0", "type": "order.placed", "id": "7"}),
+        (b"{}", {"specversion": "1.0", "id": new_id(), "type": "No Name"}),
+        (b"\xff\x00\xfe", {}),
+    ],
+    ids=["no id", "bad id", "bad name", "no message"],
+)
+def test_unreadable(ledger: Ledger, office: Office, queue: Queue, item: Item) -> None:
+    """What cannot be read is in the failed table at once, byte by byte, and acknowledged."""
+    office.consumers.add("*", lambda tx, _: noted(tx, "sent"), name="mailer")
+    queue.add_raw(item)
+
+    with receiving(ledger, office, queue) as receiver:
+        drained(queue)
+
+    (kept,) = found(ledger, office)
+    with ledger.reading() as tx:
+        assert Failed(tx, office).get(kept.id).raw == item[0]
+    assert (kept.message, kept.consumer, kept.origin) == (None, "", "orders")
+    assert (receiver.tally.malformed, len(queue.acknowledged)) == (1, 1)
+    assert notes_kept(ledger) == []
+
+
+def test_nobody_is_there_for_it(ledger: Ledger, office: Office, queue: Queue) -> None:
+    """A message that nobody consumes is in the failed table at once, whole."""
+    office.consumers.add("order.*", lambda *_: None, name="mailer")
+    came = message_of("stock.taken", partition="ann")
+    queue.add(came)
+
+    with receiving(ledger, office, queue):
+        drained(queue)
+
+    (kept,) = found(ledger, office)
+    assert (kept.message_id, kept.code, kept.consumer) == (came.id, "no_consumer", "")
+    assert (kept.name, kept.partition) == ("stock.taken", "ann")
+    assert kept.message is not None
+
+
+def test_order_within_a_partition(ledger: Ledger, office: Office, queue: Queue) -> None:
+    """An ordered consumer sees each partition in the order of arrival, also over retries."""
+    seen: dict[str, list[int]] = {}
+    failed_once: set[int] = set()
+
+    def send(_: Any, came: Message) -> None:
+        number = came.body
+        if number % 7 == 0 and number not in failed_once:
+            failed_once.add(number)
+            raise LookupError
+        seen.setdefault(came.partition, []).append(number)
+
+    office.consumers.add("*", send, name="mailer", ordered=True)
+    queue.add(*[message_of(partition=f"p{i % 5}", body=b"%d" % i) for i in range(60)])
+
+    with receiving(ledger, office, queue, concurrency=8):
+        drained(queue)
+
+    assert seen == {f"p{n}": list(range(n, 60, 5)) for n in range(5)}
+    assert failed_once == set(range(0, 60, 7))
+
+
+def test_a_stuck_partition_holds_no_other(ledger: Ledger, office: Office, queue: Queue) -> None:
+    """Behind a message that is at work its partition waits; others, and free ones, go on."""
+    go_on = threading.Event()
+    seen: list[str] = []
+
+    def send(_: Any, came: Message) -> None:
+        if came.body == "first":
+            signaled(go_on)
+        seen.append(came.body)
+
+    # A handler that waits must not hold up the others' transactions.
+    writes_beside = not ledger.database.dialect.one_writer
+    office.consumers.add("order.*", send, name="mailer", ordered=True)
+    queue.add(
+        message_of(partition="ann", body=b'"first"'),
+        message_of(partition="ann", body=b'"second"'),
+        message_of(partition="bob", body=b'"other"'),
+    )
+
+    with receiving(ledger, office, queue) as receiver:
+        if writes_beside:
+            until(lambda: seen == ["other"], what="the other partition")
+        until(lambda: receiver.running >= 1 and receiver.waiting >= 1, what="one that waits")
+        go_on.set()
+        drained(queue)
+
+    assert seen.index("first") < seen.index("second")
+    assert sorted(seen) == ["first", "other", "second"]
+
+
+def test_free_unless_asked(ledger: Ledger, office: Office, queue: Queue) -> None:
+    """Without an ordered consumer those behind a failing message do not wait for it."""
+    seen: list[str] = []
+
+    def send(_: Any, came: Message) -> None:
+        if came.body == "bad" and "good" not in seen:
+            raise LookupError
+        seen.append(came.body)
+
+    office.consumers.add("*", send, name="mailer")
+    queue.add(
+        message_of(partition="ann", body=b'"bad"'), message_of(partition="ann", body=b'"good"')
+    )
+
+    with receiving(ledger, office, queue, concurrency=1):
+        drained(queue)
+
+    assert seen == ["good", "bad"]
+
+
+def test_connection_lost(ledger: Ledger, office: Office, queue: Queue) -> None:
+    """What comes again because the connection was lost takes effect once."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def send(tx: Transaction, came: Message) -> None:
+        begun.set()
+        signaled(go_on)
+        noted(tx, came.body)
+
+    office.consumers.add("*", send, name="mailer", ordered=True)
+    queue.add(*[message_of(body=b'"%d"' % i) for i in range(5)])
+
+    with receiving(ledger, office, queue) as receiver:
+        signaled(begun)
+        queue.lose()
+        go_on.set()
+        drained(queue)
+
+    assert notes_kept(ledger) == ["0", "1", "2", "3", "4"]
+    assert receiver.tally.handled == 5
+    assert len(queue.acknowledged) == 5
+
+
+def test_stop(ledger: Ledger, office: Office, queue: Queue) -> None:
+    """Handlers that run finish and are acknowledged; the rest goes back in order."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def send(tx: Transaction, came: Message) -> None:
+        begun.set()
+        signaled(go_on)
+        noted(tx, came.body)
+
+    office.consumers.add("*", send, name="mailer", ordered=True)
+    queue.add(*[message_of(body=b'"%d"' % i) for i in range(4)])
+
+    with receiving(ledger, office, queue) as receiver:
+        signaled(begun)
+        until(lambda: receiver.waiting == 3, what="three that wait")
+        with aside(receiver.stop):
+            until(lambda: not receiver.connected, what="the stop")
+            go_on.set()
+
+    assert notes_kept(ledger) == ["0"]
+    assert [item[0] for item in queue.acknowledged] == [b'"0"']
+    assert [item[0] for item in queue.given_back] == [b'"1"', b'"2"', b'"3"']
+    assert receiver.tally.returned == 3
+    assert queue.left == 3
+
+
+def test_the_grace_is_over(ledger: Ledger, office: Office, queue: Queue) -> None:
+    """A handler that takes too long keeps its delivery from nobody, and takes effect once."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def send(tx: Transaction, _: Message) -> None:
+        begun.set()
+        signaled(go_on)
+        noted(tx, "sent")
+
+    office.consumers.add("*", send, name="mailer")
+    queue.add(message_of())
+
+    with receiving(ledger, office, queue) as first:
+        signaled(begun)
+        first.stop(grace_seconds=0.01)
+        left = queue.left
+        go_on.set()
+        until(lambda: first.running == 0, what="the end of the handler")
+    with receiving(ledger, office, queue) as second:
+        drained(queue)
+
+    assert left == 1
+    assert notes_kept(ledger) == ["sent"]
+    assert (second.tally.handled, second.tally.duplicates) == (0, 1)
+
+
+def test_what_no_waiting_helps(ledger: Ledger, office: Office, queue: Queue) -> None:
+    """An error that nobody is to blame for ends the receiver; its deliveries go back."""
+    told = threading.Event()
+    office.consumers.add("*", lambda tx, _: noted(tx, "sent"), name="mailer")
+    came = message_of()
+    queue.add(came)
+    with receiving(ledger, office, queue):
+        drained(queue)
+    with ledger.transaction() as tx:
+        office.shared.receipt.drop(tx.connection)
+    queue.add(*[message_of() for _ in range(3)])
+
+    with receiving(ledger, office, queue, on_failure=told.set) as receiver:
+        signaled(told)
+
+    assert isinstance(receiver.failure, SchemaMissing)
+    assert queue.left == 3
+    assert len(queue.acknowledged) == 1
+    assert notes_kept(ledger) == ["sent"]
+
+
+def test_two_receivers(ledger: Ledger, home: Home, queue: Queue) -> None:
+    """Two that receive from one queue have every message take effect once."""
+    queue.prefetch = 8
+    messages = [message_of(body=b'"%02d"' % i) for i in range(30)]
+    offices = []
+    with opened(home.url) as other:
+        for each in (ledger, other):
+            office = new_office(each, **QUICK)
+            office.consumers.add("*", lambda tx, came: noted(tx, came.body), name="mailer")
+            offices.append(office)
+        queue.add(*messages, *messages)
+
+        with (
+            receiving(ledger, offices[0], queue) as first,
+            receiving(other, offices[1], queue) as second,
+        ):
+            drained(queue)
+
+    assert notes_kept(ledger) == [f"{i:02d}" for i in range(30)]
+    assert first.tally.handled + second.tally.handled == 30
+    assert first.tally.duplicates + second.tally.duplicates == 30
+    assert found(ledger, offices[0]) == []
+
+
+def test_a_duplicate_in_work_elsewhere(ledger: Ledger, home: Home, queue: Queue) -> None:
+    """A duplicate of what another has in work for long goes back, and is recognised later."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def send(tx: Transaction, _: Message) -> None:
+        begun.set()
+        signaled(go_on)
+        noted(tx, "sent")
+
+    slow = new_office(ledger, **QUICK)
+    slow.consumers.add("*", send, name="mailer")
+    came = message_of()
+    queue.add(came)
+    store = {"lock_timeout_seconds": 1, "busy_timeout_seconds": 0.2}
+    with opened(home.url, store=store) as other, receiving(ledger, slow, queue):
+        signaled(begun)
+        hasty = new_office_beside(**QUICK)
+        hasty.consumers.add("*", lambda tx, _: noted(tx, "again"), name="mailer")
+        beside = Queue()
+        beside.add(came)
+
+        with receiving(other, hasty, beside) as second:
+            until(lambda: beside.given_back, what="one that was given back")
+            go_on.set()
+            drained(beside)
+            drained(queue)
+
+    assert notes_kept(ledger) == ["sent"]
+    assert second.tally.duplicates == 1
+    assert second.tally.returned >= 1
+    assert second.tally.handled == 0
+
+
+def new_office_beside(**settings: Any) -> Office:
+    """An office on tables that are there already."""
+    return Office(MessagingSettings(**settings))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(PrivatePostgres, id="postgres", marks=pytest.mark.postgres),
+        pytest.param(PrivateMariaDB, id="mysql", marks=pytest.mark.mysql),
+    ],
+)
+def test_the_database_goes_away(kind: Callable[[], Any], queue: Queue) -> None:
+    """While the database is gone deliveries stay; when it is back each takes effect once."""
+    with kind() as server, opened(server.create_database("ledger")) as ledger:
+        office = new_office(ledger, **QUICK)
+        office.consumers.add("*", lambda tx, came: noted(tx, came.body), name="mailer")
+        queue.add(message_of(body=b'"before"'))
+
+        with receiving(ledger, office, queue) as receiver:
+            drained(queue)
+            server.kill()
+            queue.add(*[message_of(body=b'"%d"' % i) for i in range(5)])
+            queue.add_raw((b"{oops", {}))
+            until(lambda: receiver.trouble, what="trouble")
+            left = queue.left
+            server.restart()
+            drained(queue)
+
+        assert left == 6
+        assert notes_kept(ledger) == ["0", "1", "2", "3", "4", "before"]
+        assert [kept.raw for kept in found(ledger, office)] == [b""]
+        assert receiver.tally.failed == 0
+        assert receiver.tally.malformed == 1
+
+
+CRASH = """
+from datetime import UTC, datetime
+from ledgerstone import Ledger, failpoints
+from ledgerstone.messaging import inbox
+from ledgerstone.messaging.message import Message
+from ledgerstone.messaging.office import Office
+from ledgerstone.settings import MessagingSettings, Settings
+from ledgerstone.testing.contract.inbox import noted
+
+url, message_id, failpoint = sys.argv[1:]
+ledger = Ledger(url, settings=Settings.load(url=url, environ={}))
+office = Office(MessagingSettings())
+mailer = office.consumers.add("*", lambda tx, _: noted(tx, "sent"), name="mailer")
+came = Message(id=message_id, name="order.placed", raw=b"{}", created_at=datetime.now(UTC))
+ledger.database.identity
+ready()
+failpoints.arm(failpoint)
+inbox.handle(ledger.database, office, mailer, came)
+"""
+
+
+@pytest.mark.parametrize("where", ["transaction.before_commit", "transaction.after_commit"])
+def test_killed_around_the_commit(ledger: Ledger, home: Home, where: str) -> None:
+    """Killed with -9 before or after the commit, the message that comes again takes effect once."""
+    office = new_office(ledger, **QUICK)
+    office.consumers.add("*", lambda tx, _: noted(tx, "sent"), name="mailer")
+    came = message_of()
+    with Child(CRASH, home.url, came.id, f"{where}=kill") as child:
+        child.go()
+        code, _ = child.ended()
+    kept = notes_kept(ledger)
+    queue = Queue()
+    queue.add(came)
+
+    with receiving(ledger, office, queue) as receiver:
+        drained(queue)
+
+    assert code == -9
+    assert kept == (["sent"] if where == "transaction.after_commit" else [])
+    assert receiver.tally.duplicates == len(kept)
+    assert notes_kept(ledger) == ["sent"]
+    assert len(receipts(ledger, office)) == 1
