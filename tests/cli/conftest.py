@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ledgerstone.ledger import Ledger
 from tests.cli.program import Program
+from tests.cli.shop import ledger_in
 
 
 @pytest.fixture
@@ -15,3 +18,10 @@ def program(tmp_path: Path) -> Program:
     folder = tmp_path / "here"
     folder.mkdir()
     return Program(folder)
+
+
+@pytest.fixture
+def embedded(program: Program) -> Iterator[Ledger]:
+    """A ledger on the embedded database that the command uses unless it is told otherwise."""
+    with ledger_in(program) as ledger:
+        yield ledger

@@ -108,6 +108,24 @@ class Program:
             raise TimeoutError(words)
         return Ended(process.exitcode, (said / "out").read_text(), (said / "err").read_text())
 
+    def answered(self, answer: str, *arguments: object) -> Ended:
+        """Run it on a terminal at which somebody types."""
+        ours, theirs = pty.openpty()
+        os.write(ours, f"{answer}\n".encode())
+        done = subprocess.run(
+            [*self.command, *map(str, arguments)],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=theirs,
+            capture_output=True,
+            text=True,
+            timeout=RUN_SECONDS_MAX,
+            check=False,
+        )
+        os.close(theirs)
+        os.close(ours)
+        return Ended(done.returncode, done.stdout, done.stderr)
+
     def start(self, *arguments: object, **environment: str) -> Running:
         """Start it, with its output in a pipe."""
         command = [*self.command, *map(str, arguments)]

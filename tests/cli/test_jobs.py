@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +15,7 @@ from ledgerstone.jobs import Job, Status
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.testing.fixtures import Home
-from tests.cli.program import COLUMNS, RUN_SECONDS_MAX, Ended, Program
+from tests.cli.program import COLUMNS, Ended, Program
 
 ESCAPE = "\x1b["
 ORG = "11111111-2222-3333-4444-555555555555"
@@ -76,25 +73,6 @@ def dead_letters(ledger: Ledger, count: int) -> list[str]:
 def statuses(ledger: Ledger, ids: list[str]) -> list[Status]:
     with ledger.reading() as tx:
         return [tx.jobs.get(job_id).status for job_id in ids]
-
-
-def answered(program: Program, answer: str, *arguments: str) -> Ended:
-    """Run it on a terminal at which somebody types."""
-    ours, theirs = pty.openpty()
-    os.write(ours, f"{answer}\n".encode())
-    done = subprocess.run(
-        [*program.command, *arguments],
-        cwd=program.folder,
-        env=program.environment,
-        stdin=theirs,
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS_MAX,
-        check=False,
-    )
-    os.close(theirs)
-    os.close(ours)
-    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 def test_a_job_goes_its_way(program: Program, home: Home, ledger: Ledger) -> None:
@@ -423,9 +401,9 @@ def test_who_sits_there_is_asked(program: Program, embedded: Ledger) -> None:
     """At a terminal the table is followed by a question; no is exit 1 and changes nothing."""
     ids = dead_letters(embedded, 2)
 
-    no = answered(program, "n", "jobs", "retry", "--all")
+    no = program.answered("n", "jobs", "retry", "--all")
     after_no = statuses(embedded, ids)
-    yes = answered(program, "y", "jobs", "retry", "--all")
+    yes = program.answered("y", "jobs", "retry", "--all")
 
     assert (no.code, yes.code) == (1, 0)
     assert "Queue these 2 again?" in no.out

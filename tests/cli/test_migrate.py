@@ -43,7 +43,7 @@ def test_it_tells_programs_what_it_did(program: Program, home: Home) -> None:
     assert first["before"] is None
     assert first["after"] == newest
     assert first["applied"][-1] == newest
-    assert second == {"before": newest, "after": newest, "applied": []}
+    assert second == {"before": newest, "after": newest, "applied": [], "set_up": []}
 
 
 def test_check_changes_nothing(program: Program, home: Home) -> None:

@@ -13,7 +13,8 @@ from ledgerstone.testing.server import free_port
 from tests.cli.program import COLUMNS, Program
 
 ON_A_DATABASE = ("up", "status", "doctor", "migrate", "demo", "queues", "schedules")
-COMMANDS = (*ON_A_DATABASE, "work", "jobs")
+GROUPS = ("jobs", "outbox", "inbox", "failed", "messaging")
+COMMANDS = (*ON_A_DATABASE, "work", *GROUPS)
 PASSWORD = "hunter2"
 ESCAPE = "\x1b["
 
@@ -35,6 +36,17 @@ def test_everything_has_a_help(name: str) -> None:
 
     assert command.help
     assert [option.name for option in command.params if not option.help] == []
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_every_command_of_a_group_has_a_help(name: str) -> None:
+    """What it does, an example, and every option; the example is one of this command."""
+    group: Any = typer.main.get_command(app)
+    commands = group.get_command(typer.Context(group), name).commands
+
+    for inner, command in commands.items():
+        assert f"Example: ledgerstone {name} {inner}" in command.help
+        assert [option.name for option in command.params if not option.help] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)

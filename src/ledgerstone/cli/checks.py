@@ -22,13 +22,16 @@ from ledgerstone.chores import ChoreSource
 from ledgerstone.chores.tables import chore, tables
 from ledgerstone.cli.database import file_of, must_exist, opened
 from ledgerstone.cli.output import foldable
+from ledgerstone.cli.reaching import Place, reached
 from ledgerstone.cli.status import WorkerState, chores_of, leases_of, workers_of
 from ledgerstone.engine.source import Ask, Handler, Outcome
 from ledgerstone.engine.source import Verdict as ItemVerdict
 from ledgerstone.errors import LedgerstoneError, SettingsError
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Transaction
+from ledgerstone.messaging import Office
 from ledgerstone.settings import Settings
+from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.store import migrating
 from ledgerstone.store.database import Database
 from ledgerstone.store.dialects import sqlite
@@ -88,6 +91,8 @@ def diagnose(load: Callable[[], Settings]) -> Diagnosis:
 def _checks(load: Callable[[], Settings]) -> Iterator[Check]:
     try:
         settings = load()
+        # Routes may lead nowhere, though each setting by itself is right.
+        Office(settings.messaging)
     except SettingsError as error:
         todo = "correct it in the file, the environment or the call"
         yield from (_problem("settings", problem, todo) for problem in error.problems)
@@ -357,6 +362,33 @@ def _workers(database: Examined, settings: Settings) -> Iterator[Check]:
         yield _ok("duties", "each has been done lately")
 
 
+def _messages(database: Examined, settings: Settings) -> Iterator[Check]:
+    """The tables that are shared with others are there, as they should be."""
+    lacking = Office(settings.messaging).setup.plan(database)
+    if not lacking:
+        yield _ok("messages", "the tables are there")
+        return
+    words = list(dict.fromkeys(step.words for step in lacking))
+    rest = f" and {len(words) - 1} more" if words[1:] else ""
+    todo = "run `ledgerstone messaging setup --apply`; with --dry-run it shows what that does"
+    yield _warning("messages", f"not done yet: {words[0]}{rest}", todo)
+
+
+def _destinations(_: Examined, settings: Settings) -> Iterator[Check]:
+    """What messages are carried to and received from can be reached, within seconds."""
+    places: dict[str, Place] = {}
+    for name, destination in settings.messaging.destinations.items():
+        if name != LOCAL:
+            places[f"destination {name}"] = destination
+    for name, subscription in settings.messaging.subscriptions.items():
+        places[f"subscription {name}"] = subscription
+    for name, place in places.items():
+        try:
+            yield _ok(name, reached(name, place))
+        except LedgerstoneError as error:
+            yield _refused(name, error)
+
+
 _LOOKS = {
     "settings of the server": _server_settings,
     "wake-ups": _wakeups,
@@ -364,4 +396,6 @@ _LOOKS = {
     "clock": _clock,
     "round trip": _round_trip,
     "workers": _workers,
+    "messages": _messages,
+    "destinations": _destinations,
 }

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from ledgerstone.errors import SchemaMissing
+from ledgerstone.jobs import Kinds
 from ledgerstone.ledger import Transaction
+from ledgerstone.messaging import Office
 from ledgerstone.settings import Settings
 from ledgerstone.store.database import Database
 from ledgerstone.store.dialects import sqlite
@@ -16,7 +19,8 @@ from ledgerstone.store.dialects import sqlite
 @contextmanager
 def opened(settings: Settings) -> Iterator[Database[Transaction]]:
     """The database; closed at the end. Unlike a `Ledger` it never migrates by itself."""
-    database = Database(settings.url, settings.store, wrap=Transaction)
+    wrap = partial(Transaction, kinds=Kinds(), office=Office(settings.messaging))
+    database = Database(settings.url, settings.store, wrap=wrap)
     try:
         yield database
     finally:

@@ -19,7 +19,6 @@ from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.jobs.states import FINISHED, Gate
 
 WATCH_SECONDS = 1.0
-BODY_CHARS_SHOWN_MAX = 2000
 WORDS_CHARS_SHOWN_MAX = 300
 BAR_CHARS = 30
 WIDE_COLUMNS = 100
@@ -70,7 +69,7 @@ def listing(rows: Sequence[JobRow], now: datetime, *, title: str = "Jobs") -> Re
         columns["queue"] = lambda row: Text(row.queue)
     if wide:
         columns["tries"] = lambda row: f"{row.attempt}/{row.max_attempts}"
-    columns["age"] = lambda row: _since(row.created_at, now)
+    columns["age"] = lambda row: output.since(row.created_at, now)
     if failed:
         columns["last error"] = lambda row: Text(row.last_error_code or "", "red")
     if any(row.org_id != NO_ORG for row in rows):
@@ -105,10 +104,10 @@ def _rows(row: JobRow, now: datetime) -> dict[str, RenderableType | None]:
         "error": _error(row),
         "attempts": _attempts(row),
         "queue": Text(f"{row.queue}, priority {row.priority}" if row.priority else row.queue),
-        "created": _moment(row.created_at, now),
-        "due": _moment(row.run_at, now) if row.status is Status.QUEUED else None,
-        "started": _moment(row.started_at, now),
-        "finished": _moment(row.finished_at, now),
+        "created": output.moment(row.created_at, now),
+        "due": output.moment(row.run_at, now) if row.status is Status.QUEUED else None,
+        "started": output.moment(row.started_at, now),
+        "finished": output.moment(row.finished_at, now),
         "worker": Text(row.worker) if row.worker and row.status is Status.RUNNING else None,
         "key": _text(row.key),
         "limited by": _text(row.limit_key),
@@ -124,13 +123,13 @@ def _rows(row: JobRow, now: datetime) -> dict[str, RenderableType | None]:
 def _status_words(row: JobRow, now: datetime) -> Text:
     words = standing(row)
     if row.status is Status.QUEUED and row.gate is Gate.SCHEDULED and row.run_at > now:
-        words.append(f", due in {_since(now, row.run_at)}", "default")
+        words.append(f", due in {output.since(now, row.run_at)}", "default")
     elif row.status is Status.QUEUED:
         words.append("; `ledgerstone jobs explain` says what it waits for", "dim")
     elif row.status is Status.DEAD_LETTER:
         words.append("; `ledgerstone jobs retry` queues it again", "dim")
     elif row.finished_at is not None and row.started_at is not None:
-        words.append(f" after {_since(row.started_at, row.finished_at)}", "default")
+        words.append(f" after {output.since(row.started_at, row.finished_at)}", "default")
     return words
 
 
@@ -162,28 +161,8 @@ def _text(words: str | None) -> Text | None:
     return Text(words) if words is not None else None
 
 
-def _moment(moment: datetime | None, now: datetime) -> Text | None:
-    if moment is None:
-        return None
-    away = f"{_since(moment, now)} ago" if moment <= now else f"in {_since(now, moment)}"
-    return Text.assemble(f"{moment:%Y-%m-%d %H:%M:%S} UTC", (f"  {away}", "dim"))
-
-
-def _since(earlier: datetime, later: datetime) -> str:
-    return output.lasting((later - earlier).total_seconds() * 1000)
-
-
 def _body(body: object) -> Text | None:
-    if body is None:
-        return None
-    text = msgspec.json.format(msgspec.json.encode(body), indent=2).decode()
-    return Text(_cut(text, BODY_CHARS_SHOWN_MAX))
-
-
-def _cut(text: str, chars_max: int) -> str:
-    if len(text) <= chars_max:
-        return text
-    return f"{text[:chars_max]}… ({len(text):,} characters; --json shows all)"
+    return None if body is None else output.document(body)
 
 
 def timeline(events: Sequence[JobEvent]) -> RenderableType:
@@ -195,9 +174,9 @@ def timeline(events: Sequence[JobEvent]) -> RenderableType:
     for event in events:
         table.add_row(
             f"{event.ts:%Y-%m-%d %H:%M:%S}",
-            _since(before, event.ts) if before is not None else "",
+            output.since(before, event.ts) if before is not None else "",
             _move(event),
-            Text(_cut(_words(event.detail), WORDS_CHARS_SHOWN_MAX)),
+            Text(output.cut(_words(event.detail), WORDS_CHARS_SHOWN_MAX)),
         )
         before = event.ts
     return table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -10,7 +9,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ledgerstone.cli import job_views, output, queues
+from ledgerstone.cli import job_views, moments, output, queues
 from ledgerstone.cli.application import ApplicationOption, ByOption, group, ledger_of, who
 from ledgerstone.cli.call import EXIT_REFUSED, Call, command
 from ledgerstone.cli.job_calls import (
@@ -87,7 +86,7 @@ def enqueue(
         "org": org,
         "priority": priority,
         "delay_seconds": delay,
-        "run_at": _moment(at),
+        "run_at": moments.given("--at", at),
         "max_attempts": max_attempts,
         "requested_by": requested_by,
     }
@@ -97,19 +96,6 @@ def enqueue(
             _check_known(ledger, application, job_type)
         found = ledger.run(lambda tx: tx.jobs.enqueue(job_type, payload, **options))
     output.show(found, _accepted(found, checked=application is not None), json=call.json)
-
-
-def _moment(at: str | None) -> datetime | None:
-    if at is None:
-        return None
-    hint = "write it as 2027-01-31T08:00:00Z or 2027-01-31T09:00:00+01:00"
-    try:
-        moment = datetime.fromisoformat(at)
-    except ValueError as error:
-        raise BadInput(f"--at is no time: {at!r}", hint=hint) from error
-    if moment.tzinfo is None:
-        raise BadInput(f"--at has no time zone: {at!r}", hint=hint)
-    return moment
 
 
 def _parsed(arguments: str) -> dict[str, Any]:
@@ -176,14 +162,7 @@ def list_(
         filtered = cursor is not None or any(value is not None for value in filters.values())
         seen = "no job meets these filters" if filtered else "there are no jobs"
     output.show(facts, seen, json=call.json)
-    _say_next(page.next, call)
-
-
-def _say_next(cursor: str | None, call: Call) -> None:
-    """Where the next page begins, in one line however long, so that it can be copied."""
-    if cursor is not None and not call.json:
-        words = Text.assemble(("more: the same with ", "dim"), f"--cursor {cursor}")
-        output.console().print(words, soft_wrap=True)
+    output.say_next(page.next, json=call.json)
 
 
 def show(call: Call, job_id: IdArgument) -> None:
@@ -220,7 +199,7 @@ def events(
         page = tx.jobs.events(job_id, limit=limit, cursor=cursor)
     facts = {"events": page.rows, "next": page.next}
     output.show(facts, job_views.timeline(page.rows), json=call.json)
-    _say_next(page.next, call)
+    output.say_next(page.next, json=call.json)
 
 
 def cancel(

@@ -19,6 +19,7 @@ from ledgerstone.cli.call import EXIT_SOMETHING_TO_DO, Call, flag
 from ledgerstone.cli.database import file_of, opened
 from ledgerstone.errors import BadInput
 from ledgerstone.ledger import Transaction
+from ledgerstone.messaging import Office
 from ledgerstone.settings import Settings
 from ledgerstone.store import migrating, security
 from ledgerstone.store.database import Database
@@ -34,11 +35,12 @@ class Kind(Enum):
 
 
 class Migrated(msgspec.Struct, frozen=True):
-    """What a migration did."""
+    """What a migration did; `set_up` tells what was done to the tables of messaging."""
 
     before: str | None
     after: str
     applied: tuple[str, ...]
+    set_up: list[str]
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -88,7 +90,8 @@ def migrate(
         script = written(call.settings(), kind, since, separated=rls, role=role)
         output.show_json(script) if call.json else sys.stdout.write(script.sql)
         return
-    with opened(call.settings()) as database:
+    settings = call.settings()
+    with opened(settings) as database:
         if check:
             schema = looked_up(database)
             output.show(_facts(schema), _standing(schema), json=call.json)
@@ -96,9 +99,9 @@ def migrate(
                 raise typer.Exit(EXIT_SOMETHING_TO_DO)
             return
         if rls:
-            _separate(database, role, json=call.json)
+            _separate(database, settings, role, json=call.json)
             return
-        migrated = brought_up_to_date(database)
+        migrated = brought_up_to_date(database, settings)
         output.show(migrated, _done(migrated), json=call.json)
 
 
@@ -111,16 +114,21 @@ def looked_up(database: Database[Transaction]) -> migrating.Schema:
         return migrating.look(tx.connection)
 
 
-def brought_up_to_date(database: Database[Transaction]) -> Migrated:
-    """Apply what is pending."""
+def brought_up_to_date(database: Database[Transaction], settings: Settings) -> Migrated:
+    """Apply what is pending, and make what is missing for messages unless that is not wanted."""
     before = migrating.migrate(database)
-    return Migrated(before.current, before.newest, before.pending)
+    set_up = Office(settings.messaging).setup
+    steps = set_up.apply(database) if settings.messaging.auto_setup else []
+    words = list(dict.fromkeys(step.words for step in steps))
+    return Migrated(before.current, before.newest, before.pending, words)
 
 
-def _separate(database: Database[Transaction], role: str | None, *, json: bool) -> None:
+def _separate(
+    database: Database[Transaction], settings: Settings, role: str | None, *, json: bool
+) -> None:
     """Apply what is pending, then keep organisations apart; nothing where that cannot be done."""
     security.check_supported(database)
-    migrated = brought_up_to_date(database)
+    migrated = brought_up_to_date(database, settings)
     separated = security.separate(database, role=role)
     facts = {**msgspec.structs.asdict(migrated), "separated": separated}
     output.show(facts, Group(_done(migrated), _apart(separated)), json=json)
@@ -161,11 +169,14 @@ def _standing(schema: migrating.Schema) -> RenderableType:
 
 
 def _done(migrated: Migrated) -> RenderableType:
-    if not migrated.applied:
-        return f"at {migrated.after}, nothing to do"
-    return Group(
-        f"{migrated.before or 'nothing'} → {migrated.after}; applied:", _listed(migrated.applied)
-    )
+    parts: list[RenderableType] = []
+    if migrated.applied:
+        parts.append(f"{migrated.before or 'nothing'} → {migrated.after}; applied:")
+        parts.append(_listed(migrated.applied))
+    if migrated.set_up:
+        parts.append("for messages:")
+        parts.append(escape("\n".join(f"  {words}" for words in migrated.set_up)))
+    return Group(*parts) if parts else f"at {migrated.after}, nothing to do"
 
 
 def _apart(separated: security.Separated) -> RenderableType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from datetime import datetime
 
 import msgspec
 from rich.console import Console, RenderableType
@@ -14,6 +15,7 @@ from rich.text import Text
 from ledgerstone.errors import LedgerstoneError
 
 SHORT_ID_CHARS = 8
+BODY_CHARS_SHOWN_MAX = 2000
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 
 
@@ -116,3 +118,36 @@ def lasting(milliseconds: float) -> str:
     if seconds < 2 * DAY:
         return f"{seconds / HOUR:.0f} h"
     return f"{seconds / DAY:.0f} d"
+
+
+def since(earlier: datetime, later: datetime) -> str:
+    """How long it is from one moment to another."""
+    return lasting((later - earlier).total_seconds() * 1000)
+
+
+def moment(at: datetime | None, now: datetime) -> Text | None:
+    """A moment, and how far away it is."""
+    if at is None:
+        return None
+    away = f"{since(at, now)} ago" if at <= now else f"in {since(now, at)}"
+    return Text.assemble(f"{at:%Y-%m-%d %H:%M:%S} UTC", (f"  {away}", "dim"))
+
+
+def cut(text: str, chars_max: int) -> str:
+    """The text, or its beginning and how long it is."""
+    if len(text) <= chars_max:
+        return text
+    return f"{text[:chars_max]}… ({len(text):,} characters; --json shows all)"
+
+
+def document(body: object) -> Text:
+    """A JSON document as people read it."""
+    text = msgspec.json.format(msgspec.json.encode(body), indent=2).decode()
+    return Text(cut(text, BODY_CHARS_SHOWN_MAX))
+
+
+def say_next(cursor: str | None, *, json: bool) -> None:
+    """Where the next page begins, in one line however long, so that it can be copied."""
+    if cursor is not None and not json:
+        words = Text.assemble(("more: the same with ", "dim"), f"--cursor {cursor}")
+        console().print(words, soft_wrap=True)

@@ -30,6 +30,10 @@ COMMANDS = {
     "jobs": "ledgerstone.cli.jobs:app",
     "queues": "ledgerstone.cli.queues:app",
     "schedules": "ledgerstone.cli.schedules:app",
+    "outbox": "ledgerstone.cli.outbox:app",
+    "inbox": "ledgerstone.cli.inbox:app",
+    "failed": "ledgerstone.cli.failed:app",
+    "messaging": "ledgerstone.cli.messaging:app",
 }
 """Where each is; only the one that is called is loaded."""
 

@@ -17,9 +17,12 @@ from ledgerstone.chores.tables import chore
 from ledgerstone.cli import output
 from ledgerstone.cli.call import Call, flag
 from ledgerstone.cli.database import must_exist, opened
+from ledgerstone.cli.job_calls import moment_of
 from ledgerstone.engine import workers
 from ledgerstone.errors import LedgerstoneError, SchemaMissing
 from ledgerstone.ledger import Transaction
+from ledgerstone.messaging import Office
+from ledgerstone.messaging.outbox import Backlog
 from ledgerstone.settings import Settings
 from ledgerstone.store import migrating
 from ledgerstone.store.database import Database
@@ -65,8 +68,22 @@ class LeaseFacts(msgspec.Struct, frozen=True):
     expires_in_ms: int
 
 
+class BacklogFacts(msgspec.Struct, frozen=True):
+    """What waits for a destination, and for how long the oldest does."""
+
+    destination: str
+    waiting: int
+    oldest_ms: int | None
+    parked: int
+    """Partitions that wait for an operator."""
+    paused: bool
+
+
 class StatusFacts(msgspec.Struct, frozen=True):
-    """What there is to know at a glance; `chores` is None where their tables are not installed."""
+    """What there is to know at a glance.
+
+    `chores` and `messages` are None where their tables are not installed.
+    """
 
     url: str
     database: dict[str, str]
@@ -74,6 +91,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     workers: list[WorkerFacts]
     leases: list[LeaseFacts]
     chores: dict[str, int] | None
+    messages: list[BacklogFacts] | None
 
 
 _leases = Statement(
@@ -88,7 +106,7 @@ def status(
     call: Call,
     watch: Annotated[bool, flag("--watch", help="Look again every second, until Ctrl-C.")] = False,
 ) -> None:
-    """Show the database, its schema, the workers, the leases and the chores."""
+    """Show the database, its schema, the workers, the leases, chores and waiting messages."""
     if watch and call.json:
         raise typer.BadParameter("--watch and --json do not go together")
     settings = call.settings()
@@ -103,6 +121,7 @@ def status(
 def look(database: Database[Transaction], settings: Settings) -> StatusFacts:
     """Look once, in one reading transaction; SchemaMissing where the tables are not there."""
     must_exist(database)
+    outbox = outbox_of(database, settings)
     with database.reading() as tx:
         schema = migrating.look(tx.connection)
         if schema.current is None:
@@ -116,7 +135,32 @@ def look(database: Database[Transaction], settings: Settings) -> StatusFacts:
             workers=workers_of(tx, settings),
             leases=leases_of(tx),
             chores=chores_of(tx),
+            messages=backlog_of(tx) if outbox and schema.up_to_date else None,
         )
+
+
+def outbox_of(database: Database[Transaction], settings: Settings) -> bool:
+    """Whether the outbox is there as it should be: only then can it be looked at."""
+    office = Office(settings.messaging)
+    lacking = office.setup.plan(database)
+    return not any(office.shared.outbox.name in step.words.split() for step in lacking)
+
+
+def backlog_of(tx: Transaction) -> list[BacklogFacts]:
+    """What waits, for each destination."""
+    now = moment_of(tx)
+
+    def facts(found: Backlog) -> BacklogFacts:
+        age = None if found.oldest_at is None else now - found.oldest_at
+        return BacklogFacts(
+            destination=found.destination,
+            waiting=found.waiting,
+            oldest_ms=None if age is None else max(0, round(age.total_seconds() * 1000)),
+            parked=found.parked,
+            paused=found.paused,
+        )
+
+    return [facts(found) for found in tx.outbox.backlog()]
 
 
 def workers_of(tx: Transaction, settings: Settings) -> list[WorkerFacts]:
@@ -177,7 +221,12 @@ def screen(facts: StatusFacts) -> RenderableType:
         parts.append(_leases_table(facts.leases))
     if facts.chores is not None:
         counts = "  ".join(f"{name} [bold]{count:,}[/]" for name, count in facts.chores.items())
-        parts.append(f"[bold]Chores[/]  {counts}")
+        parts += [f"[bold]Chores[/]  {counts}", ""]
+    standing = [each for each in facts.messages or [] if each.waiting or each.parked or each.paused]
+    if standing:
+        parts.append(_messages_table(standing))
+    elif facts.messages is not None:
+        parts.append("[bold]Messages[/]  none waits")
     return Group(*parts)
 
 
@@ -234,6 +283,20 @@ def _leases_table(found: list[LeaseFacts]) -> RenderableType:
             output.lasting(lease.expires_in_ms) if held else Text("free", "dim"),
         )
     return Group(table, *_rest(found), "")
+
+
+def _messages_table(found: list[BacklogFacts]) -> RenderableType:
+    numbers = ("waiting", "oldest", "parked")
+    table = output.table("Messages", "destination", *numbers, "", numbers=numbers)
+    for each in found[:ROWS_SHOWN_MAX]:
+        table.add_row(
+            Text(each.destination),
+            Text(f"{each.waiting:,}", "cyan" if each.waiting else "dim"),
+            output.lasting(each.oldest_ms) if each.oldest_ms is not None else "",
+            Text(f"{each.parked:,}", "bold red" if each.parked else "dim"),
+            Text("paused", "yellow") if each.paused else "",
+        )
+    return Group(table, *_rest(found))
 
 
 def _rest(found: list[Any]) -> list[RenderableType]:

@@ -27,9 +27,10 @@ import msgspec
 from ledgerstone.cli import logs
 from ledgerstone.cli.application import loaded
 from ledgerstone.cli.call import EXIT_REFUSED, EXIT_RETRYABLE
+from ledgerstone.cli.carrying import Relay, relays_of
+from ledgerstone.engine.source import Source
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import LedgerstoneError
-from ledgerstone.jobs import JobSource
 from ledgerstone.ledger import Ledger
 
 LOOK_SECONDS = 0.2
@@ -55,25 +56,29 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     application: str
     queues: tuple[str, ...]
+    destinations: tuple[str, ...]
+    """Those that lead to the application's consumers."""
     concurrency: int
     level: str
     json: bool
 
-    def sources(self, ledger: Ledger) -> list[JobSource]:
-        """The queues as sources; from now on the ledger's workers have this concurrency."""
+    def sources(self, ledger: Ledger) -> list[Source]:
+        """All of it as sources; from now on the ledger's workers have this concurrency."""
         engine = msgspec.structs.replace(ledger.settings.engine, concurrency=self.concurrency)
         ledger.settings = msgspec.structs.replace(ledger.settings, engine=engine)
-        return [ledger.job_source(queue) for queue in self.queues]
+        jobs = [ledger.job_source(queue) for queue in self.queues]
+        return [*jobs, *relays_of(ledger, self.destinations)]
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of the jobs so far."""
+    """What came of the jobs so far, and how many messages consumers have dealt with."""
 
     claimed: int = 0
     done: int = 0
     failed: int = 0
     returned: int = 0
     refused: int = 0
+    messages: int = 0
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(
@@ -82,13 +87,15 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
             failed=self.failed + other.failed,
             returned=self.returned + other.returned,
             refused=self.refused + other.refused,
+            messages=self.messages + other.messages,
         )
 
     @property
     def words(self) -> str:
+        messages = f", messages {self.messages}" if self.messages else ""
         return (
             f"done {self.done}, failed {self.failed},"
-            f" returned {self.returned}, refused {self.refused}"
+            f" returned {self.returned}, refused {self.refused}{messages}"
         )
 
 
@@ -301,7 +308,8 @@ def _work(order: Order, pipe: Connection[Any, Any]) -> None:
 
 
 def _tell(pipe: Connection[Any, Any], worker: Worker) -> None:
-    tallies = [pump.tally for pump in worker.pumps]
+    relays = [pump.source for pump in worker.pumps if isinstance(pump.source, Relay)]
+    tallies = [pump.tally for pump in worker.pumps if not isinstance(pump.source, Relay)]
     with suppress(OSError):
         pipe.send(
             Tally(
@@ -310,6 +318,7 @@ def _tell(pipe: Connection[Any, Any], worker: Worker) -> None:
                 failed=sum(tally.failed for tally in tallies),
                 returned=sum(tally.returned for tally in tallies),
                 refused=sum(tally.refused for tally in tallies),
+                messages=sum(relay.tally.delivered for relay in relays),
             )
         )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -135,7 +136,8 @@ class Tour:
         quick = msgspec.structs.replace(
             self._ledger.settings.store, busy_timeout_seconds=BUSY_SECONDS_MAX
         )
-        database = Database(self._ledger.settings.url, quick, wrap=Transaction)
+        wrap = partial(Transaction, kinds=self._ledger.kinds, office=self._ledger.office)
+        database = Database(self._ledger.settings.url, quick, wrap=wrap)
         try:
             for _ in range(DISTURB_TRIES_MAX):
                 process.pause()

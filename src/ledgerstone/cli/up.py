@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from enum import Enum
 from typing import Any, Protocol, assert_never
 
@@ -19,14 +20,28 @@ from rich.text import Text
 
 from ledgerstone import __version__, chores
 from ledgerstone.cli import logs, output
+from ledgerstone.cli.application import ApplicationOption, ledger_of
 from ledgerstone.cli.call import Call
+from ledgerstone.cli.carrying import (
+    CarriedFacts,
+    Relay,
+    destinations_of,
+    facts_of,
+    ready_to_carry,
+    relays_of,
+)
 from ledgerstone.cli.status import chores_of
 from ledgerstone.engine.source import Claim, Handler, Source
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import LedgerstoneError
 from ledgerstone.ledger import Ledger
+from ledgerstone.messaging.receiving import Receiver
+from ledgerstone.messaging.receiving import Tally as Received
+from ledgerstone.messaging.routing import RETRY
 
 LOOK_SECONDS = 1.0
+CONNECTING = "connecting"
+"""What a subscription says before it knows more."""
 SAY_SECONDS = 5.0
 """Without a terminal, changes are said at most so often."""
 
@@ -42,7 +57,10 @@ class UpState(Enum):
 
 
 class UpFacts(msgspec.Struct, frozen=True):
-    """What one process does and did since it began."""
+    """What one process does and did since it began.
+
+    - `done` to `refused` count all but messages, which stand in `carried` and `received`.
+    """
 
     url: str
     worker: str
@@ -61,16 +79,39 @@ class UpFacts(msgspec.Struct, frozen=True):
     prompt: bool
     trouble: str | None
     chores: dict[str, int] | None
+    carried: list[CarriedFacts]
+    received: Received | None
+
+    @property
+    def moved(self) -> int:
+        """All that came to a good end."""
+        handled = self.received.handled if self.received is not None else 0
+        return self.done + handled + sum(each.delivered for each in self.carried)
 
 
-def up(call: Call) -> None:
-    """Run everything in one process: on an embedded database, or on that of the URL."""
-    settings = call.settings()
-    level = "DEBUG" if call.verbose else settings.log.level
-    logs.to_stderr(level=level, json=settings.log.json)
-    with Ledger(settings=settings) as ledger:
+def up(call: Call, application: ApplicationOption = None) -> None:
+    """Run everything in one process: on an embedded database, or on that of the URL.
+
+    Messages are carried to every destination of the settings. With -A also the jobs and the
+    consumers of your code are run.
+
+    Example: ledgerstone up -A shop:ledger
+    """
+    with ledger_of(call, application, make=True) as ledger:
+        log = ledger.settings.log
+        logs.to_stderr(level="DEBUG" if call.verbose else log.level, json=log.json)
         chores.install(ledger.database)
-        facts = serve(ledger, [chores.ChoreSource(Handler(echo))], json=call.json)
+        destinations = destinations_of(ledger)
+        ready_to_carry(ledger, destinations)
+        relays = relays_of(ledger, destinations)
+        queues = sorted({kind.queue for kind in ledger.kinds.all().values()})
+        jobs = [ledger.job_source(queue) for queue in queues]
+        try:
+            sources = [chores.ChoreSource(Handler(echo)), *jobs, *relays]
+            facts = serve(ledger, sources, json=call.json)
+        finally:
+            for relay in relays:
+                relay.transport.close()
     if call.json:
         output.show_json(facts)
 
@@ -80,10 +121,25 @@ def echo(claim: Claim) -> Any:
     return msgspec.json.decode(claim.body)
 
 
-def serve(ledger: Ledger, sources: Sequence[Source], *, json: bool = False) -> UpFacts:
-    """Work and show it, until a signal comes or an error that waiting cannot help."""
+def work_alone(worker: Worker, look: Callable[[bool], None]) -> None:
+    """Work until a signal comes."""
+    worker.run(look=look, look_seconds=LOOK_SECONDS)
+
+
+def serve(
+    ledger: Ledger,
+    sources: Sequence[Source],
+    *,
+    json: bool = False,
+    receiver: Receiver | None = None,
+    run: Callable[[Worker, Callable[[bool], None]], None] = work_alone,
+) -> UpFacts:
+    """Work and show it, until a signal comes or an error that waiting cannot help.
+
+    `run` has the worker work, and whatever else works beside it: a receiver that is shown too.
+    """
     worker = ledger.worker(*sources)
-    observer = _Observer(ledger, worker)
+    observer = _Observer(ledger, worker, receiver)
     console = output.console()
     showing: _Show = _Screen(console) if console.is_terminal and not json else _Lines()
     with showing:
@@ -91,7 +147,7 @@ def serve(ledger: Ledger, sources: Sequence[Source], *, json: bool = False) -> U
         def look(stopping: bool) -> None:
             showing.show(observer.look(UpState.STOPPING if stopping else UpState.RUNNING))
 
-        worker.run(look=look, look_seconds=LOOK_SECONDS)
+        run(worker, look)
         last = observer.look(UpState.STOPPED)
         showing.show(last)
     return last
@@ -100,17 +156,23 @@ def serve(ledger: Ledger, sources: Sequence[Source], *, json: bool = False) -> U
 class _Observer:
     """Looks at a worker and at its database."""
 
-    def __init__(self, ledger: Ledger, worker: Worker) -> None:
+    def __init__(self, ledger: Ledger, worker: Worker, receiver: Receiver | None) -> None:
         self._ledger = ledger
         self._worker = worker
+        self._receiver = receiver
+        self._unheard: str | None = None
         self._began = time.monotonic()
         self._chores: dict[str, int] | None = None
 
     def look(self, state: UpState = UpState.RUNNING) -> UpFacts:
         report = self._worker.report()
-        tallies = [pump.tally for pump in self._worker.pumps]
+        pumps = self._worker.pumps
+        relays = [pump.source for pump in pumps if isinstance(pump.source, Relay)]
+        tallies = [pump.tally for pump in pumps if not isinstance(pump.source, Relay)]
         unreached = self._count_chores()
-        troubles = [tally.trouble for tally in tallies if tally.trouble]
+        troubles = [pump.tally.trouble for pump in pumps if pump.tally.trouble]
+        if state is UpState.RUNNING and (unheard := self._silence()):
+            troubles.append(unheard)
         return UpFacts(
             url=self._ledger.settings.url_masked,
             worker=self._worker.id,
@@ -119,8 +181,8 @@ class _Observer:
             grace_seconds=self._ledger.settings.engine.grace_seconds,
             state=state,
             up_ms=round((time.monotonic() - self._began) * 1000),
-            running=report.running,
-            waiting=report.waiting,
+            running=report.running + (self._receiver.running if self._receiver else 0),
+            waiting=report.waiting + (self._receiver.waiting if self._receiver else 0),
             claimed=sum(tally.claimed for tally in tallies),
             done=sum(tally.done for tally in tallies),
             failed=sum(tally.failed for tally in tallies),
@@ -129,7 +191,18 @@ class _Observer:
             prompt=report.prompt,
             trouble=output.one_line(next(iter(troubles), unreached)),
             chores=self._chores,
+            carried=[facts_of(self._ledger, relay) for relay in relays],
+            received=copy(self._receiver.tally) if self._receiver is not None else None,
         )
+
+    def _silence(self) -> str | None:
+        """Why nothing is received; the first reason stands until something is."""
+        trouble = self._receiver.trouble if self._receiver is not None else None
+        if trouble is None or self._unheard is None:
+            self._unheard = None if trouble == CONNECTING else trouble
+        if self._unheard is None or self._receiver is None:
+            return None
+        return f"{self._receiver.name}: {self._unheard}"
 
     def _count_chores(self) -> str | None:
         """Count them; if the database is out of reach, what it says, and the last count stands."""
@@ -177,6 +250,8 @@ class _Lines:
                     facts.worker,
                 ),
             )
+            if facts.trouble:
+                _log.warning("trouble: %s", facts.trouble)
             if facts.state is not UpState.RUNNING:
                 # A signal came while it began.
                 self._say_state(facts)
@@ -206,10 +281,31 @@ class _Lines:
 
 
 def _counts(facts: UpFacts) -> str:
-    return (
-        f"done {facts.done}, failed {facts.failed},"
-        f" returned {facts.returned}, refused {facts.refused}"
-    )
+    # Hardly ever anything is retried: it is told when something was.
+    told = [each for each in facts.carried if each.destination != RETRY or each.moved]
+    said = [f"{each.destination}: {each.words}" for each in told]
+    if facts.received is not None:
+        said.insert(0, _heard(facts.received))
+    if len(facts.sources) > len(facts.carried):
+        said.insert(
+            0,
+            f"done {facts.done}, failed {facts.failed},"
+            f" returned {facts.returned}, refused {facts.refused}",
+        )
+    return "; ".join(said)
+
+
+def _heard(received: Received) -> str:
+    counts = {
+        "handled": received.handled,
+        "duplicates": received.duplicates,
+        "tried again": received.retried,
+        "failed": received.failed,
+        "unreadable or for nobody": received.malformed,
+        "given back": received.returned,
+    }
+    said = [f"{name} {count:,}" for name, count in counts.items() if count]
+    return ", ".join([f"received {received.received:,}", *said])
 
 
 class _Screen:
@@ -227,9 +323,9 @@ class _Screen:
         self._live.stop()
 
     def show(self, facts: UpFacts) -> None:
-        up_ms, done = self._before
-        self._before = facts.up_ms, facts.done
-        rate = (facts.done - done) * 1000 / max(facts.up_ms - up_ms, 1)
+        up_ms, moved = self._before
+        self._before = facts.up_ms, facts.moved
+        rate = (facts.moved - moved) * 1000 / max(facts.up_ms - up_ms, 1)
         self._live.update(screen(facts, per_second=rate), refresh=True)
 
 
@@ -241,14 +337,19 @@ def screen(facts: UpFacts, *, per_second: float) -> RenderableType:
         "sources": ", ".join(facts.sources),
     }
     if facts.state is not UpState.STOPPED:
-        work = f"{facts.running} running of {facts.concurrency}, {facts.waiting} waiting"
+        most = f" of {facts.concurrency}" if facts.received is None else ""
+        work = f"{facts.running} running{most}, {facts.waiting} waiting"
         rows["wake-ups"] = "at once" if facts.prompt else "by polling"
         rows["work"] = f"{work}, [bold]{per_second:,.0f}[/] done per second"
-    rows["so far"] = Text(_counts(facts))
+    for number, words in enumerate(_counts(facts).split("; ")):
+        rows["so far" if not number else " " * number] = Text(words)
     if facts.chores is not None:
         rows["chores"] = ", ".join(f"{name} {count:,}" for name, count in facts.chores.items())
     if facts.trouble:
         rows["trouble"] = Text(facts.trouble, "red")
+    for each in facts.carried:
+        if each.trouble:
+            rows[each.destination] = Text(each.trouble, "red")
     return Group(f"[bold]Ledgerstone {__version__}[/]  {_state(facts)}", output.pairs(rows))
 
 

@@ -1,4 +1,4 @@
-"""`ledgerstone work`: run the jobs of an application, in this process or in several.
+"""`ledgerstone work`: run the jobs and consumers of an application, in this process or in several.
 
     ledgerstone work --processes 2
       ├─ worker process 1 ──┐  its tally, every second
@@ -24,6 +24,8 @@ from ledgerstone import __version__
 from ledgerstone.cli import logs, output
 from ledgerstone.cli.application import loaded, no_database
 from ledgerstone.cli.call import Call
+from ledgerstone.cli.carrying import OF_CONSUMERS, consumers_table
+from ledgerstone.cli.message_calls import ready
 from ledgerstone.cli.team import Order, Tally, Team
 from ledgerstone.cli.up import serve
 from ledgerstone.errors import BadInput
@@ -51,6 +53,7 @@ class WorkFacts(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     returned: int
     refused: int
+    messages: int
     died: int = 0
 
 
@@ -67,7 +70,11 @@ def work(
     ],
     queue: Annotated[
         list[str] | None,
-        typer.Option("--queue", metavar="NAME", help="A queue; again for more. Otherwise all."),
+        typer.Option(
+            "--queue",
+            metavar="NAME",
+            help="A queue; again for more. Otherwise all, and the consumers.",
+        ),
     ] = None,
     concurrency: Annotated[
         int | None,
@@ -90,7 +97,7 @@ def work(
         ),
     ] = 1,
 ) -> None:
-    """Run the jobs of your code until Ctrl-C or SIGTERM.
+    """Run the jobs and the consumers of your code until Ctrl-C or SIGTERM.
 
     Example: ledgerstone work -A shop.jobs:ledger --queue mail --concurrency 20 --processes 2
     """
@@ -102,10 +109,13 @@ def work(
         order = Order(
             application=application,
             queues=_queues(ledger, application, queue or []),
+            destinations=OF_CONSUMERS if _consumers(ledger) and not queue else (),
             concurrency=concurrency or ledger.settings.engine.concurrency,
             level=level,
             json=log.json,
         )
+        if order.destinations:
+            ready(ledger, *ledger.office.setup.tables)
         _announce(ledger, order, processes, json=call.json)
         if processes == 1:
             facts = _alone(ledger, order, json=call.json)
@@ -117,10 +127,14 @@ def work(
 
 def _queues(ledger: Ledger, application: str, named: list[str]) -> tuple[str, ...]:
     kinds = ledger.kinds.all().values()
-    if not kinds:
+    if not kinds and (named or not _consumers(ledger)):
         hint = "decorate a function with @ledger.job(name) in it, or import the module that does"
         raise BadInput(f"{application} has no jobs", hint=hint)
     return tuple(dict.fromkeys(named)) or tuple(sorted({kind.queue for kind in kinds}))
+
+
+def _consumers(ledger: Ledger) -> list[str]:
+    return list(ledger.office.consumers.all())
 
 
 def _served(ledger: Ledger, order: Order) -> list[Kind]:
@@ -142,18 +156,27 @@ def _announce(ledger: Ledger, order: Order, processes: int, *, json: bool) -> No
         console.print(_jobs_table(ledger, order, served, processes))
         return
     _log.info(
-        "work: ledgerstone %s on %s runs %s of %s from %s, %d at a time each, in %d %s",
+        "work: ledgerstone %s on %s runs %s, %d at a time each, in %d %s",
         *(
             __version__,
             ledger.settings.url_masked,
-            ", ".join(kind.name for kind in served) or "nothing",
-            order.application,
-            "the queues " + ", ".join(order.queues) if order.queues[1:] else order.queues[0],
+            _words(ledger, order, served),
             order.concurrency,
             processes,
             "processes" if processes > 1 else "process",
         ),
     )
+
+
+def _words(ledger: Ledger, order: Order, served: list[Kind]) -> str:
+    """What is run, and from where."""
+    consumers = f"the consumers {', '.join(_consumers(ledger))}" if order.destinations else ""
+    if not order.queues:
+        return f"{consumers} of {order.application}"
+    jobs = ", ".join(kind.name for kind in served) or "nothing"
+    where = "the queues " + ", ".join(order.queues) if order.queues[1:] else order.queues[0]
+    both = f", and {consumers}" if consumers else ""
+    return f"{jobs} of {order.application} from {where}{both}"
 
 
 def _jobs_table(ledger: Ledger, order: Order, served: list[Kind], processes: int) -> RenderableType:
@@ -170,7 +193,12 @@ def _jobs_table(ledger: Ledger, order: Order, served: list[Kind], processes: int
     if processes > 1:
         each += f" in each of {processes} processes"
     title = Text(f"{order.application} on {ledger.settings.url_masked}, {each}")
-    return Group(title, "", table, "")
+    parts: list[RenderableType] = [title, ""]
+    if served:
+        parts += [table, ""]
+    if order.destinations:
+        parts += [consumers_table(ledger), ""]
+    return Group(*parts)
 
 
 def _alone(ledger: Ledger, order: Order, *, json: bool) -> WorkFacts:
@@ -181,6 +209,7 @@ def _alone(ledger: Ledger, order: Order, *, json: bool) -> WorkFacts:
         failed=up.failed,
         returned=up.returned,
         refused=up.refused,
+        messages=sum(each.delivered for each in up.carried),
     )
     return _facts(ledger, order, tally, processes=1, up_ms=up.up_ms, died=0)
 
@@ -215,5 +244,6 @@ def _facts(
         failed=tally.failed,
         returned=tally.returned,
         refused=tally.refused,
+        messages=tally.messages,
         died=died,
     )

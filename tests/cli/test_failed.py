@@ -1,0 +1,253 @@
+"""`ledgerstone failed`: look at messages that failed, send them again, remove them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ledgerstone.engine.source import Failure
+from ledgerstone.ledger import Ledger
+from ledgerstone.messaging import failed, record
+from ledgerstone.messaging.failed_rows import Raw
+from ledgerstone.messaging.routing import RETRY
+from ledgerstone.testing.fixtures import Home
+from tests.cli.program import COLUMNS, Ended, Program
+from tests.cli.shop import failed_ones
+
+LATE = Failure("timeout", "took too long", "Traceback of [it]")
+
+
+def ids_of(ended: Ended) -> list[int]:
+    return [each["id"] for each in ended.json["failed"]]
+
+
+def left(ledger: Ledger) -> list[int]:
+    with ledger.reading() as tx:
+        return [row.id for row in tx.failed.find().rows]
+
+
+def malformed(ledger: Ledger) -> int:
+    """Something that nobody could read."""
+    with ledger.transaction() as tx:
+        failed.put(
+            tx,
+            ledger.office,
+            Raw(body=b"\xff\x00", content_type="image/png", headers={"odd": b"\xfe"}),
+            consumer="",
+            failure=Failure("bad_input", "the message has no name"),
+            attempts=1,
+            origin="orders",
+        )
+    return left(ledger)[0]
+
+
+def test_they_are_listed(program: Program, home: Home, ledger: Ledger) -> None:
+    """Newest first, a page at a time, by each filter, and by cause."""
+    old = failed_ones(ledger, "order.placed", "order.paid")
+    (late,) = failed_ones(ledger, "order.paid", consumer="stock", failure=LATE, origin="orders")
+    (refused,) = failed_ones(ledger, "order.paid", consumer=None, origin="broker")
+
+    def show(*arguments: Any) -> Ended:
+        return program.run("--url", home.url, "failed", "show", *arguments, "--json")
+
+    first = show("--limit", 3)
+    rest = show("--limit", 3, "--cursor", first.json["next"])
+    filters = {
+        ("--consumer", "stock"): [late],
+        ("--name", "order.placed"): [old[0]],
+        ("--code", "timeout"): [late],
+        ("--origin", "broker"): [refused],
+        ("--since", "1h"): [refused, late, *old[::-1]],
+        ("--since", "2999-01-01T00:00:00Z"): [],
+    }
+    found = {given: ids_of(show(*given)) for given in filters}
+    groups = show("--group").json["groups"]
+    shown = program.run("--url", home.url, "failed", "show")
+
+    assert ids_of(first) + ids_of(rest) == [refused, late, *old[::-1]]
+    assert rest.json["next"] is None
+    assert found == filters
+    assert sorted((each["consumer"] or "", each["name"], each["count"]) for each in groups) == [
+        ("", "order.paid", 1),
+        ("mailer", "order.paid", 1),
+        ("mailer", "order.placed", 1),
+        ("stock", "order.paid", 1),
+    ]
+    assert "→ broker" in shown.out
+    assert max(map(len, shown.out.splitlines())) <= COLUMNS
+
+
+def test_one_is_shown_with_all_that_is_known(program: Program, embedded: Ledger) -> None:
+    """Why, whose, its body and headers, what is on record, where it failed, and what to do."""
+    (each,) = failed_ones(embedded, "order.placed", failure=LATE)
+
+    shown = program.run("failed", "show", each)
+    told = program.run("failed", "show", each, "--json").json
+
+    said = " ".join(shown.out.split())
+    assert f"`ledgerstone failed retry {each}` sends it again" in said
+    assert "why timeout: took too long" in said
+    assert '"order": 7' in said
+    assert "tenant: seven" in said
+    assert "Traceback of [it]" in said
+    assert "X-Message-Stamp" not in said
+    assert told["failed"]["body"] == {"order": 7}
+    assert (told["failed"]["attempts"], told["failed"]["partition"]) == (4, "order-7")
+    assert [entry["entry"]["what"] for entry in told["record"]] == ["failed"]
+
+
+def test_what_nobody_could_read_is_shown(program: Program, embedded: Ledger) -> None:
+    """Its bytes are shown as far as they can be; it can only be removed, and that is said."""
+    each = malformed(embedded)
+
+    shown = program.run("failed", "show", each)
+    told = program.run("failed", "show", each, "--json")
+    retried = program.run("failed", "retry", each)
+    every = program.run("failed", "retry", "--all", "--force")
+    removed = program.run("failed", "remove", each)
+
+    assert f"`ledgerstone failed remove {each}` removes it" in " ".join(shown.out.split())
+    assert told.code == 0
+    assert retried.code == 1
+    assert "hint: remove it, and mend whoever sent it" in retried.err
+    assert f"1 cannot be sent again, as {each}" in every.out
+    assert removed.out == "1 removed\n"
+    assert left(embedded) == []
+
+
+def test_one_is_sent_again_once(program: Program, home: Home, ledger: Ledger) -> None:
+    """It leaves the failed table for the outbox with its id; who did it is on record."""
+    (each,) = failed_ones(ledger, "order.placed")
+    with ledger.reading() as tx:
+        before = tx.failed.get(each)
+
+    dry = program.run("--url", home.url, "failed", "retry", each, "--dry-run")
+    untouched = left(ledger)
+    done = program.run("--url", home.url, "failed", "retry", each, "--by", "ann", "--json")
+    again = program.run("--url", home.url, "failed", "retry", each)
+
+    assert dry.out == "1 would be sent again\n"
+    assert untouched == [each]
+    assert done.json == {
+        "retried": [each],
+        "refused": [],
+        "left": [],
+        "more": False,
+        "dry_run": False,
+    }
+    assert again.code == 1
+    assert "hint: `ledgerstone failed show` lists the ids" in again.err
+    with ledger.reading() as tx:
+        rows = tx.outbox.find(destination=RETRY).rows
+        assert before.message_id is not None
+        events = record.of_message(tx, before.message_id).rows
+    assert [row.message_id for row in rows] == [before.message_id]
+    assert [(one.entry.what.value, one.entry.who) for one in events] == [
+        ("failed", None),
+        ("retried", "ann"),
+    ]
+
+
+def test_one_that_is_refused_holds_no_other_up(program: Program, embedded: Ledger) -> None:
+    """Of several ids each is dealt with by itself; exit 1 says that some were refused."""
+    first, second = failed_ones(embedded, "order.placed", "order.paid")
+
+    ended = program.run("failed", "remove", first, 999, second, first)
+
+    assert ended.code == 1
+    assert ended.out == "2 removed\n999: no failed message has the id 999\n"
+    assert left(embedded) == []
+
+
+def test_all_is_meant_only_with_force(program: Program, home: Home, ledger: Ledger) -> None:
+    """A dry run shows the first five and the count; where nobody can be asked, --force is said."""
+    ids = failed_ones(ledger, *["order.placed"] * 6, "order.paid")
+    named = ("--url", home.url, "failed", "retry", "--all", "--name", "order.placed")
+
+    dry = program.run(*named, "--dry-run")
+    refused = program.run(*named)
+    untouched = left(ledger)
+    some = program.run(*named, "--force", "--limit", 4)
+    rest = program.run(*named, "--force")
+    none = program.run(*named, "--force")
+
+    lines = dry.out.splitlines()
+    assert [int(line.split()[0]) for line in lines[2:7]] == ids[:5]
+    assert lines[-1] == "6 would be sent again"
+    assert "and 1 more" in dry.out
+    assert refused.code == 1
+    assert "error: 6 failed messages would be sent again; nothing was done" in refused.err
+    assert "hint: --force does it" in refused.err
+    assert untouched == ids[::-1]
+    assert some.out.startswith("4 sent again\nthere are more")
+    assert rest.out == "2 sent again\n"
+    assert none.out == "no failed message meets these filters\n"
+    assert left(ledger) == [ids[-1]]
+
+
+def test_somebody_at_a_terminal_is_asked(program: Program, embedded: Ledger) -> None:
+    """No leaves all as it is, with exit 1; yes does it."""
+    failed_ones(embedded, "order.placed", "order.paid")
+
+    no = program.answered("n", "failed", "remove", "--all")
+    kept = left(embedded)
+    yes = program.answered("y", "failed", "remove", "--all")
+
+    assert (no.code, yes.code) == (1, 0)
+    assert "Remove 2 failed messages for good?" in no.out
+    assert no.out.endswith("nothing was done\n")
+    assert len(kept) == 2
+    assert left(embedded) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["retry"],
+        ["retry", "1", "--all"],
+        ["retry", "1", "--code", "timeout"],
+        ["remove", "1", "--force"],
+        ["retry", "--all", "--limit", "0"],
+        ["show", "1", "--group"],
+        ["show", "one"],
+    ],
+)
+def test_what_does_not_go_together_is_wrong_usage(program: Program, arguments: list[str]) -> None:
+    """Ids or --all, and filters with --all: anything else is exit 2."""
+    assert program.run("failed", *arguments).code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["show", "7"], "no failed message has the id 7"),
+        (["retry", "7"], "no failed message has the id 7"),
+        (["show", "--since", "yesterday"], "--since is no time: 'yesterday'"),
+    ],
+)
+def test_what_is_not_there_is_told(program: Program, arguments: list[str], words: str) -> None:
+    """An id that is not there, or a moment that is none: exit 1 and a hint."""
+    program.run("migrate")
+
+    ended = program.run("failed", *arguments)
+
+    assert ended.code == 1
+    assert words in ended.err
+    assert "\nhint: " in ended.err
+
+
+def test_nothing_is_told_as_such(program: Program) -> None:
+    """Where none has failed that is said, also of groups; no file is made to say it."""
+    missing = program.run("failed", "show")
+    empty = list(program.folder.iterdir())
+    program.run("migrate")
+
+    said = [
+        program.run("failed", "show").out,
+        program.run("failed", "show", "--group", "--code", "x").out,
+    ]
+
+    assert missing.code == 1
+    assert empty == []
+    assert said == ["no message has failed\n", "no failed message meets these filters\n"]
