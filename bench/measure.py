@@ -15,6 +15,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 END_SECONDS_MAX = 30.0
+US_IN_SECOND = 1e6
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +50,16 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rate(self) -> float:
         return self.count / self.seconds
+
+
+def ratios(ours: Sequence[Timing], theirs: Sequence[Timing]) -> list[float]:
+    """Of the rates, pair by pair."""
+    return [one.rate / other.rate for one, other in zip(ours, theirs, strict=True)]
+
+
+def cpu_us(taken: Sequence[Timing]) -> float:
+    """Microseconds of the processor for each piece, in the middle run."""
+    return statistics.median(t.cpu_seconds / t.count for t in taken) * US_IN_SECOND
 
 
 def settle_memory() -> None:

@@ -77,6 +77,28 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         return f"{'at least' if self.unit is Unit.RATIO else 'at most'} {self.bound:g}"
 
 
+class AtMost(Figure, frozen=True, kw_only=True):
+    """A ratio that should be small: of times, not of rates."""
+
+    @property
+    def met(self) -> bool:
+        return self.value <= self.bound
+
+    @property
+    def promise(self) -> str:
+        return f"at most {self.bound:g}"
+
+
+class Observed(Figure, frozen=True, kw_only=True):
+    """A ratio that is told and of which nothing is promised."""
+
+    bound: float = 0.0
+
+    @property
+    def promise(self) -> str:
+        return "nothing"
+
+
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """One case that was measured, with every value of it."""
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from time import perf_counter, process_time, sleep
 
-from bench.engine.databases import opened
+from bench.ledgers import opened
 from bench.measure import Timing, settle_memory
 from ledgerstone.chores import ChoreSource
 from ledgerstone.engine.source import Ask, Claim, Handler, Outcome

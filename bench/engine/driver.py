@@ -12,8 +12,8 @@ from typing import Any, assert_never
 
 import msgspec
 
-from bench.engine.databases import opened
 from bench.engine.script import Call, Part, Script, Travel
+from bench.ledgers import opened
 from bench.measure import Timing, settle_memory
 
 Rows = Sequence[tuple[Any, ...]]

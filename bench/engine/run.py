@@ -8,11 +8,14 @@ from statistics import median
 
 import msgspec
 
+from bench.command import Say
 from bench.engine import drain, driver, script, wake
-from bench.engine.databases import PLACES, Place, described, fill, standing
+from bench.engine.databases import PLACES, fill, furnish, standing
 from bench.engine.wake import Rests
+from bench.ledgers import described
 from bench.machine import versions
-from bench.measure import Timing, apart
+from bench.measure import Timing, apart, cpu_us, ratios
+from bench.places import Place
 from bench.report import Figure, Measurement, Report, Unit, report
 from ledgerstone.settings import EngineSettings
 
@@ -29,7 +32,6 @@ FIGURES = (
 """Every figure, in the order in which they are printed."""
 WAKES = {"in process": wake.in_process, "across": wake.across}
 PACKAGES = ("SQLAlchemy", "pysqlite3", "psycopg", "PyMySQL")
-US_IN_SECOND = 1e6
 WORDS = """\
 Drain: chores that were enqueued before are claimed and settled, with every move on record. The
 driver runs the statements of the chores' source, overheard from it, in a hand-written loop: one
@@ -64,9 +66,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-Say = Callable[[str], None]
-
-
 def measured(plan: Plan, databases: Sequence[str], *, say: Say) -> Report:
     """Measure the databases one after the other."""
     settings = EngineSettings()
@@ -75,7 +74,7 @@ def measured(plan: Plan, databases: Sequence[str], *, say: Say) -> Report:
     facts: dict[str, dict[str, str]] = {}
     for name in databases:
         with PLACES[name]() as place:
-            with place.fresh() as url:
+            with place.fresh(furnish) as url:
                 facts[name] = described(url)
             for found in (_drains(name, place, plan, say), _wakes(name, place, plan, say)):
                 figures += found[0]
@@ -95,7 +94,7 @@ Found = tuple[list[Figure], list[Measurement]]
 
 
 def _drains(name: str, place: Place, plan: Plan, say: Say) -> Found:
-    with place.fresh() as url:
+    with place.fresh(furnish) as url:
         statements = script.overheard(url, limit=EngineSettings().batch_max)
     sides: dict[str, Callable[..., Timing]] = {
         "driver": partial(driver.drain, script=statements),
@@ -107,26 +106,23 @@ def _drains(name: str, place: Place, plan: Plan, say: Say) -> Found:
             timings[side].append(_drained(place, plan, run))
         told = ", ".join(f"{side} {taken[-1].rate:,.0f}/s" for side, taken in timings.items())
         say(f"{name} drain {number + 1} of {plan.pairs}: {told}")
-    ratios = [
-        ours.rate / theirs.rate
-        for theirs, ours in zip(timings["driver"], timings["pump"], strict=True)
-    ]
+    beside_driver = ratios(timings["pump"], timings["driver"])
     figure = Figure(
         unit=Unit.RATIO,
         name=f"engine.{name}.drain.vs_driver",
-        value=median(ratios),
+        value=median(beside_driver),
         bound=DRAIN_BOUND,
     )
     return [figure], [
         *(_rates(name, side, taken) for side, taken in timings.items()),
-        Measurement(database=name, case="drain pump/driver", unit="ratio", values=ratios),
+        Measurement(database=name, case="drain pump/driver", unit="ratio", values=beside_driver),
     ]
 
 
 def _drained(place: Place, plan: Plan, run: Callable[..., Timing]) -> Timing:
     """One side, on a database of its own; it must leave everything done and on record."""
     total = plan.warm_up + plan.chores
-    with place.fresh() as url:
+    with place.fresh(furnish) as url:
         fill(url, total)
         place.level(url)
         timing = apart(run, url, warm_up=plan.warm_up, count=plan.chores)
@@ -139,20 +135,19 @@ def _drained(place: Place, plan: Plan, run: Callable[..., Timing]) -> Timing:
 
 
 def _rates(name: str, side: str, taken: Sequence[Timing]) -> Measurement:
-    cpu = median(timing.cpu_seconds / timing.count for timing in taken) * US_IN_SECOND
     return Measurement(
         database=name,
         case=f"drain {side}",
         unit="1/s",
         values=[timing.rate for timing in taken],
-        note=f"{cpu:.1f} µs CPU",
+        note=f"{cpu_us(taken):.1f} µs CPU",
     )
 
 
 def _wakes(name: str, place: Place, plan: Plan, say: Say) -> Found:
     figures, measurements = [], []
     for where, run in WAKES.items():
-        with place.fresh() as url:
+        with place.fresh(furnish) as url:
             found = apart(run, url, plan.wakes, plan.rested)
         for case, values in zip((where, f"{where}, rested"), found, strict=True):
             say(f"{name} wake {case}: {median(values):.2f} ms")

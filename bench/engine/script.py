@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from bench.engine.databases import opened
+from bench.ledgers import opened
 from ledgerstone.chores import ChoreSource, NewChore
 from ledgerstone.engine.source import Ask, Handler, Outcome, Verdict
 from ledgerstone.ledger import Ledger, Transaction
@@ -106,6 +106,9 @@ class _Overheard(Transaction):
     def cursor(self) -> Any:
         return _Cursor(super().cursor(), self.heard)
 
+    def own_cursor(self) -> Any:
+        return _Cursor(super().own_cursor(), self.heard)
+
 
 class _Cursor:
     """Passes everything on, and writes down what is executed with parameters."""
@@ -138,7 +141,9 @@ class _Cursor:
 def listening(ledger: Ledger) -> Iterator[tuple[Transaction, list[Heard]]]:
     """A transaction, and what went through its cursors."""
     with ledger.transaction() as tx:
-        overheard = _Overheard(ledger.database, tx.connection, kinds=ledger.kinds)
+        overheard = _Overheard(
+            ledger.database, tx.connection, kinds=ledger.kinds, office=ledger.office
+        )
         overheard.heard = []
         overheard.hopeful = True
         yield overheard, overheard.heard

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from bench.engine.databases import opened
+from bench.ledgers import opened
 from bench.measure import END_SECONDS_MAX, settle_memory
 from ledgerstone.chores import ChoreSource, Status
 from ledgerstone.engine.source import Claim, Handler

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from bench.jobs.databases import HOLDER
+from bench.places import HOLDER
 
 FINISHED_LOT = 100_000
 """Finished jobs that are written in one transaction."""

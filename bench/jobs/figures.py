@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.report import Figure, Unit
+from bench.report import AtMost, Figure, Observed, Unit
 
 AT_LEAST = {
     "jobs.postgres.drain_1w.vs_pgqueuer": 1.5,
@@ -26,28 +26,6 @@ FIGURES = (
     "jobs.mysql.drain_1w.vs_driver",
 )
 """Every figure, in the order in which they are printed."""
-
-
-class AtMost(Figure, frozen=True, kw_only=True):
-    """A ratio that should be small: of times, not of rates."""
-
-    @property
-    def met(self) -> bool:
-        return self.value <= self.bound
-
-    @property
-    def promise(self) -> str:
-        return f"at most {self.bound:g}"
-
-
-class Observed(Figure, frozen=True, kw_only=True):
-    """A ratio that is told and of which nothing is promised."""
-
-    bound: float = 0.0
-
-    @property
-    def promise(self) -> str:
-        return "nothing"
 
 
 def figure(name: str, value: float) -> Figure:

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from bench.engine.wake import NS_IN_MS, Rests
-from bench.jobs.databases import Place
 from bench.jobs.side import Prompt
-from bench.jobs.workers import LOOK_SECONDS, Workers
 from bench.measure import settle_memory
+from bench.places import Place
+from bench.workers import LOOK_SECONDS, Workers
 
 START_SECONDS_MAX = 30.0
 
@@ -31,7 +31,7 @@ class Latencies(msgspec.Struct, frozen=True, kw_only=True):
 def latencies(place: Place, side: Prompt, rests: Rests) -> Latencies:
     """Send jobs to an idle worker of another process, at moments that follow no rhythm."""
     with (
-        place.fresh(side) as url,
+        place.fresh(side.prepare) as url,
         Workers(side, url, 1, stamps=True) as crew,
         side.looking(url) as looked,
         side.sending(url) as send,

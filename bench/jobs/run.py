@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 
 import msgspec
 
-from bench.engine.databases import described
+from bench.command import Say
+from bench.drain import Drained, drain, drain_fresh
 from bench.engine.wake import Rests
 from bench.jobs import conditions, script
-from bench.jobs.databases import PLACES, Place
-from bench.jobs.drain import Drained, drain, drain_fresh
+from bench.jobs.databases import PLACES
 from bench.jobs.figures import FIGURES, figure
 from bench.jobs.latency import latencies
-from bench.jobs.side import LOT_MAX, Prompt, Side
+from bench.jobs.side import Prompt
 from bench.jobs.sides import huey, pgqueuer, procrastinate
 from bench.jobs.sides.driver import Driver
 from bench.jobs.sides.huey import Huey
 from bench.jobs.sides.ours import Ours
 from bench.jobs.sides.pgqueuer import PgQueuer
 from bench.jobs.sides.procrastinate import Procrastinate
+from bench.ledgers import described
 from bench.machine import versions
-from bench.measure import Timing
+from bench.measure import Timing, cpu_us, ratios
+from bench.places import Place
 from bench.report import Figure, Measurement, Report, report
+from bench.side import LOT_MAX, Side
 from ledgerstone.settings import EngineSettings
 
 PACKAGES = ("SQLAlchemy", "pysqlite3", "psycopg", "PyMySQL")
 PEERS = ("pgqueuer", "asyncpg", "uvloop", "procrastinate", "huey")
-US_IN_SECOND = 1e6
-
 
 WORDS = f"""\
 Drain: workers, each a process, are started, do a few jobs and fall idle; they are held still
@@ -56,8 +57,6 @@ Bulk enqueue: {LOT_MAX} jobs in each transaction. Latency: from the call that se
 first line, in an idle worker of another process; "committed": from the end of the commit.
 Million: finished jobs with their events in the same tables. Held: a transaction with an older
 snapshot is open all the time, while drain follows drain on the same tables; the last one counts."""
-
-Say = Callable[[str], None]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +94,7 @@ def measured(plan: Plan, databases: Sequence[str], *, say: Say) -> Report:
     for name in databases:
         with PLACES[name]() as place:
             bench = Bench(name, place, plan, say)
-            with place.fresh(bench.ours) as url:
+            with place.fresh(bench.ours.prepare) as url:
                 facts[name] = described(url)
             bench.measure()
             figures += bench.figures
@@ -128,7 +127,7 @@ class Bench:
 
     def measure(self) -> None:
         """Everything that this database is measured for."""
-        with self.place.fresh(self.ours) as url:
+        with self.place.fresh(self.ours.prepare) as url:
             driver = Driver(script.overheard(url, limit=EngineSettings().batch_max))
         match self.name:
             case "postgres" if self.plan.peers:
@@ -160,8 +159,8 @@ class Bench:
             fills = {key: [found.filled for found in some] for key, some in taken.items()}
             for name in ("ours", "pgqueuer"):
                 self._rates(f"enqueue {name}", fills[name, 1])
-            ratios = _ratios(fills["ours", 1], fills["pgqueuer", 1])
-            self._ratio("bulk_enqueue.vs_pgqueuer", "enqueue ours/pgqueuer", ratios)
+            found = ratios(fills["ours", 1], fills["pgqueuer", 1])
+            self._ratio("bulk_enqueue.vs_pgqueuer", "enqueue ours/pgqueuer", found)
 
     def _procrastinate(self) -> None:
         """Fewer jobs and fewer rounds of a side that takes its time."""
@@ -183,13 +182,13 @@ class Bench:
     def _compare(
         self, taken: dict[tuple[str, int], list[Drained]], workers: int, other: str
     ) -> None:
-        ratios = _ratios(_drains_of(taken["ours", workers]), _drains_of(taken[other, workers]))
+        found = ratios(_drains_of(taken["ours", workers]), _drains_of(taken[other, workers]))
         case = f"drain ours/{other}, {_counted(workers)}"
         name = f"drain_{workers}w.vs_{other}"
         if f"jobs.{self.name}.{name}" in FIGURES:
-            self._ratio(name, case, ratios)
+            self._ratio(name, case, found)
         else:
-            self._add(case, "ratio", ratios)
+            self._add(case, "ratio", found)
 
     def _latencies(self, sides: Sequence[Prompt]) -> None:
         """In turn, three times; the ratio is of the medians."""
@@ -207,8 +206,8 @@ class Bench:
             self._add(f"latency {side.name}", "ms", every)
             self._add(f"latency {side.name}, committed", "ms", commits[side.name])
         pairs = zip(*calls.values(), strict=True)
-        ratios = [median(ours) / median(theirs) for ours, theirs in pairs]
-        self._ratio("latency_p50.vs_pgqueuer", "latency ours/pgqueuer", ratios)
+        values = [median(ours) / median(theirs) for ours, theirs in pairs]
+        self._ratio("latency_p50.vs_pgqueuer", "latency ours/pgqueuer", values)
 
     def _conditions(self) -> None:
         """An empty table, one with a million finished jobs, one that cannot be cleaned up."""
@@ -233,22 +232,22 @@ class Bench:
                 self.say(f"{self.name} condition {number + 1} of {self.plan.rounds}: {told}")
         for case, some in rates.items():
             self._rates(f"condition {case}", some)
-        ratios = _ratios(rates["million"], rates["empty"])
-        self._ratio("drain_million.vs_empty", "condition million/empty", ratios)
+        beside_empty = ratios(rates["million"], rates["empty"])
+        self._ratio("drain_million.vs_empty", "condition million/empty", beside_empty)
         empty = median(timing.rate for timing in rates["empty"])
         last = rates["held"][-1].rate / empty
         self._ratio("drain_held_xmin.vs_empty", "condition held/empty, last", [last])
 
     @contextmanager
     def _million(self) -> Iterator[tuple[str, int]]:
-        with self.place.fresh(self.ours) as url:
+        with self.place.fresh(self.ours.prepare) as url:
             self.say(f"{self.name}: filling in {self.plan.finished:,} finished jobs")
             conditions.add_finished(url, self.plan.finished)
             yield url, self.plan.finished
 
     @contextmanager
     def _held(self) -> Iterator[str]:
-        with self.place.fresh(self.ours) as url, conditions.held_open(url):
+        with self.place.fresh(self.ours.prepare) as url, conditions.held_open(url):
             yield url
 
     def _say_round(
@@ -265,14 +264,13 @@ class Bench:
         self.say(f"{self.name} {what} {number + 1} of {rounds}: {told}")
 
     def _rates(self, case: str, taken: Sequence[Timing], setting: str = "") -> None:
-        cpu = median(timing.cpu_seconds / timing.count for timing in taken) * US_IN_SECOND
-        parts = (f"{taken[0].count:,} jobs", f"{cpu:.0f} µs CPU", setting)
+        parts = (f"{taken[0].count:,} jobs", f"{cpu_us(taken):.0f} µs CPU", setting)
         note = ", ".join(part for part in parts if part)
         self._add(case, "1/s", [timing.rate for timing in taken], note)
 
-    def _ratio(self, figure_name: str, case: str, ratios: list[float]) -> None:
-        self._add(case, "ratio", ratios)
-        self.figures.append(figure(f"jobs.{self.name}.{figure_name}", median(ratios)))
+    def _ratio(self, figure_name: str, case: str, values: list[float]) -> None:
+        self._add(case, "ratio", values)
+        self.figures.append(figure(f"jobs.{self.name}.{figure_name}", median(values)))
 
     def _add(self, case: str, unit: str, values: list[float], note: str = "") -> None:
         self.measurements.append(
@@ -282,10 +280,6 @@ class Bench:
 
 def _drains_of(taken: Sequence[Drained]) -> list[Timing]:
     return [found.drained for found in taken]
-
-
-def _ratios(ours: Sequence[Timing], theirs: Sequence[Timing]) -> list[float]:
-    return [one.rate / other.rate for one, other in zip(ours, theirs, strict=True)]
 
 
 def _counted(workers: int) -> str:

@@ -17,10 +17,10 @@ from uuid import UUID
 
 import msgspec
 
-from bench.engine.databases import opened
 from bench.engine.script import ATTEMPT_MARK, TOKEN_MARK, WORKER, Heard, listening
 from bench.jobs.side import JOB
 from bench.jobs.sides.ours import declare
+from bench.ledgers import opened
 from ledgerstone.engine.source import Ask, Outcome, Verdict
 from ledgerstone.jobs import NewJob
 

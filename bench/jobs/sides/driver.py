@@ -13,10 +13,10 @@ from typing import Any, assert_never
 import msgspec
 from uuid_utils import uuid7
 
-from bench.engine.databases import opened
 from bench.jobs.script import Call, From, Part, Script, Travel
 from bench.jobs.side import Note
 from bench.jobs.sides.ours import Ours
+from bench.ledgers import opened
 
 IDLE_SECONDS = 0.005
 Rows = Sequence[tuple[Any, ...]]

@@ -12,8 +12,9 @@ from typing import Any
 
 from sqlalchemy import make_url
 
-from bench.jobs.side import Looked, Note, looking_by, plain_engine
+from bench.jobs.side import Note
 from bench.measure import Timing
+from bench.side import Looked, looking_by, plain_engine
 
 THREADS = 4
 """Those of the side that is not the fastest."""
@@ -23,6 +24,8 @@ UNFINISHED = "SELECT 1 FROM task LIMIT 1"
 
 class Huey:
     """huey with a file of its own."""
+
+    reads_when_idle = True
 
     def __init__(self, name: str = "huey", threads: int = 1) -> None:
         self.name = name

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from time import monotonic_ns, perf_counter, process_time
 
-from bench.engine.databases import opened
-from bench.jobs.side import JOB, Looked, Note, Sent, expect, lots
+from bench.jobs.side import JOB, Note, Sent
+from bench.ledgers import opened
 from bench.measure import Timing, settle_memory
+from bench.side import Looked, expect, lots
 from ledgerstone.jobs import NewJob
 from ledgerstone.ledger import Ledger
 
@@ -25,6 +26,7 @@ class Ours:
 
     name = "ours"
     setting = ""
+    reads_when_idle = False
 
     def prepare(self, url: str) -> None:
         with opened(url) as ledger:

@@ -12,8 +12,9 @@ from importlib import import_module
 from time import monotonic_ns, perf_counter, process_time
 from typing import Any
 
-from bench.jobs.side import JOB, Looked, Note, Sent, expect, looking_by, lots, plain_engine
+from bench.jobs.side import JOB, Note, Sent
 from bench.measure import Timing, settle_memory
+from bench.side import Looked, expect, looking_by, lots, plain_engine
 
 BATCH_SIZE, LARGE_BATCH_SIZE = 100, 500
 UNFINISHED = "SELECT 1 FROM pgqueuer LIMIT 1"
@@ -22,6 +23,8 @@ SUCCESSFUL = "SELECT COUNT(*) FROM pgqueuer_log WHERE status = 'successful'"
 
 class PgQueuer:
     """pgqueuer with its own tables."""
+
+    reads_when_idle = False
 
     def __init__(self, name: str = "pgqueuer", batch_size: int = BATCH_SIZE) -> None:
         self.name = name

@@ -9,8 +9,9 @@ from importlib import import_module
 from time import perf_counter, process_time
 from typing import Any
 
-from bench.jobs.side import JOB, Looked, Note, expect, looking_by, lots, plain_engine
+from bench.jobs.side import JOB, Note
 from bench.measure import Timing
+from bench.side import Looked, expect, looking_by, lots, plain_engine
 
 CONCURRENCY = 50
 CONNECTIONS_MAX = 20
@@ -23,6 +24,7 @@ class Procrastinate:
 
     name = "procrastinate"
     setting = f"{CONCURRENCY} at a time"
+    reads_when_idle = False
 
     def prepare(self, url: str) -> None:
         asyncio.run(_prepare(url))

@@ -18,11 +18,11 @@ from pathlib import Path
 from time import monotonic_ns, perf_counter, sleep
 from typing import Any, Self
 
-from bench.jobs.side import Looked, Side
 from bench.measure import END_SECONDS_MAX
+from bench.side import Looked, Side
 
 READY_SECONDS_MAX = 60.0
-REHEARSAL_JOBS = 50
+REHEARSAL = 50
 REHEARSALS_MAX = 40
 IDLE_SECONDS = 0.2
 PAUSES_MAX = 100
@@ -38,18 +38,27 @@ class Workers:
 
     - `rehearse` returns when each has done something and all of it is finished.
     - `pause` holds them still, `resume` lets them go.
-    - `finish` waits until so many more jobs are finished than at the last rehearsal.
+    - `finish` waits until so many are finished, those of the rehearsal included.
     - Whichever wait it is: it has a limit, and a worker that dies ends it at once.
     """
 
-    def __init__(self, side: Side, url: str, count: int, *, stamps: bool = False) -> None:
+    def __init__(
+        self,
+        side: Side,
+        url: str,
+        count: int,
+        *,
+        stamps: bool = False,
+        rehearsal: int = REHEARSAL,
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._side = side
         self._url = url
+        self._rehearsal = rehearsal
         self._counts = context.RawArray("Q", count)
         self._processes = []
         self.pipes: list[Connection[Any, Any]] = []
-        """Where `stamps` are wanted, each worker sends the moment at which a job began."""
+        """Where `stamps` are wanted, each worker sends the moment at which a piece began."""
         for slot in range(count):
             ours, theirs = context.Pipe(duplex=False)
             arguments = (side, url, self._counts, slot, theirs if stamps else None)
@@ -72,7 +81,7 @@ class Workers:
 
     @property
     def counted(self) -> int:
-        """How many jobs have begun."""
+        """How many pieces have begun."""
         return sum(self._counts)
 
     def rehearse(self, looked: Looked) -> int:
@@ -80,13 +89,13 @@ class Workers:
         deadline = perf_counter() + READY_SECONDS_MAX
         sent = 0
         for _ in range(REHEARSALS_MAX):
-            sent += REHEARSAL_JOBS
-            self._side.fill(self._url, REHEARSAL_JOBS)
+            sent += self._rehearsal
+            self._side.fill(self._url, self._rehearsal)
             self._until(lambda: self.counted >= sent and not looked(), deadline, LOOK_SECONDS)  # noqa: B023 - called at once
             if all(self._counts):
                 sleep(IDLE_SECONDS)
                 return sent
-        message = f"{self._side.name}: one of the workers did nothing of {sent} jobs"
+        message = f"{self._side.name}: one of the workers did nothing of {sent}"
         raise RuntimeError(message)
 
     def pause(self, quiet: Callable[[], bool]) -> None:
@@ -107,7 +116,7 @@ class Workers:
         self._signal(signal.SIGCONT)
 
     def finish(self, total: int, looked: Looked, *, seconds_max: float) -> None:
-        """Until so many jobs have begun and none is left unfinished in the database."""
+        """Until so many have begun and none is left unfinished in the database."""
         deadline = perf_counter() + seconds_max
         # Nobody asks the database before it can be true: that would be work beside the work.
         self._until(lambda: self.counted >= total, deadline, LOOK_SECONDS)
@@ -136,7 +145,7 @@ class Workers:
         while not reached():
             self.check()
             if perf_counter() > deadline:
-                message = f"{self._side.name}: only {self.counted} jobs were begun in time"
+                message = f"{self._side.name}: only {self.counted} were begun in time"
                 raise TimeoutError(message)
             sleep(pause)
 
@@ -162,14 +171,14 @@ def _work(side: Side, url: str, counts: Any, slot: int, pipe: Connection[Any, An
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     lock = threading.Lock()
 
-    def note() -> None:
+    def note(count: int = 1, /) -> None:
         # Some sides call it from several threads.
         with lock:
-            counts[slot] += 1
+            counts[slot] += count
 
-    def stamp() -> None:
+    def stamp(count: int = 1, /) -> None:
         began = monotonic_ns()
-        note()
+        note(count)
         if pipe is not None:
             pipe.send(began)
 

@@ -6,10 +6,10 @@ from time import perf_counter
 
 import msgspec
 
-from bench.jobs.databases import Place
-from bench.jobs.side import Side
-from bench.jobs.workers import Workers
 from bench.measure import Timing, apart
+from bench.places import Place
+from bench.side import Side
+from bench.workers import REHEARSAL, Workers
 
 DRAIN_SECONDS_MAX = 600.0
 
@@ -20,22 +20,32 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
     filled: Timing
     drained: Timing
     total: int
-    """Jobs that this database has seen, the rehearsal's and earlier ones included."""
+    """Pieces that this database has seen, the rehearsal's and earlier ones included."""
 
 
-def drain_fresh(place: Place, side: Side, *, workers: int, count: int) -> Drained:
+def drain_fresh(
+    place: Place, side: Side, *, workers: int, count: int, rehearsal: int = REHEARSAL
+) -> Drained:
     """A drain on a database of its own."""
-    with place.fresh(side) as url:
-        return drain(place, side, url, workers=workers, count=count)
+    with place.fresh(side.prepare) as url:
+        return drain(place, side, url, workers=workers, count=count, rehearsal=rehearsal)
 
 
 def drain(
-    place: Place, side: Side, url: str, *, workers: int, count: int, before: int = 0
+    place: Place,
+    side: Side,
+    url: str,
+    *,
+    workers: int,
+    count: int,
+    before: int = 0,
+    rehearsal: int = REHEARSAL,
 ) -> Drained:
-    """A drain on a database that has seen so many jobs before, all of them finished."""
-    with Workers(side, url, workers) as crew, side.looking(url) as looked:
+    """A drain on a database that has seen so many before, all of them finished."""
+    crew = Workers(side, url, workers, rehearsal=rehearsal)
+    with crew, side.looking(url) as looked:
         rehearsed = crew.rehearse(looked)
-        crew.pause(lambda: place.quiet(url, side))
+        crew.pause(lambda: side.reads_when_idle or place.quiet(url))
         filled = apart(side.fill, url, count)
         place.level(url)
         cpu_began, began = crew.cpu_seconds, perf_counter()

@@ -1,0 +1,24 @@
+"""The figures of messaging and what is promised of each."""
+
+from __future__ import annotations
+
+from bench.report import Figure, Observed, Unit
+
+HEAD_LOOKUP = "messaging.head_lookup_100k"
+HEAD_LOOKUP_MS_MAX = 5.0
+AT_LEAST = {
+    "messaging.amqp.competing.vs_client": 0.5,
+    "messaging.amqp.ordered.vs_client": 0.35,
+    "messaging.amqp.competing.vs_faststream_outbox": 3.0,
+}
+FIGURES = (*AT_LEAST, "messaging.inbox.handled.vs_client", HEAD_LOOKUP)
+"""Every figure, in the order in which they are printed."""
+
+
+def figure(name: str, value: float) -> Figure:
+    """The figure of this name."""
+    if name == HEAD_LOOKUP:
+        return Figure(unit=Unit.MS, name=name, value=value, bound=HEAD_LOOKUP_MS_MAX)
+    if name in AT_LEAST:
+        return Figure(unit=Unit.RATIO, name=name, value=value, bound=AT_LEAST[name])
+    return Observed(unit=Unit.RATIO, name=name, value=value)

@@ -1,0 +1,1 @@
+"""Who carries messages to the broker, and who takes them from it."""
