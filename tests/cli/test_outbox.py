@@ -237,7 +237,7 @@ def test_lanes_say_why_they_stand(program: Program, home: Home, ledger: Ledger) 
     told = program.run("--url", home.url, "outbox", "lanes", "local", "--json").json["lanes"]
     shown = program.run("--url", home.url, "outbox", "lanes", "local")
 
-    assert [(lane["attempts"], lane["code"]) for lane in told] == [(1, "no_consumer")]
+    assert [(lane["attempts"], lane["code"]) for lane in told] == [(0, "no_consumer")]
     assert "no_consumer: this process has no consumer" in " ".join(shown.out.split())
     assert max(map(len, shown.out.splitlines())) <= COLUMNS
 
