@@ -223,7 +223,9 @@ class OrderedRelay:
 
     @property
     def _lanes_max(self) -> int:
-        return self._destination.batch_max
+        """So many that all rounds together have as much under way as there may be."""
+        rounds = 1 if self._separately else ROUNDS_MAX
+        return max(1, self._destination.batch_max // rounds)
 
     def _read(self, tx: Transaction, held: Sequence[Held]) -> list[Carried]:
         """What is to leave of each lane; lanes of which nothing leaves now are let go at once."""
