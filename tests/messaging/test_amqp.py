@@ -46,15 +46,10 @@ pytestmark = [
 
 SECONDS_MAX = 30.0
 BODY_BYTES_MAX = 200_000
+"""What the broker takes: see the fixture `rabbit`."""
 FRAME_BYTES_MAX = 131_072
 SOURCE = "shop"
 _numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def rabbit() -> Iterator[PrivateRabbitMQ]:
-    with PrivateRabbitMQ(settings={"max_message_size": str(BODY_BYTES_MAX)}) as server:
-        yield server
 
 
 class AmqpPlace:

@@ -32,12 +32,6 @@ SECONDS_MAX = 30.0
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def rabbit() -> Iterator[PrivateRabbitMQ]:
-    with PrivateRabbitMQ() as server:
-        yield server
-
-
 class Bay:
     """A queue of its own on the broker, what is sent to it and who receives from it."""
 

@@ -67,12 +67,6 @@ PLAN = [
 ]
 
 
-@pytest.fixture(scope="module")
-def rabbit() -> Iterator[PrivateRabbitMQ]:
-    with PrivateRabbitMQ() as server:
-        yield server
-
-
 @pytest.fixture
 def broker(rabbit: PrivateRabbitMQ) -> Iterator[DestinationSettings]:
     """An empty virtual host of the broker."""

@@ -16,7 +16,7 @@ by its own messages and by no others, and a message that is refused is overtaken
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
@@ -86,6 +86,7 @@ class Carried(msgspec.Struct):
     """A row that cannot be read: it stands behind `messages`."""
     until_ms: int | None = None
     """When the first that is left may leave, if not yet."""
+    counted: bool = False
 
     @property
     def stopped(self) -> Message | None:
@@ -199,7 +200,7 @@ class OrderedRelay:
         for settlement in settled:
             self._put_aside(tx, by_lane[settlement.lane], settlement)
         hit("relay.marked")
-        self.tally.delivered += len(places)
+        self._count(settled, by_lane)
         if any(s.done_to is None and s.until_ms is None and s.delay_seconds == 0 for s in settled):
             tx.wake(self.channel)
         for outcome in outcomes:
@@ -376,10 +377,8 @@ class OrderedRelay:
     def _put_aside(self, tx: Transaction, each: Carried, settlement: Settlement) -> None:
         """Record a lane that was parked; move what was given up to the failed table."""
         if settlement.aside is What.SKIPPED:
-            self.tally.skipped += 1
             self._skip(tx, each, settlement)
         elif settlement.aside is What.PARKED:
-            self.tally.parked += 1
             entry = Entry(
                 what=What.PARKED,
                 queue=self.queue,
@@ -389,6 +388,16 @@ class OrderedRelay:
                 reason=settlement.reason,
             )
             record(tx, [entry])
+
+    def _count(self, settled: Sequence[Settlement], by_lane: Mapping[Held, Carried]) -> None:
+        """Count what was settled, once: a transaction that met another one is run again."""
+        for settlement in settled:
+            each = by_lane[settlement.lane]
+            if not each.counted:
+                each.counted = True
+                self.tally.delivered += each.confirmed
+                self.tally.skipped += settlement.aside is What.SKIPPED
+                self.tally.parked += settlement.aside is What.PARKED
 
     def _skip(self, tx: Transaction, each: Carried, settlement: Settlement) -> None:
         """Into the failed table, and out of the way of those behind it."""

@@ -30,7 +30,7 @@ from ledgerstone.store.schema import MYSQL_TABLE, metadata, serial_type
 EVENT = "account.changed"
 CONSUMER = "bookkeeper"
 ROLLED_BACK_PART = 0.2
-MESSAGES_MAX = 3
+MESSAGES_MAX = 10
 """Messages of one transaction."""
 _PR_SET_PDEATHSIG = 1
 

@@ -38,12 +38,10 @@ SOON = {
 }
 
 FAILPOINTS = [
-    "relay.sending=kill@3",
     "relay.sent=kill@3",
     "relay.marked=kill@1",
     "inbox.receipt=kill@20",
     "inbox.handled=kill@20",
-    "pump.claimed=kill@1",
     "pump.settled=kill@1",
     "relay.sent=stop@3",
 ]
