@@ -16,21 +16,26 @@ from sqlalchemy import BigInteger, bindparam, column, select, update
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Settled
-from ledgerstone.errors import BadInput, TargetDown
+from ledgerstone.errors import TargetDown
 from ledgerstone.failpoints import hit
 from ledgerstone.ids import new_id
 from ledgerstone.messaging import envelope, failed
 from ledgerstone.messaging.failed_rows import Raw
-from ledgerstone.messaging.marking import Marks, is_paused
+from ledgerstone.messaging.marking import (
+    Malformed,
+    Marks,
+    Tally,
+    is_paused,
+    place_of,
+    read_row,
+)
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.publishing import channel_of
-from ledgerstone.messaging.relay import Malformed, Tally, raw_row
 from ledgerstone.messaging.states import What
 from ledgerstone.messaging.transport import Answer, Transport, Verdict
 from ledgerstone.settings import DestinationSettings
 from ledgerstone.store.batch import UpdateEach
 from ledgerstone.store.expressions import beyond, now_ms, second
-from ledgerstone.store.moments import moment_of
 from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
@@ -125,7 +130,7 @@ class CompetingRelay:
             readable, malformed = self._read(rows)
             answers = self._send(readable) if readable else []
             pairs = list(zip(readable, answers, strict=True))
-            delivered = [_place(m) for m, a in pairs if a.verdict is Verdict.DELIVERED]
+            delivered = [place_of(m) for m, a in pairs if a.verdict is Verdict.DELIVERED]
             self._marks.delivered(tx, delivered)
             self._refuse(tx, pairs, {row[0]: row[2] for row in rows})
             self._put_aside(tx, malformed)
@@ -153,19 +158,12 @@ class CompetingRelay:
 
     def _read(self, rows: Sequence[Row]) -> tuple[list[Message], list[Malformed]]:
         origin = f"{self._origin()}:{self._office.shared.outbox.name}"
-        readable, malformed = [], []
+        readable: list[Message] = []
+        malformed: list[Malformed] = []
         for place, body, headers, partition, created_at in rows:
-            try:
-                message = envelope.message_of(
-                    place=place,
-                    body=body,
-                    headers=headers,
-                    partition=partition,
-                    created_at=moment_of(created_at),
-                    origin=origin,
-                )
-            except BadInput as error:
-                malformed.append(Malformed(place, error.message, raw_row(body, headers)))
+            message = read_row(place, body, headers, partition, created_at, origin=origin)
+            if isinstance(message, Malformed):
+                malformed.append(message)
             else:
                 readable.append(message)
         return readable, malformed
@@ -190,12 +188,12 @@ class CompetingRelay:
             attempts = message.attempt + answer.counts
             self.tally.refused += 1
             if self._given_up(answer, attempts):
-                self._fail(tx, message, _place(message), answer, attempts)
+                self._fail(tx, message, place_of(message), answer, attempts)
                 continue
             pause = answer.retry_after_seconds
             if pause is None:
                 pause = self._backoff.after(attempts)
-            place = _place(message)
+            place = place_of(message)
             # Whole seconds, and not too early.
             pause_ms = round(pause * 1000) + 999
             later.append((place, envelope.with_attempt(headers[place], attempts), pause_ms))
@@ -269,8 +267,3 @@ class _Statements:
                 .values(headers=row.headers, available_at=second(now_ms() + row.pause_ms))
             ),
         )
-
-
-def _place(message: Message) -> int:
-    assert message.place is not None
-    return message.place

@@ -1,15 +1,21 @@
-"""What both relays ask and write: whether their destination is paused, and what was delivered."""
+"""What both relays ask, read and write: a pause, what waits, what was delivered, their tally."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sqlalchemy import BigInteger, bindparam, column, delete, select, update
 
+from ledgerstone.errors import BadInput
+from ledgerstone.messaging import envelope
+from ledgerstone.messaging.failed_rows import Raw
+from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.tables import pause
 from ledgerstone.store.batch import UpdateEach, WithRows
 from ledgerstone.store.expressions import now_ms, second
+from ledgerstone.store.moments import moment_of
 from ledgerstone.store.statement import Statement
 
 if TYPE_CHECKING:
@@ -63,3 +69,44 @@ class Marks:
         """These are somewhere else now."""
         if places:
             self._remove.run(tx, [(place,) for place in sorted(places)])
+
+
+class Tally(msgspec.Struct):
+    """What a relay did so far, in messages."""
+
+    delivered: int = 0
+    refused: int = 0
+    parked: int = 0
+    skipped: int = 0
+
+
+class Malformed(msgspec.Struct, frozen=True):
+    """A row of the outbox that cannot be read as a message."""
+
+    place: int
+    reason: str
+    raw: Raw
+
+
+def read_row(
+    place: int, body: str, headers: str, partition: str, created_at: Any, *, origin: str
+) -> Message | Malformed:
+    """The message in a row of the outbox, or why there is none."""
+    try:
+        return envelope.message_of(
+            place=place,
+            body=body,
+            headers=headers,
+            partition=partition,
+            created_at=moment_of(created_at),
+            origin=origin,
+        )
+    except BadInput as error:
+        raw = Raw(body=body.encode(), headers={"headers": headers})
+        return Malformed(place, error.message, raw)
+
+
+def place_of(message: Message) -> int:
+    """Where a message that came from the outbox lies in it."""
+    assert message.place is not None
+    return message.place

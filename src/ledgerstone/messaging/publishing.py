@@ -232,6 +232,8 @@ class Statements:
 
 def publish(tx: Transaction, office: Office, messages: Sequence[NewMessage]) -> list[Published]:
     """Write each, or say by which message its key is taken; what is malformed refuses all."""
+    if not isinstance(messages, Sequence):
+        raise BadInput(f"messages are given as a list, not as {type(messages).__name__}")
     if len(messages) > MESSAGES_MAX:
         words = f"one call publishes at most {MESSAGES_MAX} messages, this one {len(messages)}"
         raise TooLarge(words, hint="call it several times")

@@ -25,12 +25,19 @@ import msgspec
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Verdict
-from ledgerstone.errors import BadInput, Interrupted, TargetDown
+from ledgerstone.errors import Interrupted, TargetDown
 from ledgerstone.failpoints import hit
 from ledgerstone.ids import new_id
-from ledgerstone.messaging import envelope, failed, failed_rows, lanes, sweeping
+from ledgerstone.messaging import failed, lanes, sweeping
 from ledgerstone.messaging.lanes import Heads, Held, Settlement
-from ledgerstone.messaging.marking import Marks, is_paused
+from ledgerstone.messaging.marking import (
+    Malformed,
+    Marks,
+    Tally,
+    is_paused,
+    place_of,
+    read_row,
+)
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.publishing import channel_of
 from ledgerstone.messaging.record import Entry, record
@@ -50,26 +57,8 @@ ROUNDS_MAX = 3
 """Rounds of one relay at once: one is read, one is under way, one is settled."""
 AHEAD_MAX = 50
 """Messages of one lane that a round reads."""
-PARKING = frozenset({"block", "park"})
 PAUSE_SECONDS_MIN = 0.1
 """After no answer, so that asking again is no loop without a rest."""
-
-
-class Tally(msgspec.Struct):
-    """What a relay did so far, in messages."""
-
-    delivered: int = 0
-    refused: int = 0
-    parked: int = 0
-    skipped: int = 0
-
-
-class Malformed(msgspec.Struct, frozen=True):
-    """A row of the outbox that cannot be read as a message."""
-
-    place: int
-    reason: str
-    raw: failed_rows.Raw
 
 
 class Carried(msgspec.Struct):
@@ -195,7 +184,7 @@ class OrderedRelay:
         settlements = [self._settlement(outcome, each) for outcome, each in every]
         settled, lost = lanes.settle(tx, settlements)
         kept = [by_lane[each.lane] for each in settled]
-        places = [_place(message) for each in kept for message in each.messages[: each.confirmed]]
+        places = [place_of(message) for each in kept for message in each.messages[: each.confirmed]]
         self._marks.delivered(tx, places)
         for settlement in settled:
             self._put_aside(tx, by_lane[settlement.lane], settlement)
@@ -240,22 +229,15 @@ class OrderedRelay:
 
     def _carried(self, held: Held, rows: Sequence[Row], each: int) -> Carried:
         made = Carried(held, [], exhausted=len(rows) < each)
+        origin = f"{self._origin()}:{self._office.shared.outbox.name}"
         for place, body, headers, created_at, waits, available_at in rows:
             if waits:
                 made.until_ms = round(moment_of(available_at).timestamp() * 1000)
                 made.exhausted = False
                 break
-            try:
-                message = envelope.message_of(
-                    place=place,
-                    body=body,
-                    headers=headers,
-                    partition=held.partition,
-                    created_at=moment_of(created_at),
-                    origin=f"{self._origin()}:{self._office.shared.outbox.name}",
-                )
-            except BadInput as error:
-                made.malformed = Malformed(place, error.message, raw_row(body, headers))
+            message = read_row(place, body, headers, held.partition, created_at, origin=origin)
+            if isinstance(message, Malformed):
+                made.malformed = message
                 made.exhausted = False
                 break
             attempt = held.attempts if not made.messages else 0
@@ -323,7 +305,7 @@ class OrderedRelay:
         if each.until_ms is not None:
             return Settlement(lane=held, until_ms=each.until_ms)
         # Others may have written behind it and told nobody: then it is only certain at the end.
-        ended = each.exhausted or _place(each.messages[-1]) == held.last_id
+        ended = each.exhausted or place_of(each.messages[-1]) == held.last_id
         return Settlement(lane=held, done_to=held.last_id if ended else None)
 
     def _undone(self, outcome: Outcome, each: Carried) -> Settlement:
@@ -404,7 +386,7 @@ class OrderedRelay:
         stopped, malformed = each.stopped, each.malformed
         assert stopped is not None or malformed is not None
         item = stopped if stopped is not None else cast("Malformed", malformed).raw
-        place = _place(stopped) if stopped is not None else cast("Malformed", malformed).place
+        place = place_of(stopped) if stopped is not None else cast("Malformed", malformed).place
         failed.put(
             tx,
             self._office,
@@ -446,16 +428,6 @@ class OrderedRelay:
 def answer_pause(answer: Answer) -> float:
     """How long the destination wants to be left alone."""
     return answer.retry_after_seconds or 0.0
-
-
-def raw_row(body: str, headers: str) -> failed_rows.Raw:
-    """What is kept of a row that cannot be read."""
-    return failed_rows.Raw(body=body.encode(), headers={"headers": headers})
-
-
-def _place(message: Message) -> int:
-    assert message.place is not None
-    return message.place
 
 
 def _round(claim: Claim) -> Round:

@@ -34,13 +34,25 @@ class _Masked(msgspec.Struct, frozen=True, kw_only=True):
         return f"{type(self).__name__}({fields})"
 
 
+class _Reached(_Masked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What lies at the other end of a URL, perhaps behind TLS."""
+
+    ca_file: Annotated[
+        str | None, Meta(description="TLS: the authorities to trust; none means the system's.")
+    ] = None
+    certificate_file: Annotated[
+        str | None, Meta(description="TLS: the certificate that this side shows.")
+    ] = None
+    key_file: Annotated[str | None, Meta(description="TLS: the key of that certificate.")] = None
+
+
 def masked(url: str) -> str:
     """The URL as it may be logged: `***` where the password stands."""
     without = re.sub(r"^([^:]*://[^:/]*):.*@", r"\1:***@", url, flags=re.DOTALL)
     return re.sub(r"(?i)([?&][^=&]*(?:pass|pwd|secret)[^=&]*=)[^&]*", r"\1***", without)
 
 
-class DestinationSettings(_Masked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DestinationSettings(_Reached, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where messages are carried to, and how."""
 
     url: Annotated[
@@ -113,16 +125,9 @@ class DestinationSettings(_Masked, frozen=True, kw_only=True, forbid_unknown_fie
     private_addresses: Annotated[
         bool, Meta(description="Webhook: whether it may lie in a private network.")
     ] = False
-    ca_file: Annotated[
-        str | None, Meta(description="TLS: the authorities to trust; none means the system's.")
-    ] = None
-    certificate_file: Annotated[
-        str | None, Meta(description="TLS: the certificate that this side shows.")
-    ] = None
-    key_file: Annotated[str | None, Meta(description="TLS: the key of that certificate.")] = None
 
 
-class SubscriptionSettings(_Masked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SubscriptionSettings(_Reached, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where messages are received from."""
 
     url: Annotated[
@@ -142,13 +147,6 @@ class SubscriptionSettings(_Masked, frozen=True, kw_only=True, forbid_unknown_fi
     concurrency: Annotated[
         int, Meta(ge=1, le=1000, description="Handlers that run at once in a process.")
     ] = 8
-    ca_file: Annotated[
-        str | None, Meta(description="TLS: the authorities to trust; none means the system's.")
-    ] = None
-    certificate_file: Annotated[
-        str | None, Meta(description="TLS: the certificate that this side shows.")
-    ] = None
-    key_file: Annotated[str | None, Meta(description="TLS: the key of that certificate.")] = None
 
 
 class ExchangeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -143,6 +144,31 @@ class CommitOrderContract(Opened):
 
         assert shop.shelf.bodies == ["before", *committed]
         assert between in ([], [["before", "late"]])
+        assert shop.waiting() == []
+
+    def test_joined_transactions_that_commit_in_the_opposite_order(self, opening: Opening) -> None:
+        """Also in SQLAlchemy transactions of the user's own; one that was rolled back left nothing.
+
+        With one writer the second begins when the first is through.
+        """
+        shop = opening()
+        ledger = shop.ledger
+        with ExitStack() as open_:
+            first, second = (open_.enter_context(ledger.database.engine.connect()) for _ in "12")
+            ledger.join(first).outbox.publish(NAME, "gone", partition="ann")
+            first.rollback()
+            ledger.join(first).outbox.publish(NAME, "early", partition="ann")
+            if ledger.database.dialect.one_writer:
+                first.commit()
+            ledger.join(second).outbox.publish(NAME, "late", partition="ann")
+            second.commit()
+            first.commit()
+            told = shop.lane("ann").due_at
+        shop.tick(2)
+
+        one_writer = ledger.database.dialect.one_writer
+        assert shop.shelf.bodies == (["early", "late"] if one_writer else ["late", "early"])
+        assert told is not None
         assert shop.waiting() == []
 
     def test_places_follow_commits(self, opening: Opening) -> None:
