@@ -57,8 +57,12 @@ class Home(msgspec.Struct, frozen=True):
 
 @pytest.fixture(scope="session")
 def quick_postgres() -> Iterator[PrivatePostgres]:
-    """A PostgreSQL that is never killed, so it need not wait for the disk."""
-    with PrivatePostgres(fsync=False) as server:
+    """A PostgreSQL that is never killed, so it need not wait for the disk.
+
+    Nor does it clean up by itself: what it then learns of a table that is empty for a moment would
+    give a test another plan each time.
+    """
+    with PrivatePostgres(fsync=False, settings={"autovacuum": "off"}) as server:
         yield server
 
 
