@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from random import random
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import msgspec
 from sqlalchemy import event, select
@@ -76,6 +76,7 @@ class Database(Generic[Tx]):
         self._engine: Engine | None = None
         self._identity: str | None = None
         self._trust: _Trust | None = None
+        self._retire: finalize[..., Any] | None = None
         self._siblings: WeakSet[Database[Tx]] = WeakSet()
         self._is_sibling = False
         if self._file is not None:
@@ -92,6 +93,9 @@ class Database(Generic[Tx]):
             if self._engine is None:
                 self._engine = self._opened()
                 self._trust = _Trust(self._engine, self.clock)
+                # Also for one that is dropped and was never closed, as a worker's may be.
+                self._retire = finalize(self, self._trust.retire)
+                self._retire.atexit = False
             return self._engine
 
     def _opened(self) -> Engine:
@@ -125,6 +129,8 @@ class Database(Generic[Tx]):
         """The connections that are open: they are used no more, and new ones made when needed."""
         with self._lock:
             engine, self._engine = self._engine, None
+            if self._retire is not None:
+                self._retire.detach()
             return engine
 
     @property
@@ -226,13 +232,14 @@ class Database(Generic[Tx]):
         raise AssertionError(tries)
 
     def close(self) -> None:
-        """Close every connection that is not in use, of siblings too."""
+        """Close every connection, of siblings too; one in use when it is given back."""
         for sibling in list(self._siblings):
             sibling.close()
         with self._lock:
-            engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.dispose()
+            self._engine = None
+            retire = self._retire
+        if retire is not None:
+            retire()
 
     @property
     def _url_to_open(self) -> URL:
@@ -275,13 +282,14 @@ class Database(Generic[Tx]):
 class _Trust:
     """A connection that rested, or one from before an outage, is asked whether it lives.
 
-    One that does not answer is replaced in silence.
+    One that does not answer is replaced in silence. After the end none is kept.
     """
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
         self._monotonic = clock.monotonic
         self._outage = float("-inf")
+        self._retired = False
         event.listen(engine, "checkin", self._returned)
         event.listen(engine, "checkout", self._taken)
 
@@ -289,7 +297,15 @@ class _Trust:
         """The server went away: every other connection to it is as doubtful as this one."""
         self._outage = self._monotonic()
 
+    def retire(self) -> None:
+        """Close the connections: those at rest now, and the others when they come back."""
+        self._retired = True
+        self._engine.dispose()
+
     def _returned(self, _: Any, record: Any) -> None:
+        if self._retired:
+            record.invalidate()
+            return
         record.info["seen_alive"] = self._monotonic()
 
     def _taken(self, connection: Any, record: Any, _: Any) -> None:

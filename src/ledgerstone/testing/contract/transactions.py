@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import insert, select, text, update
@@ -339,6 +341,26 @@ class TransactionContract:
 
         assert notes_kept(ledger) == ["mine"]
 
+    def test_one_in_use_is_closed_when_it_comes_back(self, ledger: Ledger) -> None:
+        """A ledger that is closed in the middle of a transaction ends it, and leaves nothing."""
+        with ledger.transaction() as tx:
+            write(tx, "mine")
+            connection = driver_connection(tx)
+            ledger.close()
+
+        assert is_closed(connection)
+        assert notes_kept(ledger) == ["mine"]
+
+    def test_what_is_dropped_leaves_no_connection(self, ledger: Ledger) -> None:
+        """Connections of a worker that nobody closed end with it, and not when they like."""
+        sibling = ledger.database.sibling(connections=1)
+        with sibling.reading() as tx:
+            connection = driver_connection(tx)
+        del sibling, tx
+        gc.collect()
+
+        assert is_closed(connection)
+
 
 class Meeting:
     """Where two transactions wait for each other, the first time each of them comes by.
@@ -360,6 +382,20 @@ def write(tx: Transaction, name: str) -> str:
     """A row of the user's own."""
     tx.connection.execute(insert(note).values(name=name, count=0))
     return name
+
+
+def driver_connection(tx: Transaction) -> Any:
+    """The connection of the driver that it goes by."""
+    return tx.connection.connection.dbapi_connection
+
+
+def is_closed(connection: Any) -> bool:
+    """Whether the driver refuses to use it."""
+    try:
+        connection.cursor().execute("SELECT 1")
+    except Exception:  # noqa: BLE001 - each driver has its own errors
+        return True
+    return False
 
 
 def count_up(tx: Transaction, name: str) -> None:
