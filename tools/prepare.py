@@ -45,6 +45,7 @@ SERVERS = {
     "mariadbd": "mariadb-server-core",
     "mariadb-install-db": "mariadb-server-core",
     "mariadb": "mariadb-client-core",
+    "mariadb-dump": "mariadb-client",
     "rabbitmq-server": "rabbitmq-server",
     "nats-server": "nats-server",
     "pgbouncer": "pgbouncer",

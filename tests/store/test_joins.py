@@ -152,8 +152,8 @@ def test_another_kind_is_refused(
     request: pytest.FixtureRequest, ledger: Ledger, home: Home, tmp_path: Path
 ) -> None:
     """A connection to another kind of database is WrongDatabase, and goes on."""
+    (tmp_path / "other").mkdir()
     for other in new_home(request, OTHER[home.kind], tmp_path / "other"):
-        (tmp_path / "other").mkdir()
         engine = create_engine(str(opened_url(other)), poolclass=NullPool, **library(other))
         with connected(other.url) as raw, engine.connect() as connection:
             for foreign in (raw, connection):

@@ -314,6 +314,23 @@ def test_databases_are_created_and_dropped(database_server: DatabaseServer) -> N
     database_server.drop_database("passing")
 
 
+def test_a_database_is_copied(database_server: DatabaseServer) -> None:
+    """A copy of a template has its tables and rows, and goes its own way."""
+    url = database_server.create_database("original")
+    with connected(url) as original:
+        run(original, "CREATE TABLE kept (id INTEGER PRIMARY KEY)")
+        run(original, "INSERT INTO kept VALUES (7)")
+        original.commit()
+
+    for _ in range(2):
+        with connected(database_server.create_database("copy", template="original")) as copy:
+            assert list(run(copy, "SELECT id FROM kept")) == [(7,)]
+            run(copy, "DELETE FROM kept")
+            copy.commit()
+        database_server.drop_database("copy")
+    database_server.drop_database("original")
+
+
 def test_the_server_says_why_a_database_is_refused(database_server: DatabaseServer) -> None:
     """A database that is there already is refused in the words of the server."""
     database_server.create_database("twice")

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import pytest
@@ -25,6 +24,7 @@ from ledgerstone import chores
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
+from ledgerstone.testing.server import DatabaseServer
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
 
 KINDS = [
@@ -32,27 +32,21 @@ KINDS = [
     pytest.param("postgres", id="postgres", marks=pytest.mark.postgres),
     pytest.param("mysql", id="mysql", marks=pytest.mark.mysql),
 ]
+FILE = "ledger.db"
+MIGRATED = "migrated"
 _numbers = itertools.count(1)
 
 
-class SqlServer(Protocol):
-    """A private server that databases can be made on."""
-
-    def create_database(self, name: str) -> str: ...
-
-    def drop_database(self, name: str) -> None: ...
-
-    def kill(self) -> None: ...
-
-    def restart(self) -> None: ...
-
-
 class Home(msgspec.Struct, frozen=True):
-    """An empty database of a test: which kind, where, and on which server (SQLite has none)."""
+    """A database of a test: which kind, where, and on which server (SQLite has none).
+
+    It is empty unless it is a copy of one that was `migrated`.
+    """
 
     kind: str
     url: str
-    server: SqlServer | None
+    server: DatabaseServer | None
+    migrated: bool = False
 
 
 @pytest.fixture(scope="session")
@@ -67,18 +61,36 @@ def quick_postgres() -> Iterator[PrivatePostgres]:
 
 
 @pytest.fixture(scope="session")
-def migrated_postgres(quick_postgres: PrivatePostgres) -> str:
-    """The name of a migrated database on it, never used itself: to copy it is quicker."""
-    name = "migrated"
-    with _opened(quick_postgres.create_database(name)):
-        return name
-
-
-@pytest.fixture(scope="session")
 def quick_mariadb() -> Iterator[PrivateMariaDB]:
     """A MariaDB that is never killed, so it need not wait for the disk."""
     with PrivateMariaDB(fsync=False) as server:
         yield server
+
+
+# A ledger that is ready is copied from one that is never used itself: to migrate each takes longer
+# than most tests.
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of one."""
+    file = tmp_path_factory.mktemp("migrated") / FILE
+    _prepare(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres(quick_postgres: PrivatePostgres) -> str:
+    """The name of one on the server."""
+    _prepare(quick_postgres.create_database(MIGRATED))
+    return MIGRATED
+
+
+@pytest.fixture(scope="session")
+def migrated_mysql(quick_mariadb: PrivateMariaDB) -> str:
+    """The name of one on the server."""
+    _prepare(quick_mariadb.create_database(MIGRATED))
+    return MIGRATED
 
 
 @pytest.fixture(params=KINDS)
@@ -97,30 +109,38 @@ def clock() -> ManualClock:
 def ledger(request: pytest.FixtureRequest, home: Home) -> Iterator[Ledger]:
     """A ledger on a fresh database; with `clock` if the test asks for that too."""
     moved = request.getfixturevalue("clock") if "clock" in request.fixturenames else None
+    if not home.migrated:
+        _prepare(home.url)
     with _opened(home.url, moved) as opened:
         yield opened
 
 
-@contextmanager
-def _opened(url: str, clock: ManualClock | None = None) -> Iterator[Ledger]:
-    with Ledger(url, settings=Settings.load(url=url, environ={}), clock=clock) as opened:
-        opened.migrate()
-        chores.install(opened.database)
-        yield opened
-
-
 def new_home(request: pytest.FixtureRequest, kind: str, folder: Path) -> Iterator[Home]:
-    """A fresh database of this kind, removed at the end of the iteration."""
+    """A fresh database of this kind, removed at the end of the iteration.
+
+    For a test that asks for `ledger` it is migrated already.
+    """
+    copied = (
+        request.getfixturevalue(f"migrated_{kind}") if "ledger" in request.fixturenames else None
+    )
     if kind == "sqlite":
-        yield Home(kind, f"sqlite:///{folder}/ledger.db", None)
+        file = folder / FILE
+        if copied is not None:
+            shutil.copy(copied, file)
+        yield Home(kind, f"sqlite:///{file}", None, copied is not None)
         return
     fixture = {"postgres": "quick_postgres", "mysql": "quick_mariadb"}[kind]
-    server: SqlServer = request.getfixturevalue(fixture)
+    server: DatabaseServer = request.getfixturevalue(fixture)
     name = f"test_{os.getpid()}_{next(_numbers)}"
-    if isinstance(server, PrivatePostgres) and "ledger" in request.fixturenames:
-        template = request.getfixturevalue("migrated_postgres")
-        url = server.create_database(name, template=template)
-    else:
-        url = server.create_database(name)
-    yield Home(kind, url, server)
+    yield Home(kind, server.create_database(name, template=copied), server, copied is not None)
     server.drop_database(name)
+
+
+def _prepare(url: str) -> None:
+    with _opened(url) as ledger:
+        ledger.migrate()
+        chores.install(ledger.database)
+
+
+def _opened(url: str, clock: ManualClock | None = None) -> Ledger:
+    return Ledger(url, settings=Settings.load(url=url, environ={}), clock=clock)

@@ -95,11 +95,12 @@ class Server(Protocol):
 class DatabaseServer(Server, Protocol):
     """A private server that keeps SQL databases.
 
-    - `create_database()` returns the URL of a new, empty database.
+    - `create_database()` returns the URL of a new database: empty, or a copy of `template`, which
+      nobody may be using.
     - `drop_database()` removes it even while connections to it are open; a missing one is fine.
     """
 
-    def create_database(self, name: str) -> str: ...
+    def create_database(self, name: str, *, template: str | None = None) -> str: ...
     def drop_database(self, name: str) -> None: ...
 
 
@@ -162,14 +163,16 @@ def find_program(name: str, *, folders: Iterable[Path] = (), install: str) -> Pa
     return Path(found)
 
 
-def ask(command: Iterable[object], *, environment: Mapping[str, str] | None = None) -> str:
-    """What a client program prints; `ServerFailed` with its own words when it fails."""
+def ask(
+    command: Iterable[object], *, environment: Mapping[str, str] | None = None, told: str = ""
+) -> str:
+    """What a client program that is told this prints; `ServerFailed` in its words when it fails."""
     arguments = [str(argument) for argument in command]
     try:
         answer = subprocess.run(
             arguments,
             env=_clean_environment() | dict(environment or {}),
-            stdin=subprocess.DEVNULL,
+            input=told,
             capture_output=True,
             text=True,
             timeout=QUERY_SECONDS_MAX,

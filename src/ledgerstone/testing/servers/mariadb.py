@@ -19,7 +19,8 @@ from ledgerstone.testing.server import (
     free_port,
 )
 
-INSTALL = "apt-get install mariadb-server-core mariadb-client-core"
+INSTALL = "apt-get install mariadb-server-core mariadb-client"
+PROGRAMS = ("mariadb-install-db", "mariadbd", "mariadb", "mariadb-dump")
 SETTINGS = {
     "bind-address": HOST,
     "skip-name-resolve": "ON",
@@ -36,6 +37,8 @@ SETTINGS_WITHOUT_FSYNC = {
     "innodb-flush-method": "nosync",
     "debug-no-sync": "ON",
 }
+DUMP = ("--compact", "--skip-opt", "--create-options", "--extended-insert", "--routines")
+"""The shortest form: nobody reads it but a server."""
 
 
 class PrivateMariaDB:
@@ -61,6 +64,7 @@ class PrivateMariaDB:
         self._settings = SETTINGS | ({} if fsync else SETTINGS_WITHOUT_FSYNC) | dict(settings or {})
         self._bin_folder = bin_folder
         self._machine = Machine(self.name, start_seconds_max=start_seconds_max)
+        self._dumps: dict[str, str] = {}
 
     @property
     def url(self) -> str:
@@ -75,10 +79,8 @@ class PrivateMariaDB:
 
     def start(self) -> None:
         with self._machine.assembly():
-            # All three before the first is run, so that a missing one is told at once.
-            install, _server, _client = map(
-                self._program, ("mariadb-install-db", "mariadbd", "mariadb")
-            )
+            # All of them before the first is run, so that a missing one is told at once.
+            install, *_ = map(self._program, PROGRAMS)
             root = "--auth-root-authentication-method=normal"
             self._machine.run([install, "--no-defaults", root, *self._options(), "--debug-no-sync"])
             self.restart()
@@ -128,9 +130,17 @@ class PrivateMariaDB:
     def __exit__(self, *raised: object) -> None:
         self.stop()
 
-    def create_database(self, name: str) -> str:
+    def create_database(self, name: str, *, template: str | None = None) -> str:
         self._client(f"CREATE DATABASE {database_name(name)}")
+        if template is not None:
+            self._client(self._dumped(template), database=name)
         return self._url(name)
+
+    def _dumped(self, database: str) -> str:
+        """What makes a copy of it; kept, so that it is asked for once."""
+        if database not in self._dumps:
+            self._dumps[database] = self._ask("mariadb-dump", *DUMP, database_name(database))
+        return self._dumps[database]
 
     def drop_database(self, name: str) -> None:
         # DROP DATABASE would wait for open transactions.
@@ -145,8 +155,10 @@ class PrivateMariaDB:
             with contextlib.suppress(ServerFailed):
                 self._client(f"KILL {connection}")
 
-    def _client(self, statement: str) -> str:
-        where = [f"--host={HOST}", f"--port={self.port}", "--protocol=tcp", "--user=root"]
+    def _client(self, statements: str, *, database: str = "") -> str:
         patience = f"--connect-timeout={CONNECT_SECONDS_MAX}"
-        fixed = ["--no-defaults", *where, patience]
-        return ask([self._program("mariadb"), *fixed, "-NBe", statement])
+        return self._ask("mariadb", patience, "-NB", database, told=statements)
+
+    def _ask(self, program: str, *arguments: str, told: str = "") -> str:
+        where = [f"--host={HOST}", f"--port={self.port}", "--protocol=tcp", "--user=root"]
+        return ask([self._program(program), "--no-defaults", *where, *arguments], told=told)

@@ -119,8 +119,8 @@ class PrivatePgBouncer:
     def __exit__(self, *raised: object) -> None:
         self.stop()
 
-    def create_database(self, name: str) -> str:
-        self._postgres.create_database(name)
+    def create_database(self, name: str, *, template: str | None = None) -> str:
+        self._postgres.create_database(name, template=template)
         return self._url(name)
 
     def drop_database(self, name: str) -> None:

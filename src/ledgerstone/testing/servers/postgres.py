@@ -31,6 +31,8 @@ SETTINGS = {
     # In the folder and not in /dev/shm, where a killed server would leave it behind.
     "dynamic_shared_memory_type": "mmap",
 }
+STRATEGY_VERSION = 15
+"""The first that can be told how to copy a database."""
 SETTINGS_WITHOUT_FSYNC = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
@@ -127,9 +129,17 @@ class PrivatePostgres:
     def __exit__(self, *raised: object) -> None:
         self.stop()
 
-    def create_database(self, name: str, *, template: str = "template0") -> str:
-        self.psql(f"CREATE DATABASE {database_name(name)} TEMPLATE {database_name(template)}")
+    def create_database(self, name: str, *, template: str | None = None) -> str:
+        source = f"TEMPLATE {database_name(template or 'template0')}"
+        if self._version >= STRATEGY_VERSION:
+            # By files: block for block through the log takes three times as long.
+            source += " STRATEGY file_copy"
+        self.psql(f"CREATE DATABASE {database_name(name)} {source}")
         return self._url(name)
+
+    @property
+    def _version(self) -> int:
+        return int((self._data / "PG_VERSION").read_text())
 
     def drop_database(self, name: str) -> None:
         self.psql(f"DROP DATABASE IF EXISTS {database_name(name)} WITH (FORCE)")
