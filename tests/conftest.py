@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -12,6 +13,10 @@ pytest_plugins = ["ledgerstone.testing.fixtures"]
 # the tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# PyMySQL reads the certificates of the system for each connection, and checks none: more work than
+# most tests have.
+os.environ.setdefault("SSL_CERT_FILE", os.devnull)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -56,6 +56,7 @@ class Program:
         self.folder = folder
         self.environment = {
             "PATH": os.environ["PATH"],
+            "SSL_CERT_FILE": os.environ["SSL_CERT_FILE"],
             "PYTHONPATH": str(ROOT / "src"),
             "TMPDIR": str(folder),
             "COLUMNS": str(COLUMNS),

@@ -63,7 +63,7 @@ class PrivateMariaDB:
         self.port = port or free_port()
         self._settings = SETTINGS | ({} if fsync else SETTINGS_WITHOUT_FSYNC) | dict(settings or {})
         self._bin_folder = bin_folder
-        self._machine = Machine(self.name, start_seconds_max=start_seconds_max)
+        self._machine = Machine(self.name, start_seconds_max=start_seconds_max, forgetful=not fsync)
         self._dumps: dict[str, str] = {}
 
     @property

@@ -33,7 +33,13 @@ SETTINGS = {
 }
 STRATEGY_VERSION = 15
 """The first that can be told how to copy a database."""
-SETTINGS_WITHOUT_FSYNC = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+SETTINGS_WITHOUT_FSYNC = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "min_wal_size": "32MB",
+    "max_wal_size": "128MB",
+}
 
 
 class PrivatePostgres:
@@ -59,7 +65,7 @@ class PrivatePostgres:
         self._settings = SETTINGS | ({} if fsync else SETTINGS_WITHOUT_FSYNC) | dict(settings or {})
         self._bin_folder = bin_folder
         self._programs = Path()
-        self._machine = Machine(self.name, start_seconds_max=start_seconds_max)
+        self._machine = Machine(self.name, start_seconds_max=start_seconds_max, forgetful=not fsync)
 
     @property
     def url(self) -> str:
