@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pty
 import signal
 import subprocess
 import sys
 import threading
-from itertools import count
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any, Self
 
 import msgspec
 
 from ledgerstone.cli import main
 from ledgerstone.cli.program import COMMANDS
+from ledgerstone.testing.forks import Fork, preload
 from ledgerstone.testing.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,8 +33,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """Starts a Python for which the mode of a file counts, also when the tests are run by root."""
 
 
-PRELOADED = [place.partition(":")[0] for place in COMMANDS.values()]
-"""What a process that is forked has imported already: that would be most of its time."""
+preload(*(place.partition(":")[0] for place in COMMANDS.values()))
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -63,7 +62,6 @@ class Program:
         }
         self.command = [sys.executable, "-m", "ledgerstone"]
         self._forked = True
-        self._calls = count()
 
     def obey_modes(self) -> None:
         """From now on it runs as a user for whom the mode of a file counts."""
@@ -97,17 +95,22 @@ class Program:
         return Ended(done.returncode, done.stdout, done.stderr)
 
     def _fork(self, words: list[str], environment: dict[str, str]) -> Ended:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
-        said = self.folder.parent / f"said-{next(self._calls)}"
-        said.mkdir()
-        process = context.Process(target=_called, args=(words, self.folder, environment, said))
-        process.start()
-        process.join(RUN_SECONDS_MAX)
-        if process.exitcode is None:
-            process.kill()
-            raise TimeoutError(words)
-        return Ended(process.exitcode, (said / "out").read_text(), (said / "err").read_text())
+        with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+            fork = Fork(
+                _be_the_command,
+                words,
+                environment=environment,
+                folder=self.folder,
+                stdout=out.fileno(),
+                stderr=err.fileno(),
+            )
+            try:
+                code = fork.wait(RUN_SECONDS_MAX)
+            finally:
+                fork.kill()
+            out.seek(0)
+            err.seek(0)
+            return Ended(code, out.read(), err.read())
 
     def answered(self, answer: str, *arguments: object) -> Ended:
         """Run it on a terminal at which somebody types."""
@@ -139,13 +142,8 @@ class Program:
         return Running(command, self.folder, self.environment | seen | environment, terminal=True)
 
 
-def _called(words: list[str], folder: Path, environment: dict[str, str], said: Path) -> None:
-    """In the forked process: be the command, with these words, here."""
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environment)
-    for descriptor, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(said / name, os.O_CREAT | os.O_WRONLY, 0o600), descriptor)
+def _be_the_command(words: list[str]) -> None:
+    """In the new process."""
     sys.argv = ["ledgerstone", *words]
     main()
 

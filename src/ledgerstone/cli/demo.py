@@ -164,7 +164,8 @@ def _uninterrupted() -> Iterator[None]:
 
 def _worker(call: Call, settings: Settings) -> WorkerProcess:
     config = {} if call.config is None else {"config": call.config}
-    return WorkerProcess(settings.url, handler=HANDLER, settings={**WORKER_SETTINGS, **config})
+    own = {**WORKER_SETTINGS, **config}
+    return WorkerProcess(settings.url, handler=HANDLER, settings=own, forked=False)
 
 
 def _told(console: Console, tour: Tour, start: Callable[[], list[WorkerProcess]]) -> TourFacts:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, Self
@@ -15,14 +16,20 @@ from typing import Any, Self
 import msgspec
 
 from ledgerstone import failpoints
+from ledgerstone.testing.forks import PipedFork, preload
 
 READY_SECONDS_MAX = 30.0
 WORK = "ledgerstone.testing.work"
 END_SECONDS_MAX = 30.0
 
+preload(WORK, "ledgerstone.testing.traffic", "psycopg", "pymysql", "pysqlite3", "pika")
+
 
 class WorkerProcess:
-    """One worker in a process of its own; as a context manager it is gone at the end."""
+    """One worker in a process of its own; as a context manager it is gone at the end.
+
+    `forked`: it begins at once, as a copy of one that has imported everything.
+    """
 
     def __init__(
         self,
@@ -33,22 +40,17 @@ class WorkerProcess:
         failpoint: str | None = None,
         program: str = WORK,
         arguments: tuple[str, ...] = (),
+        forked: bool = True,
     ) -> None:
         environment = dict(os.environ)
         # Not as an argument: it may hold a password, and everyone sees arguments.
         environment["LEDGERSTONE_URL"] = url
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         for name, value in (settings or {}).items():
             environment[f"LEDGERSTONE_{name.upper()}"] = str(value)
         if failpoint is not None:
             environment[failpoints.VARIABLE] = failpoint
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", program, *_handling(program, handler), *arguments],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        words = [*_handling(program, handler), *arguments]
+        self._process = (_forked if forked else _started)(program, words, environment)
         self.worker = ""
         self._said: Queue[str | None] = Queue()
         self._complained: list[str] = []
@@ -105,9 +107,9 @@ class WorkerProcess:
         code = self._process.wait(seconds)
         for reader in self._readers:
             reader.join(END_SECONDS_MAX)
-        for pipe in (self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
         return code
 
     @property
@@ -126,14 +128,33 @@ class WorkerProcess:
         return msgspec.json.decode(line)[word]
 
     def _read_said(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._process.stdout or ():
             self._said.put(line)
         self._said.put(None)
 
     def _read_complained(self) -> None:
-        assert self._process.stderr is not None
-        self._complained.extend(self._process.stderr)
+        self._complained.extend(self._process.stderr or ())
+
+
+def _forked(program: str, words: list[str], environment: dict[str, str]) -> PipedFork:
+    return PipedFork(_run, program, words, environment=environment)
+
+
+def _started(program: str, words: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    path = os.pathsep.join(path for path in sys.path if path)
+    return subprocess.Popen(
+        [sys.executable, "-m", program, *words],
+        env=environment | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _run(program: str, words: list[str]) -> None:
+    """In the new process: be the program."""
+    sys.argv = [program, *words]
+    import_module(program).main()
 
 
 def _handling(program: str, handler: str) -> list[str]:
@@ -142,5 +163,8 @@ def _handling(program: str, handler: str) -> list[str]:
 
 def stopped(worker: WorkerProcess) -> bool:
     """Whether it stands still."""
-    stat = Path(f"/proc/{worker.pid}/stat").read_text(encoding="ascii")
+    try:
+        stat = Path(f"/proc/{worker.pid}/stat").read_text(encoding="ascii")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
     return stat.rpartition(")")[2].split()[0] == "T"

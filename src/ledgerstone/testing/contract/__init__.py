@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from ledgerstone.settings import Settings
 from ledgerstone.store.clock import Clock
 from ledgerstone.store.schema import MYSQL_TABLE, metadata
 from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.forks import PipedFork
 
 # They are imported after this, so that a failed assertion in them says what was compared.
 pytest.register_assert_rewrite(
@@ -155,48 +155,41 @@ class Child:
         environment = {
             name: value for name, value in os.environ.items() if name != failpoints.VARIABLE
         }
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         if failpoint is not None:
             environment[failpoints.VARIABLE] = failpoint
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + script, *map(str, arguments)],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        words = [str(argument) for argument in arguments]
+        self._process = PipedFork(_follow, script, words, environment=environment)
 
     def __enter__(self) -> Self:
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if line != "ready\n":
             self._process.kill()
-            pytest.fail(f"the process said {line!r}:\n{self._process.communicate()[1]}")
+            pytest.fail(f"the process said {line!r}:\n{self._process.stderr.read()}")
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.communicate()
+        self._process.kill()
+        self._process.wait(WAIT_SECONDS_MAX)
+        self._process.close()
 
     def go(self) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
 
     def ended(self) -> tuple[int, str]:
         """Its exit code, negative for a signal, and what it said."""
-        said, complained = self._process.communicate(timeout=WAIT_SECONDS_MAX)
-        sys.stderr.write(complained)
-        return self._process.returncode, said.strip()
+        code = self._process.wait(WAIT_SECONDS_MAX)
+        sys.stderr.write(self._process.stderr.read())
+        return code, self._process.stdout.read().strip()
 
 
-PRELUDE = """
-import sys
+def _follow(script: str, words: list[str]) -> None:
+    """In the new process: do what the script says."""
+    sys.argv = ["-c", *words]
+    exec(script, {"__name__": "__main__", "ready": _ready, "sys": sys})  # noqa: S102 - the test's own
 
-def ready():
-    print("ready", flush=True)
+
+def _ready() -> None:
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
     sys.stdin.readline()
-
-"""
