@@ -1,11 +1,14 @@
-"""Every test of the project sees the shipped fixtures, and can be interrupted."""
+"""Every test of the project sees the shipped fixtures and one broker, and can be interrupted."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
+
+from ledgerstone.testing.servers import PrivateRabbitMQ
 
 pytest_plugins = ["ledgerstone.testing.fixtures"]
 
@@ -17,6 +20,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # PyMySQL reads the certificates of the system for each connection, and checks none: more work than
 # most tests have.
 os.environ.setdefault("SSL_CERT_FILE", os.devnull)
+
+BROKER_BODY_BYTES_MAX = 200_000
+
+
+@pytest.fixture(scope="session")
+def rabbit() -> Iterator[PrivateRabbitMQ]:
+    """A broker that is killed and comes back, and takes no larger body than this.
+
+    It takes seconds to start: who uses it belongs to the group "rabbitmq", and leaves it empty.
+    """
+    with PrivateRabbitMQ(settings={"max_message_size": str(BROKER_BODY_BYTES_MAX)}) as server:
+        yield server
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pika
 import pytest
 
 from ledgerstone.ledger import Ledger
+from ledgerstone.testing.servers import PrivateRabbitMQ
 from tests.cli.program import Program
 from tests.cli.shop import ledger_in
 
@@ -18,6 +20,15 @@ def program(tmp_path: Path) -> Program:
     folder = tmp_path / "here"
     folder.mkdir()
     return Program(folder)
+
+
+@pytest.fixture
+def broker(rabbit: PrivateRabbitMQ) -> Iterator[PrivateRabbitMQ]:
+    """A broker without the exchange and the queue of the shop, which go at the end."""
+    yield rabbit
+    with pika.BlockingConnection(pika.URLParameters(rabbit.url)) as connection:
+        connection.channel().queue_delete("orders")
+        connection.channel().exchange_delete("events")
 
 
 @pytest.fixture

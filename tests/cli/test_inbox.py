@@ -144,26 +144,27 @@ def test_a_broker_out_of_reach_is_waited_for(program: Program) -> None:
 
 @pytest.mark.rabbitmq
 @pytest.mark.slow
-@pytest.mark.xdist_group("cli-rabbitmq")
-def test_a_message_goes_its_way(program: Program, embedded: Ledger) -> None:
+@pytest.mark.xdist_group("rabbitmq")
+def test_a_message_goes_its_way(
+    program: Program, embedded: Ledger, broker: PrivateRabbitMQ
+) -> None:
     """Published, relayed, received, handled; one that fails is retried and handled then."""
-    with PrivateRabbitMQ() as server:
-        open_shop(program, from_broker(server.port))
-        program.run("messaging", "topology")
-        program.run("outbox", "publish", "order.placed")
-        program.run("outbox", "publish", "order.broken")
-        with program.start("up") as relay, program.start(*CONSUME) as running:
-            relay.says("broker: delivered 2")
-            running.says("received 2, handled 1, failed 1")
-            (failed,) = program.run("failed", "show", "--json").json["failed"]
-            (program.folder / "mended").touch()
-            retried = program.run("failed", "retry", failed["id"])
-            running.says("retry: delivered 1")
-            running.terminate()
-            relay.terminate()
-            codes = running.ended(), relay.ended()
-        with pika.BlockingConnection(pika.URLParameters(server.url)) as connection:
-            queue = connection.channel().queue_declare("orders", passive=True, durable=True)
+    open_shop(program, from_broker(broker.port))
+    program.run("messaging", "topology")
+    program.run("outbox", "publish", "order.placed")
+    program.run("outbox", "publish", "order.broken")
+    with program.start("up") as relay, program.start(*CONSUME) as running:
+        relay.says("broker: delivered 2")
+        running.says("received 2, handled 1, failed 1")
+        (failed,) = program.run("failed", "show", "--json").json["failed"]
+        (program.folder / "mended").touch()
+        retried = program.run("failed", "retry", failed["id"])
+        running.says("retry: delivered 1")
+        running.terminate()
+        relay.terminate()
+        codes = running.ended(), relay.ended()
+    with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+        queue = connection.channel().queue_declare("orders", passive=True, durable=True)
 
     assert codes == (0, 0)
     assert handled(program) == ["order.placed", "order.broken"]
@@ -176,29 +177,28 @@ def test_a_message_goes_its_way(program: Program, embedded: Ledger) -> None:
 
 @pytest.mark.rabbitmq
 @pytest.mark.slow
-@pytest.mark.xdist_group("cli-rabbitmq")
-def test_a_second_signal_gives_back_what_runs(program: Program) -> None:
+@pytest.mark.xdist_group("rabbitmq")
+def test_a_second_signal_gives_back_what_runs(program: Program, broker: PrivateRabbitMQ) -> None:
     """The first waits for the handler; the second ends all, and the broker has the message."""
-    with PrivateRabbitMQ() as server:
-        open_shop(program, from_broker(server.port))
-        (program.folder / "slow.py").write_text(SLOW)
-        program.run("messaging", "topology")
-        with pika.BlockingConnection(pika.URLParameters(server.url)) as connection:
-            properties = pika.BasicProperties(
-                type="order.placed",
-                message_id="01982f60-7a5e-7c11-a3a4-5f7e9b1c2d3e",
-                content_type="application/json",
-            )
-            connection.channel().basic_publish("events", "order.placed", b"1", properties)
-        with program.start("inbox", "consume", "orders", "-A", "slow:ledger") as running:
-            until((program.folder / "begun").exists, what="the handler began")
-            running.terminate()
-            running.says("stopping: 1 running")
-            running.terminate()
-            code = running.ended()
-        with pika.BlockingConnection(pika.URLParameters(server.url)) as connection:
-            channel = connection.channel()
-            until(lambda: channel.basic_get("orders")[0], what="the message is back")
+    open_shop(program, from_broker(broker.port))
+    (program.folder / "slow.py").write_text(SLOW)
+    program.run("messaging", "topology")
+    with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+        properties = pika.BasicProperties(
+            type="order.placed",
+            message_id="01982f60-7a5e-7c11-a3a4-5f7e9b1c2d3e",
+            content_type="application/json",
+        )
+        connection.channel().basic_publish("events", "order.placed", b"1", properties)
+    with program.start("inbox", "consume", "orders", "-A", "slow:ledger") as running:
+        until((program.folder / "begun").exists, what="the handler began")
+        running.terminate()
+        running.says("stopping: 1 running")
+        running.terminate()
+        code = running.ended()
+    with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+        channel = connection.channel()
+        until(lambda: channel.basic_get("orders")[0], what="the message is back")
 
     assert code == 130
     assert "ended while 1 handlers ran" in running.said

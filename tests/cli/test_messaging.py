@@ -17,7 +17,7 @@ TABLES = {"messenger_outbox", "messenger_messages", "message_broker_deduplicatio
 UNASKED = {"LEDGERSTONE_MESSAGING_AUTO_SETUP": "false"}
 
 
-def broker(port: int, kind: str = "topic") -> str:
+def to_broker(port: int, kind: str = "topic") -> str:
     return f"""
 [messaging.destinations.broker]
 url = "amqp://guest:guest@{HOST}:{port}/"
@@ -158,7 +158,7 @@ def test_what_does_not_go_together_is_wrong_usage(program: Program, arguments: l
 
 def test_a_topology_is_shown_and_exported(program: Program) -> None:
     """Neither needs the broker; a file is written where it is named."""
-    open_shop(program, broker(free_port()))
+    open_shop(program, to_broker(free_port()))
 
     planned = program.run("messaging", "topology", "--dry-run")
     printed = program.run("messaging", "topology", "--export", "--vhost", "/shop")
@@ -180,7 +180,7 @@ def test_a_topology_needs_something_and_somewhere(program: Program) -> None:
     none = program.run("messaging", "topology")
     open_shop(program, "[messaging.exchanges.events]\n")
     nowhere = program.run("messaging", "topology")
-    open_shop(program, broker(free_port()))
+    open_shop(program, to_broker(free_port()))
     unknown = program.run("messaging", "topology", "--destination", "local")
     away = program.run("messaging", "topology")
 
@@ -193,15 +193,14 @@ def test_a_topology_needs_something_and_somewhere(program: Program) -> None:
 
 @pytest.mark.rabbitmq
 @pytest.mark.slow
-@pytest.mark.xdist_group("cli-rabbitmq")
-def test_a_topology_is_declared(program: Program) -> None:
+@pytest.mark.xdist_group("rabbitmq")
+def test_a_topology_is_declared(program: Program, broker: PrivateRabbitMQ) -> None:
     """Each item by itself: one that is there in another shape is an error, and exit 1."""
-    with PrivateRabbitMQ() as server:
-        open_shop(program, broker(server.port))
-        done = program.run("messaging", "topology")
-        again = program.run("messaging", "topology", "--destination", "broker", "--json")
-        open_shop(program, broker(server.port, "fanout"))
-        refused = program.run("messaging", "topology")
+    open_shop(program, to_broker(broker.port))
+    done = program.run("messaging", "topology")
+    again = program.run("messaging", "topology", "--destination", "broker", "--json")
+    open_shop(program, to_broker(broker.port, "fanout"))
+    refused = program.run("messaging", "topology")
 
     assert done.code == 0
     assert done.out.count("OK ") == 4

@@ -216,7 +216,7 @@ def test_status_shows_what_waits(program: Program, home: Home, ledger: Ledger) -
 
 @pytest.mark.rabbitmq
 @pytest.mark.slow
-@pytest.mark.xdist_group("cli-rabbitmq")
+@pytest.mark.xdist_group("rabbitmq")
 def test_it_carries_when_the_broker_comes(program: Program) -> None:
     """What was published before is delivered; a message for nobody is parked with its reason."""
     port = free_port()

@@ -37,16 +37,15 @@ from ledgerstone.testing.contract.transports import (
 )
 from ledgerstone.testing.servers.rabbitmq import Certificates, PrivateRabbitMQ
 from ledgerstone.testing.waiting import until
+from tests.conftest import BROKER_BODY_BYTES_MAX
 
 pytestmark = [
     pytest.mark.rabbitmq,
     pytest.mark.slow,
-    pytest.mark.xdist_group("messaging-rabbitmq"),
+    pytest.mark.xdist_group("rabbitmq"),
 ]
 
 SECONDS_MAX = 30.0
-BODY_BYTES_MAX = 200_000
-"""What the broker takes: see the fixture `rabbit`."""
 FRAME_BYTES_MAX = 131_072
 SOURCE = "shop"
 _numbers = itertools.count(1)
@@ -266,7 +265,7 @@ def test_too_large_for_the_broker(place: AmqpPlace) -> None:
     """The message for which the broker closes the channel is found; the others are delivered."""
     messages = made(8)
     for index in (2, 5):
-        body = msgspec.json.encode("a" * (BODY_BYTES_MAX + 1))
+        body = msgspec.json.encode("a" * (BROKER_BODY_BYTES_MAX + 1))
         messages[index] = msgspec.structs.replace(messages[index], raw=body)
 
     answers = place.transport.send(messages, seconds_max=SECONDS_MAX)

@@ -25,7 +25,7 @@ from ledgerstone.testing.waiting import until
 pytestmark = [
     pytest.mark.rabbitmq,
     pytest.mark.slow,
-    pytest.mark.xdist_group("messaging-rabbitmq"),
+    pytest.mark.xdist_group("rabbitmq"),
 ]
 
 SECONDS_MAX = 30.0

@@ -30,7 +30,7 @@ from ledgerstone.testing.servers.rabbitmq import PrivateRabbitMQ
 BROKER = [
     pytest.mark.rabbitmq,
     pytest.mark.slow,
-    pytest.mark.xdist_group("messaging-rabbitmq"),
+    pytest.mark.xdist_group("rabbitmq"),
 ]
 SETTINGS = MessagingSettings(
     exchanges={

@@ -19,7 +19,7 @@ import threading
 from typing import Any
 
 import msgspec
-from sqlalchemy import Column, Integer, String, Table, select, update
+from sqlalchemy import Column, Integer, String, Table, bindparam, select, update
 
 from ledgerstone.errors import LedgerstoneError
 from ledgerstone.ids import new_id
@@ -63,6 +63,12 @@ effect = Table(
 )
 """What took effect."""
 
+_changed = account.c.name == bindparam("changed")
+_raise = update(account).where(_changed).values(version=account.c.version + 1)
+_version = select(account.c.version).where(_changed)
+_record = change.insert()
+_effect = effect.insert()
+
 
 class Taken(Exception):
     """The transaction is taken back on purpose."""
@@ -102,23 +108,21 @@ def publish(ledger: Ledger, *, count: int, accounts: int, seed: int) -> None:
 
 
 def _change(tx: Transaction, names: list[str], taken_back: bool) -> None:
+    rows = []
     for name in names:
-        tx.connection.execute(
-            update(account).where(account.c.name == name).values(version=account.c.version + 1)
-        )
-        version = tx.connection.execute(
-            select(account.c.version).where(account.c.name == name)
-        ).scalar_one()
+        tx.connection.execute(_raise, {"changed": name})
+        version = tx.connection.execute(_version, {"changed": name}).scalar_one()
         row = {"ticket": new_id(), "name": name, "version": version}
-        tx.connection.execute(change.insert(), row)
         tx.outbox.publish(EVENT, row, partition=name)
+        rows.append(row)
+    tx.connection.execute(_record, rows)
     if taken_back:
         raise Taken
 
 
 def note(tx: Transaction, message: Message) -> None:
     """The consumer: write down what it is told."""
-    tx.connection.execute(effect.insert(), message.body)
+    tx.connection.execute(_effect, message.body)
 
 
 def carry(ledger: Ledger, destinations: list[str]) -> None:
