@@ -69,11 +69,20 @@ def test_through_a_broker(server: PrivatePostgres | PrivateMariaDB) -> None:
 
 @pytest.mark.slow
 def test_without_a_broker(tmp_path: Path) -> None:
-    """On a file, straight to the consumers: the same holds."""
+    """On a file, straight to the consumers: the same holds.
+
+    Eight processes take turns to write to it: a lease is long enough to wait for one.
+    """
     url = f"sqlite:///{tmp_path}/ledger.db"
     with Ledger(url, settings=Settings.load(environ={}, url=url)) as ledger:
         ledger.migrate()
 
-        verdict = survive_kills(ledger, url, carriers=("local",), subscription=None, settings={})
+        verdict = survive_kills(
+            ledger,
+            url,
+            carriers=("local",),
+            subscription=None,
+            settings={"engine_lease_seconds": 5},
+        )
 
     assert verdict == KEPT

@@ -58,7 +58,7 @@ def relay_of(
         transport,
         office,
         origin=lambda: database.identity,
-        separately=destination.url == "local:",
+        handling=destination.url == "local:",
         monotonic=database.clock.monotonic,
     )
 

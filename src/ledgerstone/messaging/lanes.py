@@ -293,8 +293,8 @@ def settle(
     return now, [each for each in late if tokens.get(each.lane.id) != each.lane.token]
 
 
-def rescue(tx: Transaction, queue: str, *, limit: int, crashes_max: int) -> int:
-    """Make lanes of dead relays due again; one whose relays died too often waits for people."""
+def rescue(tx: Transaction, queue: str, *, limit: int, crashes_max: int | None) -> int:
+    """Make lanes of dead relays due again; after so many deaths in a row one waits for people."""
     expired = _expired.rows(tx, queue=queue, limit_=limit)
     if not expired:
         return 0
@@ -302,7 +302,8 @@ def rescue(tx: Transaction, queue: str, *, limit: int, crashes_max: int) -> int:
     entries = []
     for each, token, crashes, partition, worker, state in expired:
         # One that an operator has paused meanwhile stays so.
-        parked = crashes + 1 >= crashes_max and state == LaneState.OPEN.value
+        guilty = crashes_max is not None and crashes + 1 >= crashes_max
+        parked = guilty and state == LaneState.OPEN.value
         reason = f"the lease of {worker} ran out"
         then = LaneState.PARKED.value if parked else state
         rows.append((each, token, then, "crashed", reason))

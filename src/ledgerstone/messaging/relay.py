@@ -108,7 +108,8 @@ class OrderedRelay:
     - Lanes are claimed in the order in which they became due; each is held by one relay.
     - A destination that is out of reach costs no message an attempt.
     - A message that is refused holds its lane; after a while the destination's policy decides.
-    - `separately` makes each lane a round of its own, for destinations that take their time.
+    - `handling`: the code of consumers runs in here, takes its time, and may be what kills a relay.
+      Each lane is a round of its own then, and one whose relays died too often waits for people.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class OrderedRelay:
         office: Office,
         *,
         origin: Callable[[], str],
-        separately: bool = False,
+        handling: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = channel_of(queue)
@@ -130,7 +131,7 @@ class OrderedRelay:
         self._destination = destination
         self._office = office
         self._origin = origin
-        self._separately = separately
+        self._handling = handling
         self._monotonic = monotonic
         self._heads = Heads(office.shared)
         self._marks = Marks(office)
@@ -149,13 +150,13 @@ class OrderedRelay:
         return Handler(self._carry)
 
     def claim(self, tx: Transaction, ask: Ask) -> Sequence[Claim]:
-        rounds_free = ask.limit if self._separately else ROUNDS_MAX - len(self._open)
+        rounds_free = ask.limit if self._handling else ROUNDS_MAX - len(self._open)
         if rounds_free <= 0 or self.queue in ask.avoid:
             return ()
         self._office.setup.ensure(tx, self._office.shared.outbox)
         if is_paused(tx, self.queue):
             return ()
-        limit = min(ask.limit, self._lanes_max) if self._separately else self._lanes_max
+        limit = min(ask.limit, self._lanes_max) if self._handling else self._lanes_max
         rows = lanes.claim.run(
             tx,
             limit=limit,
@@ -170,7 +171,7 @@ class OrderedRelay:
             tx.wake(self.channel)
         carried = self._read(tx, [Held(*row) for row in rows])
         until = self._monotonic() + ask.lease_seconds
-        batches = [[each] for each in carried] if self._separately else [carried]
+        batches = [[each] for each in carried] if self._handling else [carried]
         claims = []
         for batch in batches:
             made = Round(batch, until)
@@ -209,12 +210,13 @@ class OrderedRelay:
         return [claim for claim in claims if all(each.held.lost for each in _round(claim).lanes)]
 
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
-        return lanes.rescue(tx, self.queue, limit=limit, crashes_max=crashes_max)
+        guilty_after = crashes_max if self._handling else None
+        return lanes.rescue(tx, self.queue, limit=limit, crashes_max=guilty_after)
 
     @property
     def _lanes_max(self) -> int:
         """So many that all rounds together have as much under way as there may be."""
-        rounds = 1 if self._separately else ROUNDS_MAX
+        rounds = 1 if self._handling else ROUNDS_MAX
         return max(1, self._destination.batch_max // rounds)
 
     def _read(self, tx: Transaction, held: Sequence[Held]) -> list[Carried]:
@@ -288,7 +290,7 @@ class OrderedRelay:
                 each.answer = answer
                 self.tally.refused += answer.verdict is not Sent.UNKNOWN
         # Where each lane is a round of its own, one of them says nothing about the others.
-        if first and not self._separately and all(a.verdict is Sent.UNKNOWN for a in answers):
+        if first and not self._handling and all(a.verdict is Sent.UNKNOWN for a in answers):
             reason = answers[0].reason or "no answer came"
             raise TargetDown(self.queue, f"{self.queue}: {reason}")
         return True

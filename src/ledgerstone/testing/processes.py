@@ -72,8 +72,13 @@ class WorkerProcess:
         return self._process.pid
 
     @property
+    def exit_code(self) -> int | None:
+        """How it ended, negative for a signal; None while it lives."""
+        return self._process.poll()
+
+    @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self.exit_code is None
 
     def ready(self) -> str:
         """Wait until it works; its worker id."""

@@ -34,6 +34,7 @@ from ledgerstone.messaging.states import What
 from ledgerstone.messaging.tables import event
 from ledgerstone.messaging.transport import DELIVERED, Answer, Verdict
 from ledgerstone.settings import Settings
+from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.store.clock import Clock
 from ledgerstone.testing.fixtures import Home
 
@@ -124,6 +125,7 @@ class Shop:
     """A ledger whose orders go to a shelf.
 
     - `options` are those of the destination; `messaging` those of the section beside it.
+    - The shelf may stand at `local`, where else handlers run.
     - Each `relay` is a worker of its own, on the same database and shelf.
     """
 
@@ -133,13 +135,16 @@ class Shop:
         clock: Clock | None = None,
         *,
         shelf: Shelf | None = None,
+        destination: str = SHOP,
         messaging: dict[str, Any] | None = None,
         engine: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
+        self.destination = destination
+        place = "local:" if destination == LOCAL else NOWHERE
         section = {
-            "destinations": {SHOP: {"url": NOWHERE, **options}},
-            "routes": {"order.*": [SHOP]},
+            "destinations": {destination: {"url": place, **options}},
+            "routes": {"order.*": [destination]},
             **(messaging or {}),
         }
         settings = Settings.load(url=url, environ={}, messaging=section, engine=engine or {})
@@ -158,11 +163,12 @@ class Shop:
         with self.ledger.transaction() as tx:
             return [tx.outbox.publish(name, body, **given) for body in bodies]
 
-    def source(self, destination: str = SHOP) -> OrderedRelay | CompetingRelay:
+    def source(self, destination: str | None = None) -> OrderedRelay | CompetingRelay:
         """What carries to the shelf."""
-        return relay_of(destination, self.ledger.office, self.ledger.database, self.shelf)
+        name = destination or self.destination
+        return relay_of(name, self.ledger.office, self.ledger.database, self.shelf)
 
-    def relay(self, destination: str = SHOP) -> Worker:
+    def relay(self, destination: str | None = None) -> Worker:
         """A further relay."""
         return self.ledger.worker(self.source(destination))
 
@@ -173,10 +179,10 @@ class Shop:
         for _ in range(times):
             self._worker.tick()
 
-    def lane(self, partition: str = "", destination: str = SHOP) -> LaneRow:
+    def lane(self, partition: str = "", destination: str | None = None) -> LaneRow:
         """Where a partition stands."""
         with self.ledger.reading() as tx:
-            rows = tx.outbox.lanes(destination, limit=1000).rows
+            rows = tx.outbox.lanes(destination or self.destination, limit=1000).rows
         (found,) = [row for row in rows if row.partition == partition]
         return found
 

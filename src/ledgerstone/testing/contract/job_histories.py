@@ -13,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from ledgerstone.engine.source import Ask, Claim, Failure, Outcome, Verdict
 from ledgerstone.errors import KeyConflict, NotAllowedNow
+from ledgerstone.ids import new_id
 from ledgerstone.jobs import JobSource, Status
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.clock import ManualClock
@@ -71,6 +72,7 @@ class JobHistories(RuleBasedStateMachine):
         super().__init__()
         self.models: dict[str, _Model] = {}
         self._keys: dict[str, tuple[str, int]] = {}
+        self._name = new_id()
         self._drained()
 
     @property
@@ -85,7 +87,7 @@ class JobHistories(RuleBasedStateMachine):
 
     @rule(target=jobs, key=st.sampled_from(["k", "l"]), number=st.integers(0, 1))
     def enqueue_keyed(self, key: str, number: int) -> Any:
-        key = f"{id(self)} {key}"
+        key = f"{self._name} {key}"
         known = self._keys.get(key)
         try:
             enqueued = self.ledger.run(

@@ -7,6 +7,7 @@ from functools import partial
 from ledgerstone.engine.source import Outcome
 from ledgerstone.engine.source import Verdict as Out
 from ledgerstone.messaging.states import LaneState, What
+from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract.relays import (
     CRASHES,
@@ -93,8 +94,8 @@ class RelayLeaseContract(Opened):
         assert list(lost) == [claim]
 
     def test_what_kills_relays_is_parked(self, opening: Opening, clock: ManualClock) -> None:
-        """A lane whose relays died too often in a row waits for people, and that is on record."""
-        shop = opening(engine={"crashes_max": CRASHES})
+        """Where handlers run, a lane whose relays died too often waits for people, on record."""
+        shop = opening(engine={"crashes_max": CRASHES}, destination=LOCAL)
         shop.publish("deadly", partition="ann")
         states = []
 
@@ -109,13 +110,27 @@ class RelayLeaseContract(Opened):
         assert (entry.what, entry.code) == (What.PARKED, "crashed")
         assert shop.lane("ann").attempts == 0
         with shop.ledger.transaction() as tx:
-            tx.outbox.resume(SHOP, partition="ann")
+            tx.outbox.resume(LOCAL, partition="ann")
         shop.tick()
         assert shop.shelf.bodies == ["deadly"]
 
+    def test_what_is_only_carried_kills_nobody(self, opening: Opening, clock: ManualClock) -> None:
+        """Relays to elsewhere that die, as often as they like, cost no message anything."""
+        shop = opening(engine={"crashes_max": CRASHES})
+        shop.publish("innocent", partition="ann")
+
+        for _ in range(CRASHES + 1):
+            claimed(shop)
+            clock.advance(LEASE + 1)
+            assert rescued(shop) == 1
+        shop.tick()
+
+        assert shop.shelf.bodies == ["innocent"]
+        assert shop.record() == []
+
     def test_an_answer_forgives_crashes(self, opening: Opening, clock: ManualClock) -> None:
         """Relays that died before the destination said anything do not count afterwards."""
-        shop = opening(engine={"crashes_max": 2}, backoff_seconds=1)
+        shop = opening(engine={"crashes_max": 2}, backoff_seconds=1, destination=LOCAL)
         shop.shelf.tell("poison", REFUSED)
         shop.publish("poison", partition="ann")
 

@@ -118,10 +118,8 @@ def survive_kills(
         ]
         for kill in range(KILLS):
             part = messages * (kill + 1) // (KILLS + 2)
-            until(
-                lambda part=part: effects(url) >= part,  # type: ignore[misc]
-                seconds_max=FINISH_SECONDS_MAX,
-                what=f"{part} effects",
+            _until_effects(
+                url, part, [*publishers, *(one for crew in crews for one in crew.members)]
             )
             for crew in crews:
                 crew.kill_one(dice)
@@ -129,8 +127,17 @@ def survive_kills(
                 disturb()
         for publisher in publishers:
             publisher.report()
-        until(lambda: effects(url) >= messages, seconds_max=FINISH_SECONDS_MAX, what="all effects")
+        _until_effects(url, messages, [one for crew in crews for one in crew.members])
     return judged(url)
+
+
+def _until_effects(url: str, count: int, busy: list[WorkerProcess]) -> None:
+    def enough() -> bool:
+        for process in busy:
+            assert process.exit_code in {None, 0}, process.complaints
+        return effects(url) >= count
+
+    until(enough, seconds_max=FINISH_SECONDS_MAX, what=f"{count} effects")
 
 
 def effects(url: str) -> int:
