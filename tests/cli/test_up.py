@@ -30,11 +30,15 @@ from ledgerstone.cli.up import serve
 from ledgerstone.engine.source import Handler
 from ledgerstone.testing.work import endless
 
+def handle(claim):
+    print("begun", flush=True)
+    endless(claim)
+
 logs.to_stderr(level="INFO")
 with Ledger(sys.argv[1]) as ledger:
-    serve(ledger, [chores.ChoreSource(Handler(endless))])
+    serve(ledger, [chores.ChoreSource(Handler(handle))])
 """
-"""What `up` does, with a handler that does not end by itself."""
+"""What `up` does, with a handler that says that it has begun and does not end by itself."""
 
 
 @contextmanager
@@ -133,7 +137,7 @@ def test_the_second_signal_does_not_wait(program: Program, home: Home, ledger: L
         chore_id = tx.chores.enqueue("endless").id
 
     with program.start(home.url, LEDGERSTONE_ENGINE_GRACE_SECONDS="3600") as running:
-        until(lambda: standing(ledger, chore_id).status is Status.RUNNING)
+        running.says("begun")
         running.interrupt()
         running.says("stopping: 1 running, for at most 3600 s")
         assert standing(ledger, chore_id).status is Status.RUNNING
@@ -153,7 +157,7 @@ def test_the_grace_period_has_an_end(program: Program, home: Home, ledger: Ledge
         chore_id = tx.chores.enqueue("endless").id
 
     with program.start(home.url, LEDGERSTONE_ENGINE_GRACE_SECONDS="0.2") as running:
-        until(lambda: standing(ledger, chore_id).status is Status.RUNNING)
+        running.says("begun")
         running.terminate()
         code = running.ended()
 
