@@ -388,14 +388,14 @@ def test_an_answer_that_never_ends(receiver: Receiver, make: Make) -> None:
 def test_one_request_has_a_limit_of_its_own(
     receiver: Receiver, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request is given up before the call has to end; others are answered."""
+    """A request is given up before the call has to end, and counts; others are answered."""
     monkeypatch.setattr(webhook, "REQUEST_SECONDS_MAX", 0.5)
     receiver.replies[REFUSED_NAME] = Reply(drip=True)
 
     answers = send(make(), one(REFUSED_NAME, partition="a"), one(partition="b"))
 
     assert answers == [
-        Answer(Verdict.UNKNOWN, "timeout", "there was no answer within 0.5 s"),
+        Answer(Verdict.REFUSED, "timeout", "there was no answer within 0.5 s"),
         DELIVERED,
     ]
 
@@ -412,12 +412,12 @@ def test_one_request_has_a_limit_of_its_own(
     ids=["nothing", "smtp", "bad header", "many interim", "long header"],
 )
 def test_what_is_no_answer(receiver: Receiver, make: Make, raw: bytes, why: str) -> None:
-    """What cannot be read as an answer leaves open whether it arrived."""
+    """What cannot be read as an answer is none, and counts: the message may be what breaks it."""
     receiver.replies["order.placed"] = Reply(raw=raw)
 
     (answer,) = send(make(), one())
 
-    assert (answer.verdict, answer.code) == (Verdict.UNKNOWN, "broken")
+    assert (answer.verdict, answer.code) == (Verdict.REFUSED, "broken")
     assert why in answer.reason
 
 

@@ -21,7 +21,7 @@ class Verdict(Enum):
     DELIVERED = "delivered"
     """The destination has confirmed that it keeps it."""
     REFUSED = "refused"
-    """The destination said no; the same message may be taken later."""
+    """The destination said no, or nothing to this one alone; it may be taken later."""
     UNDELIVERABLE = "undeliverable"
     """The destination said no, and will say so again: nobody is bound to receive it."""
     UNKNOWN = "unknown"

@@ -105,7 +105,7 @@ class WebhookTransport:
             session.thread.run(session.carry(errand, seconds_max))
         except LoopClosed:
             errand.late = Answer(Verdict.UNKNOWN, "closed", "the transport was closed meanwhile")
-        if not errand.began and errand.trouble is not None:
+        if not errand.posted and errand.trouble is not None:
             raise TargetDown(self._name, errand.trouble)
         return errand.answered()
 
@@ -222,8 +222,8 @@ class _Errand:
         for index, message in enumerate(messages):
             lanes.setdefault(message.partition if ordered else index, deque()).append(index)
         self.lanes = deque(lanes.values())
-        self.began = False
-        """Whether anything was sent."""
+        self.posted: set[str] = set()
+        """Whose request was written."""
         self.trouble: str | None = None
         """Why there is no connection."""
         self.late = Answer(Verdict.UNKNOWN, "timeout", "there was no answer in time")
@@ -304,9 +304,11 @@ class _Session:
                 return self._answer_to(await self._response(errand, message))
         except TimeoutError:
             why = f"there was no answer within {REQUEST_SECONDS_MAX:g} s"
-            return Answer(Verdict.UNKNOWN, "timeout", why)
+            # A receiver that hangs over one message may take all others.
+            posted = message.id in errand.posted
+            return Answer(Verdict.REFUSED if posted else Verdict.UNKNOWN, "timeout", why)
         except Broken as error:
-            return Answer(Verdict.UNKNOWN, "broken", str(error))
+            return Answer(Verdict.REFUSED, "broken", str(error))
         except Unsendable as error:
             why = f"it cannot be sent by HTTP: {error}"
             return Answer(Verdict.UNDELIVERABLE, "unsendable", why)
@@ -318,7 +320,7 @@ class _Session:
             used = connection.used
             try:
                 connection.write(self._target.path, headers, body)
-                errand.began = True
+                errand.posted.add(message.id)
                 return await connection.response()
             except Broken as broken:
                 # One that was kept open may be closed just now by the other side; nothing was
