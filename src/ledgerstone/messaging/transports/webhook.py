@@ -308,7 +308,9 @@ class _Session:
             posted = message.id in errand.posted
             return Answer(Verdict.REFUSED if posted else Verdict.UNKNOWN, "timeout", why)
         except Broken as error:
-            return Answer(Verdict.REFUSED, "broken", str(error))
+            # Without a word it may be going down, whatever the message is.
+            verdict = Verdict.REFUSED if error.heard else Verdict.UNKNOWN
+            return Answer(verdict, "broken", str(error))
         except Unsendable as error:
             why = f"it cannot be sent by HTTP: {error}"
             return Answer(Verdict.UNDELIVERABLE, "unsendable", why)
