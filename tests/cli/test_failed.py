@@ -133,7 +133,7 @@ def test_one_is_sent_again_once(program: Program, home: Home, ledger: Ledger) ->
         "retried": [each],
         "refused": [],
         "left": [],
-        "more": False,
+        "next": None,
         "dry_run": False,
     }
     assert again.code == 1
@@ -180,7 +180,7 @@ def test_all_is_meant_only_with_force(program: Program, home: Home, ledger: Ledg
     assert "error: 6 failed messages would be sent again; nothing was done" in refused.err
     assert "hint: --force does it" in refused.err
     assert untouched == ids[::-1]
-    assert some.out.startswith("4 sent again\nthere are more")
+    assert some.out.startswith("4 sent again\nthere may be more")
     assert rest.out == "2 sent again\n"
     assert none.out == "no failed message meets these filters\n"
     assert left(ledger) == [ids[-1]]

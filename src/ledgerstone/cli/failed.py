@@ -149,6 +149,7 @@ def retry(
     origin: OriginOption = None,
     since: SinceOption = None,
     limit: LimitOfAllOption = RETRY_MAX,
+    cursor: CursorOption = None,
     dry_run: DryRunOption = False,
     force: ForceOption = False,
     by: ByOption = None,
@@ -162,7 +163,7 @@ def retry(
         "retried",
         ("Send {} again?", "sent again", "would be sent again"),
         lambda tx, each: tx.failed.retry(each, by=who(by)),
-        lambda tx: tx.failed.retry_all(**filters, limit=limit, dry_run=True),
+        lambda tx: tx.failed.retry_all(**filters, limit=limit, cursor=cursor, dry_run=True),
     )
     _do(call, act, ids or [], filters, every=every, dry_run=dry_run, force=force)
 
@@ -178,6 +179,7 @@ def remove(
     origin: OriginOption = None,
     since: SinceOption = None,
     limit: LimitOfAllOption = RETRY_MAX,
+    cursor: CursorOption = None,
     dry_run: DryRunOption = False,
     force: ForceOption = False,
     by: ByOption = None,
@@ -191,7 +193,7 @@ def remove(
         "removed",
         ("Remove {} for good?", "removed", "would be removed"),
         lambda tx, each: tx.failed.remove(each, by=who(by)),
-        lambda tx: tx.failed.remove_all(**filters, limit=limit, dry_run=True),
+        lambda tx: tx.failed.remove_all(**filters, limit=limit, cursor=cursor, dry_run=True),
     )
     _do(call, act, ids or [], filters, every=every, dry_run=dry_run, force=force)
 
@@ -214,7 +216,8 @@ class _Done(msgspec.Struct, frozen=True, kw_only=True):
     """Those it could not be done to, each with the reason."""
     left: list[int]
     """Those that can never be sent again."""
-    more: bool
+    next: str | None = None
+    """Where those behind them begin."""
 
 
 def _do(
@@ -241,7 +244,7 @@ def _do(
         act.key: done.ids,
         "refused": done.refused,
         "left": done.left,
-        "more": done.more,
+        "next": done.next,
         "dry_run": dry_run,
     }
     output.show(facts, _told(act, done, dry_run=dry_run), json=call.json)
@@ -264,7 +267,7 @@ def _do_some(ledger: Ledger, act: _Act, ids: list[int], *, dry_run: bool) -> _Do
             refused.append({"id": each, **output.told(error)})
         else:
             done.append(each)
-    return _Done(ids=done, refused=refused, left=[], more=False)
+    return _Done(ids=done, refused=refused, left=[])
 
 
 class _Undo(Exception):
@@ -287,11 +290,11 @@ def _do_all(call: Call, ledger: Ledger, act: _Act, *, dry_run: bool, force: bool
             parts.append(f"and {len(chosen.ids) - len(rows):,} more (--json names them)")
         output.console().print(Group(*parts, ""))
     if dry_run or not chosen.ids:
-        return _Done(ids=chosen.ids, refused=[], left=chosen.left, more=chosen.more)
+        return _Done(ids=chosen.ids, refused=[], left=chosen.left, next=chosen.next)
     if not force:
         _confirm(call, act, len(chosen.ids))
     ids, refused = ledger.run(lambda tx: _done_to_these(tx, act, chosen.ids))
-    return _Done(ids=ids, refused=refused, left=chosen.left, more=chosen.more)
+    return _Done(ids=ids, refused=refused, left=chosen.left, next=chosen.next)
 
 
 def _done_to_these(
@@ -338,8 +341,9 @@ def _told(act: _Act, done: _Done, *, dry_run: bool) -> RenderableType:
         some = ", ".join(map(str, done.left[:PREVIEW_ROWS]))
         words = f"{len(done.left):,} cannot be sent again, as {some}: `failed show ID` says why"
         lines.append(Text(words, "yellow"))
-    if done.more:
-        lines.append(Text("there are more: the same call again takes the next", "yellow"))
+    if done.next is not None:
+        words = f"there may be more: the same call with --cursor {done.next} takes the next"
+        lines.append(Text(words, "yellow"))
     return Text("\n").join(lines)
 
 

@@ -71,12 +71,12 @@ class Chosen(msgspec.Struct, frozen=True):
     """What a call retried or removed or, in a dry run, would have.
 
     - `left` are those that cannot be retried.
-    - Where `more` is true there are more: call again.
+    - Where `next` is not None there may be more: call again with it as `cursor`.
     """
 
     ids: list[int]
     left: list[int]
-    more: bool
+    next: str | None
     dry_run: bool
 
 
@@ -252,17 +252,18 @@ class Failed:
         self,
         *,
         limit: int = RETRY_MAX,
+        cursor: str | None = None,
         dry_run: bool = False,
         by: str | None = None,
         **filters: Any,
     ) -> Chosen:
         """Retry those that meet the filters, the oldest first, at most so many."""
-        page = self._oldest(limit, RETRY_MAX, filters)
+        page = self._oldest(limit, RETRY_MAX, cursor, filters)
         left = [each.id for each in page.rows if self._problem(each) is not None]
         ids = [each.id for each in page.rows if each.id not in set(left)]
         if not dry_run:
             ids = [each for each in ids if self._retried(each, by)]
-        return Chosen(ids, left, more=page.next is not None, dry_run=dry_run)
+        return Chosen(ids, left, next=page.next, dry_run=dry_run)
 
     def remove(self, failed_id: int, *, by: str | None = None) -> None:
         """Remove it for good; that it was there stays on record."""
@@ -276,29 +277,30 @@ class Failed:
         self,
         *,
         limit: int = REMOVE_MAX,
+        cursor: str | None = None,
         dry_run: bool = False,
         by: str | None = None,
         **filters: Any,
     ) -> Chosen:
         """Remove those that meet the filters, the oldest first, at most so many."""
-        page = self._oldest(limit, REMOVE_MAX, filters)
+        page = self._oldest(limit, REMOVE_MAX, cursor, filters)
         rows = page.rows if dry_run else [each for each in page.rows if self._take(each)]
         if not dry_run:
             record(self._tx, [_undone(What.REMOVED, each, by) for each in rows])
         ids = [each.id for each in rows]
-        return Chosen(ids, [], more=page.next is not None, dry_run=dry_run)
+        return Chosen(ids, [], next=page.next, dry_run=dry_run)
 
     def _ready(self) -> _Statements:
         self._office.setup.ensure(self._tx, self._office.shared.failed)
         return _statements(self._office.shared.failed)
 
     def _oldest(
-        self, limit: int, limit_max: int, filters: Mapping[str, Any]
+        self, limit: int, limit_max: int, cursor: str | None, filters: Mapping[str, Any]
     ) -> Page[FailedMessage]:
         if not 1 <= limit <= limit_max:
             message = f"one call takes 1 to {limit_max} failed messages, not {limit}"
             raise BadInput(message, hint="call again for the rest")
-        return self._sifted(self._ready().oldest, _filter(filters), limit, None)
+        return self._sifted(self._ready().oldest, _filter(filters), limit, cursor)
 
     def _sifted(
         self, rows: Keyset[FailedMessage], wanted: Filter, limit: int, cursor: str | None

@@ -473,7 +473,7 @@ class FailedContract:
 
         chosen = ledger.run(lambda tx: Failed(tx, office).retry_all(consumer="mailer", by="ann"))
 
-        assert (len(chosen.ids), chosen.left, chosen.more) == (3, [newest.id], False)
+        assert (len(chosen.ids), chosen.left, chosen.next) == (3, [newest.id], None)
         assert [message_in(row).id for row in waiting(ledger, office)] == [
             each.id for each in sent if isinstance(each, Message)
         ]
@@ -488,10 +488,23 @@ class FailedContract:
         retried = ledger.run(lambda tx: Failed(tx, office).retry_all(limit=1))
         removed = ledger.run(lambda tx: Failed(tx, office).remove_all(limit=1))
 
-        assert (retried.ids, retried.more) == ([oldest], True)
-        assert (removed.ids, removed.more) == ([newer[1]], True)
+        assert retried.ids == [oldest]
+        assert removed.ids == [newer[1]]
+        assert None not in (retried.next, removed.next)
         with ledger.transaction() as tx, pytest.raises(BadInput, match="1 to"):
             Failed(tx, office).retry_all(limit=failed.RETRY_MAX + 1)
+
+    def test_those_that_stay_hide_none(self, ledger: Ledger, office: Office) -> None:
+        """The next call goes on behind what could not be retried."""
+        for _ in range(3):
+            put(ledger, office, Raw(body=b"oops"))
+        put(ledger, office)
+
+        first = ledger.run(lambda tx: Failed(tx, office).retry_all(limit=3))
+        rest = ledger.run(lambda tx: Failed(tx, office).retry_all(limit=3, cursor=first.next))
+
+        assert (len(first.left), first.ids) == (3, [])
+        assert (rest.left, len(rest.ids), rest.next) == ([], 1, None)
 
     def test_a_dry_run(self, ledger: Ledger, office: Office) -> None:
         """A dry run says what would happen, and changes nothing."""
