@@ -195,13 +195,26 @@ def test_a_topology_needs_something_and_somewhere(program: Program) -> None:
 @pytest.mark.slow
 @pytest.mark.xdist_group("rabbitmq")
 def test_a_topology_is_declared(program: Program, broker: PrivateRabbitMQ) -> None:
-    """Each item by itself: one that is there in another shape is an error, and exit 1."""
+    """Each item by itself: one that is there in another shape is an error, and exit 1.
+
+    Before it is, `doctor` says that it has to be.
+    """
     open_shop(program, to_broker(broker.port))
+    program.run("migrate")
+    early = program.run("doctor", "--json").json["checks"]
     done = program.run("messaging", "topology")
+    examined = program.run("doctor", "--json").json["checks"]
     again = program.run("messaging", "topology", "--destination", "broker", "--json")
     open_shop(program, to_broker(broker.port, "fanout"))
     refused = program.run("messaging", "topology")
 
+    found = [
+        {check["name"]: check for check in checks}["destination broker"]
+        for checks in (early, examined)
+    ]
+    assert [check["verdict"] for check in found] == ["problem", "ok"]
+    assert "the exchange events: 404" in found[0]["found"]
+    assert "run `ledgerstone messaging topology`" in found[0]["todo"]
     assert done.code == 0
     assert done.out.count("OK ") == 4
     assert all(each["ok"] for each in again.json["items"])

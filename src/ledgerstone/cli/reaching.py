@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from urllib.parse import urlsplit
 
-from ledgerstone.errors import TargetDown, Unsupported
+from ledgerstone.errors import TargetDown
 from ledgerstone.messaging.amqp import topology
 from ledgerstone.settings import DestinationSettings, SubscriptionSettings
 from ledgerstone.settings.messaging import masked
@@ -21,7 +21,8 @@ _HINT = "check that it is running and reachable, and its url; messages wait for 
 def reached(name: str, place: Place) -> str:
     """What it is, if it can be reached; TargetDown if not, after some seconds at the latest.
 
-    RabbitMQ has to let us in; others have to take a connection: they are told nothing.
+    RabbitMQ has to let us in and to have the exchange or queue (NotFound if it has not); others
+    have to take a connection: they are told nothing.
     """
     if place.url.startswith("amqp"):
         return _let_in(name, place)
@@ -37,10 +38,7 @@ def reached(name: str, place: Place) -> str:
 
 def _let_in(name: str, place: Place) -> str:
     try:
-        topology.declare(name, place, ())
-    except ModuleNotFoundError as error:
-        message = f"the library {error.name} is not installed"
-        raise Unsupported(message, hint="install ledgerstone[amqp]") from error
+        topology.check(name, place)
     except TargetDown as down:
         raise TargetDown(name, down.message, hint=_HINT) from down
     return f"{masked(place.url)} lets us in"

@@ -8,12 +8,13 @@ What a broker has beside them is left alone, and nothing is ever deleted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from ledgerstone.errors import BadInput, TargetDown, Unsupported
+from ledgerstone.errors import BadInput, NotFound, TargetDown, Unsupported
 from ledgerstone.settings.messaging import (
     DestinationSettings,
     ExchangeSettings,
@@ -109,13 +110,38 @@ def declare(
     - An item that fails does not stop the others.
     - TargetDown if the broker is out of reach, also if it goes in the middle: declare again.
     """
+    with _connected(name, broker) as connection:
+        return [_declared(connection, item) for item in items]
+
+
+def check(name: str, broker: DestinationSettings | SubscriptionSettings) -> None:
+    """NotFound if the broker has not got the exchange or queue that is named; nothing is made."""
+    if isinstance(broker, SubscriptionSettings):
+        what, verb, wanted = "queue", "queue_declare", broker.queue
+    else:
+        what, verb, wanted = "exchange", "exchange_declare", broker.exchange
+    with _connected(name, broker) as connection:
+        from pika.exceptions import ChannelClosedByBroker
+
+        try:
+            # The exchange without a name is always there.
+            if wanted:
+                getattr(connection.channel(), verb)(wanted, passive=True)
+        except ChannelClosedByBroker as refused:
+            message = f"the {what} {wanted}: {refused.reply_code} {refused.reply_text}"
+            hint = "run `ledgerstone messaging topology`, or have it made and opened to us"
+            raise NotFound(message, hint=hint) from refused
+
+
+@contextmanager
+def _connected(name: str, broker: DestinationSettings | SubscriptionSettings) -> Iterator[Any]:
     try:
         import pika
         from pika.exceptions import AMQPConnectionError
 
         from ledgerstone.messaging.amqp.connection import parameters, told
     except ModuleNotFoundError as error:
-        message = f"to declare on {name} needs {error.name}, which is not installed"
+        message = f"to talk to {name} needs {error.name}, which is not installed"
         raise Unsupported(message, hint="install ledgerstone[amqp]") from error
 
     reach = parameters(name, broker)
@@ -124,7 +150,7 @@ def declare(
     try:
         connection = pika.BlockingConnection(reach)
         try:
-            return [_declared(connection, item) for item in items]
+            yield connection
         finally:
             if connection.is_open:
                 connection.close()
