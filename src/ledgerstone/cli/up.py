@@ -229,7 +229,8 @@ class _Lines:
 
     def __init__(self) -> None:
         self._said: UpFacts | None = None
-        self._said_at = 0.0
+        self._counted = ""
+        self._counted_at = 0.0
 
     def __enter__(self) -> object:
         return self
@@ -240,6 +241,9 @@ class _Lines:
     def show(self, facts: UpFacts) -> None:
         before, now = self._said, time.monotonic()
         if before is None:
+            # What was done before this first look is told with the next.
+            heard = facts.received is not None and facts.received.received
+            self._counted = "" if facts.claimed or heard else _counts(facts)
             _log.info(
                 "up: ledgerstone %s on %s does %s, %d at a time, as worker %s; SIGTERM stops it",
                 *(
@@ -262,11 +266,9 @@ class _Lines:
                 _log.warning("trouble: %s", facts.trouble)
             else:
                 _log.info("the trouble is over")
-        elif _counts(facts) != _counts(before) and now >= self._said_at + SAY_SECONDS:
-            _log.info("%s; running %d, waiting %d", _counts(facts), facts.running, facts.waiting)
-            self._said_at = now
-        else:
-            return
+        elif _counts(facts) != self._counted and now >= self._counted_at + SAY_SECONDS:
+            self._counted, self._counted_at = _counts(facts), now
+            _log.info("%s; running %d, waiting %d", self._counted, facts.running, facts.waiting)
         self._said = facts
 
     @staticmethod
