@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 
+from ledgerstone.testing.server import MEMORY_FOLDER, memory_is_plenty
 from ledgerstone.testing.servers import PrivateRabbitMQ
 
 pytest_plugins = ["ledgerstone.testing.fixtures"]
@@ -17,9 +19,13 @@ pytest_plugins = ["ledgerstone.testing.fixtures"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# PyMySQL reads the certificates of the system for each connection, and checks none: more work than
-# most tests have.
+# PyMySQL reads the certificates of the system for each connection, and checks none: that takes
+# longer than most tests.
 os.environ.setdefault("SSL_CERT_FILE", os.devnull)
+
+# So do servers and databases that come and go: making files is slow where others were just removed.
+if "TMPDIR" not in os.environ and memory_is_plenty():
+    os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY_FOLDER)
 
 BROKER_BODY_BYTES_MAX = 200_000
 

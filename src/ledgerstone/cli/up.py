@@ -243,7 +243,8 @@ class _Lines:
         if before is None:
             # What was done before this first look is told with the next.
             heard = facts.received is not None and facts.received.received
-            self._counted = "" if facts.claimed or heard else _counts(facts)
+            begun = facts.claimed or heard or any(each.moved for each in facts.carried)
+            self._counted = "" if begun else _counts(facts)
             _log.info(
                 "up: ledgerstone %s on %s does %s, %d at a time, as worker %s; SIGTERM stops it",
                 *(

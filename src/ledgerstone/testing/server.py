@@ -193,7 +193,8 @@ def _clean_environment() -> dict[str, str]:
     return kept | {"LC_ALL": "C", "TZ": "UTC"}
 
 
-def _memory_is_plenty() -> bool:
+def memory_is_plenty() -> bool:
+    """Whether files of servers may be kept in memory."""
     return MEMORY_FOLDER.is_dir() and shutil.disk_usage(MEMORY_FOLDER).free >= MEMORY_BYTES_MIN
 
 
@@ -224,7 +225,7 @@ class Machine:
     def assembly(self) -> Iterator[None]:
         if self._folder is not None:
             raise NotAllowedNow(f"{self.name} is started already")
-        place = MEMORY_FOLDER if self.forgetful and _memory_is_plenty() else None
+        place = MEMORY_FOLDER if self.forgetful and memory_is_plenty() else None
         self._folder = Path(tempfile.mkdtemp(prefix=f"ledgerstone-{self.name}-", dir=place))
         self._give_away(self._folder)
         try:
