@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # PyMySQL reads the certificates of the system for each connection, and checks none: that takes
 # longer than most tests.
-os.environ.setdefault("SSL_CERT_FILE", os.devnull)
+os.environ["SSL_CERT_FILE"] = os.devnull
 
 # So do servers and databases that come and go: making files is slow where others were just removed.
 if "TMPDIR" not in os.environ and memory_is_plenty():
