@@ -194,8 +194,12 @@ def _clean_environment() -> dict[str, str]:
 
 
 def memory_is_plenty() -> bool:
-    """Whether files of servers may be kept in memory."""
-    return MEMORY_FOLDER.is_dir() and shutil.disk_usage(MEMORY_FOLDER).free >= MEMORY_BYTES_MIN
+    """Whether files of servers, which may be programs, can be kept in memory."""
+    if not MEMORY_FOLDER.is_dir():
+        return False
+    kept = os.statvfs(MEMORY_FOLDER)
+    room = kept.f_bavail * kept.f_frsize >= MEMORY_BYTES_MIN
+    return room and not kept.f_flag & os.ST_NOEXEC
 
 
 class Machine:
