@@ -204,6 +204,7 @@ def test_somebody_at_a_terminal_is_asked(program: Program, embedded: Ledger) -> 
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["retry", "1", "--cursor", "x"],
         ["retry"],
         ["retry", "1", "--all"],
         ["retry", "1", "--code", "timeout"],

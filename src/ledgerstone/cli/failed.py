@@ -159,6 +159,8 @@ def retry(
     Example: ledgerstone failed retry --all --code timeout --dry-run
     """
     filters = _filters(consumer=consumer, name=name, code=code, origin=origin, since=since)
+    if cursor is not None and not every:
+        raise typer.BadParameter("--cursor goes with --all")
     act = _Act(
         "retried",
         ("Send {} again?", "sent again", "would be sent again"),
@@ -189,6 +191,8 @@ def remove(
     Example: ledgerstone failed remove --all --name order.placed --since 7d --dry-run
     """
     filters = _filters(consumer=consumer, name=name, code=code, origin=origin, since=since)
+    if cursor is not None and not every:
+        raise typer.BadParameter("--cursor goes with --all")
     act = _Act(
         "removed",
         ("Remove {} for good?", "removed", "would be removed"),

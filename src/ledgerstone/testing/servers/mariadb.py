@@ -146,6 +146,7 @@ class PrivateMariaDB:
         # DROP DATABASE would wait for open transactions.
         self._disconnect_all(database_name(name))
         self._client(f"DROP DATABASE IF EXISTS {name}")
+        self._dumps.pop(name, None)
 
     def _disconnect_all(self, database: str) -> None:
         table = self._client("SELECT id, db FROM information_schema.processlist")
