@@ -31,7 +31,7 @@ def preload(*modules: str) -> None:
 
 
 class Fork:
-    """`function(*arguments)` in a process of its own, in a folder and with an environment.
+    """`function(*arguments)` in a process of its own, in a folder (this one) and an environment.
 
     What it reads (nothing, if not said), says and complains of goes by the descriptors `stdin`,
     `stdout` and `stderr`; they stay open here.
@@ -50,7 +50,8 @@ class Fork:
         with Path(os.devnull).open() as nothing:
             streams = _Streams((nothing.fileno() if stdin is None else stdin, stdout, stderr))
             self._process = _forks.Process(
-                target=_begin, args=(function, arguments, dict(environment), streams, folder)
+                target=_begin,
+                args=(function, arguments, dict(environment), streams, folder or Path.cwd()),
             )
             self._process.start()
         assert self._process.pid is not None
@@ -129,7 +130,7 @@ def _begin(
     arguments: tuple[object, ...],
     environment: dict[str, str],
     streams: _Streams,
-    folder: Path | None,
+    folder: Path,
 ) -> None:
     for ours, standard in zip(streams.descriptors, _STANDARD, strict=True):
         os.dup2(ours, standard)
@@ -138,6 +139,5 @@ def _begin(
     os.environ.clear()
     os.environ.update(environment)
     failpoints.arm(environment.get(failpoints.VARIABLE, ""))
-    if folder is not None:
-        os.chdir(folder)
+    os.chdir(folder)
     function(*arguments)
