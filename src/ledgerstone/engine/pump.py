@@ -293,7 +293,7 @@ class Pump:
 
         def work(tx: Transaction) -> tuple[Sequence[Outcome], Sequence[Claim]]:
             refused = self._settle_in(tx, finished) if finished else ()
-            return refused, self._claim(tx, room) if room > 0 else ()
+            return refused, self._claim(tx, room, alone=False) if room > 0 else ()
 
         try:
             return self._database.run(work, hopeful=True)
@@ -302,11 +302,11 @@ class Pump:
             raise
 
     def _claim_some(self, room: int) -> Sequence[Claim]:
-        return self._database.run(lambda tx: self._claim(tx, room), hopeful=True)
+        return self._database.run(lambda tx: self._claim(tx, room, alone=True), hopeful=True)
 
-    def _claim(self, tx: Transaction, room: int) -> Sequence[Claim]:
-        ask = Ask(room, self._worker, self._settings.lease_seconds, self._breakers.open_targets())
-        return self.source.claim(tx, ask)
+    def _claim(self, tx: Transaction, room: int, *, alone: bool) -> Sequence[Claim]:
+        lease, avoid = self._settings.lease_seconds, self._breakers.open_targets()
+        return self.source.claim(tx, Ask(room, self._worker, lease, avoid, alone))
 
     def _dispatch(self, claims: Sequence[Claim]) -> None:
         self.tally.trouble = None

@@ -85,6 +85,8 @@ class Ask(msgspec.Struct, frozen=True):
     lease_seconds: float
     avoid: frozenset[str] = frozenset()
     """Targets that are down: claims for them would only be returned."""
+    alone: bool = False
+    """Nothing else happens in the transaction: what takes the items may commit it."""
 
 
 class Where(Enum):

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import bindparam, column, func, select
+from sqlalchemy import Text, bindparam, cast, column, literal, select
 
 from ledgerstone.ids import new_id
 from ledgerstone.jobs.states import Status
@@ -79,7 +79,7 @@ claimed = Journal(
     told=lambda row, common: (new_id(), str(row[0]), begun(row[1], common["worker"])),
     columns=lambda row: (
         row.id,
-        func.concat('{"attempt":', row.attempt, ',"worker":"', _worker, '"}'),
+        literal('{"attempt":') + cast(row.attempt, Text) + ',"worker":"' + _worker + '"}',
     ),
 )
 """What is told of a job that begins."""

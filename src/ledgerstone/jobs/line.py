@@ -86,17 +86,24 @@ class Line:
         self._place: dict[str, Any] = {}
         self._resume_until = 0.0
 
-    def take(self, tx: Transaction, limit: int, **common: Any) -> list[Row]:
-        """Claim so many; none if the queue is paused or limited. The rows as they are then."""
+    def take(self, tx: Transaction, limit: int, *, alone: bool, **common: Any) -> list[Row]:
+        """Claim so many; none if the queue is paused or limited. The rows as they are then.
+
+        `alone`: nothing else happens in the transaction.
+        """
         rows = self._resumed(tx, limit, common)
         if len(rows) == limit:
             return rows
+        may_end = alone and not rows
+
+        def take(room: int, start: str) -> list[Row]:
+            if may_end and start == FIRST_ORG:
+                # Whatever it takes, nothing is taken after it.
+                tx.end_with_next()
+            return self._take.run(tx, limit=room, start=start, **common)
+
         began = perf_counter()
-        rows += self._in_turn(
-            tx,
-            limit - len(rows),
-            lambda room, start: self._take.run(tx, limit=room, start=start, **common),
-        )
+        rows += self._in_turn(tx, limit - len(rows), take)
         if len(rows) < limit:
             # Everybody had their turn, and nobody is left: the next is the first who comes.
             self._start = FIRST_ORG

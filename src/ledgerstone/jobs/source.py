@@ -191,7 +191,7 @@ class JobSource:
             **history.between(Status.QUEUED, Status.RUNNING),
         }
         if not self._limited:
-            rows = self._line.take(tx, ask.limit, **common)
+            rows = self._line.take(tx, ask.limit, alone=ask.alone, **common)
             if rows or not limits.limited(tx, self._queue):
                 return [self._made(row) for row in rows]
         look = partial(self._line.look, tx)

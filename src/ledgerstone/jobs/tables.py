@@ -165,13 +165,6 @@ blocked_indexes = partial_index(
     where=stands(Status.QUEUED, gate=Gate.BLOCKED),
     leading=(job.c.status, job.c.gate),
 )
-running_indexes = partial_index(
-    "idx_job__running",
-    job.c.queue,
-    job.c.limit_key,
-    where=stands(Status.RUNNING),
-    leading=(job.c.status,),
-)
 
 job_event = Table(
     "job_event",

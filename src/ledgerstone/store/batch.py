@@ -249,6 +249,12 @@ class ClaimEach:
         self.returning = returning
         self.journal = journal
         self.statements: dict[str, Statement] = {}
+        ordering = [_plain(part) for part in order_by]
+        there = list(map(id, returning))
+        self.answered = [*returning, *[c for c in ordering if id(c) not in there]]
+        """What a statement that answers in any order returns, so that `in_order` can sort it."""
+        places = [list(map(id, self.answered)).index(id(c)) for c in ordering]
+        self._places = [(i, part is not c) for i, part, c in zip(places, order_by, ordering, strict=True)]
 
     def run(self, tx: Transaction, *, limit: int, **common: Any) -> list[Row]:
         dialect = tx.database.dialect
@@ -267,18 +273,13 @@ class ClaimEach:
             return cast("ColumnElement[Any]", column)
         return _written(column, self.set_.get(column.name, column))
 
-    @property
-    def ordering(self) -> list[ColumnElement[Any]]:
-        """The columns of the order; a statement that answers in any order adds them at the end."""
-        return [_plain(part) for part in self.order_by]
-
     def in_order(self, rows: list[Row]) -> list[Row]:
-        """Rows that end in the columns of `ordering`: in that order, and without them."""
-        width = len(self.returning)
+        """Rows of `answered` in the order of `order_by`, without what is there for that alone."""
         # The sort is stable: the column that counts least goes first.
-        for i, part in reversed(list(enumerate(self.order_by, start=width))):
-            rows.sort(key=itemgetter(i), reverse=_plain(part) is not part)
-        return [row[:width] for row in rows]
+        for place, descending in reversed(self._places):
+            rows.sort(key=itemgetter(place), reverse=descending)
+        width = len(self.returning)
+        return rows if width == len(self.answered) else [row[:width] for row in rows]
 
 
 class FirstEach:

@@ -100,7 +100,7 @@ class Database(Generic[Tx]):
 
     def _opened(self) -> Engine:
         try:
-            engine = self.dialect.open(self._url_to_open, self.settings)
+            engine = self.dialect.open(self._url_to_open, self.settings, routine=self._is_sibling)
         except ModuleNotFoundError as error:
             message = f"the driver {error.name} is not installed"
             hint = "install ledgerstone[postgres] or ledgerstone[mysql]"

@@ -87,6 +87,8 @@ class Pipeline:
     - `flush` sends what is held; `commit` sends it with the commit. What the server refuses is
       raised there, as the error that it would have been.
     - `drop` forgets what is held.
+    - `ends`: the next trip is to be the last, and the commit goes with it. If another one follows
+      all the same, it is a transaction of its own.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Pipeline:
     ) -> None:
         self.driver = driver
         self.holding = True
+        self.ends = False
         self._held: list[Answer] = []
         self._bytes = 0
         self._names: dict[bytes, bytes] | None = info.setdefault(_NAMES, {}) if prepares else None
@@ -116,7 +119,7 @@ class Pipeline:
     def flush(self) -> None:
         """Send what is held and wait for the answers."""
         if self._held:
-            self._travel([])
+            self._travel([Answer(self, b"COMMIT", None, None)] if self.ends else [])
 
     def commit(self) -> None:
         """Send what is held and commit; a transaction in which nothing was done is none."""
@@ -130,6 +133,7 @@ class Pipeline:
     def _travel(self, last: list[Answer]) -> None:
         held = self._held
         self.drop()
+        self.ends = False
         began = perf_counter()
         try:
             self._exchange(held + last)

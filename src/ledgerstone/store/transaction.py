@@ -119,6 +119,14 @@ class Transaction:
         finally:
             cursor.close()
 
+    def end_with_next(self) -> None:
+        """Let the commit travel with the statement whose answer is read next, where that can be.
+
+        For one after which nothing is written: if something is, it is a transaction of its own.
+        """
+        if self.pipeline is not None:
+            self.pipeline.ends = True
+
     def at_commit(self, name: str, work: Callable[[], None]) -> None:
         """Do this as the last thing before the commit, once for each name.
 

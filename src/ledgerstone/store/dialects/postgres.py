@@ -21,6 +21,7 @@ from sqlalchemy import (
     create_engine,
     event,
     func,
+    literal_column,
     select,
     text,
     update,
@@ -66,6 +67,16 @@ _TRANSACTION_STATUS_IDLE = 0
 _IN_ERROR = 3
 """What libpq says of a transaction in which a statement failed."""
 _POOLED = "yes: statements are not prepared, wake-ups by polling"
+_ROUTINE = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_sort": "off",
+    "jit": "off",
+}
+"""For connections on which the same few statements come again and again, each written for an index:
+planned once, which takes longer than a short one does, and also well if that was on an empty table.
+"""
 
 _log = logging.getLogger("ledgerstone.store")
 _announce = Statement(
@@ -91,10 +102,12 @@ class PostgreSQL:
         self.pooled: bool | None = None
         self._notify = True
         self._prepares = True
+        self._prepares_pooled = False
 
-    def open(self, url: URL, settings: StoreSettings) -> Engine:
+    def open(self, url: URL, settings: StoreSettings, *, routine: bool) -> Engine:
         self._notify = settings.notify != "off"
         self._prepares = settings.prepared_statements != "off"
+        self._prepares_pooled = settings.prepared_statements == "on"
         engine = create_engine(
             url,
             pool_size=settings.pool_size_max,
@@ -108,7 +121,8 @@ class PostgreSQL:
                 "prepare_threshold": None,
             },
         )
-        event.listen(engine, "connect", lambda connection, _: self._configure(connection, settings))
+        lasting = {**_limits_ms(settings), **(_ROUTINE if routine else {})}
+        event.listen(engine, "connect", lambda connection, _: self._configure(connection, lasting))
         event.listen(engine, "begin", lambda connection: self._begin(connection, settings))
         event.listen(engine, "reset", lambda connection, *_: _undo(connection))
         return engine
@@ -133,7 +147,8 @@ class PostgreSQL:
         statement = operation.statements.get(self.name)
         if statement is None:
             statement = operation.statements[self.name] = _updating(operation, columns)
-        done = statement.rows(tx, **common, **_arrays(columns, rows), **_ids(operation.journal))
+        sent = _in_short(columns, rows, whole=len(operation.incoming))
+        done = statement.rows(tx, **common, **sent, **_ids(operation.journal))
         if len(done) == len(rows):
             return []
         # By position and not by key: two claims of one item may be in one batch.
@@ -193,19 +208,19 @@ class PostgreSQL:
     ) -> Callable[[], list[Row]]:
         statement = operation.statements.get(self.name)
         if statement is None:
+            place: Any = literal_column(f"{operation.table.name}.ctid")
             due = (
-                select(operation.key)
+                select(place)
                 .where(operation.due)
                 .order_by(*operation.order_by)
                 .limit(bindparam("limit", type_=BigInteger()))
                 .with_for_update(skip_locked=True)
             )
-            # The array is made once and its keys are looked up; a join with `due` would be planned
-            # as a scan of the whole table for larger limits.
+            # The array is made once, and its rows are found where they lie; a join with `due` would
+            # be planned as a scan of the whole table for larger limits. They are locked: none moves
+            # before it is changed.
             taken = func.any(func.array(due.scalar_subquery()))
-            claiming = (
-                update(operation.table).where(operation.key == taken).values(dict(operation.set_))
-            )
+            claiming = update(operation.table).where(place == taken).values(dict(operation.set_))
             statement = operation.statements[self.name] = _claiming(operation, claiming)
         rows = statement.later(tx, limit=limit, **common, **_ids(operation.journal))
         return lambda: operation.in_order(rows())
@@ -271,7 +286,7 @@ class PostgreSQL:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
         yield
 
-    def _configure(self, connection: Any, settings: StoreSettings) -> None:
+    def _configure(self, connection: Any, lasting: Mapping[str, object]) -> None:
         if connection.info.server_version < VERSION_MIN:
             message = f"PostgreSQL {connection.info.server_version} is too old"
             raise Unsupported(message, hint="use PostgreSQL 13 or newer")
@@ -283,14 +298,13 @@ class PostgreSQL:
             self.pooled = _behind_pooler(connection)
             if self.pooled:
                 _log.info("behind a pooler: %s", _POOLED)
-        if self.pooled and settings.prepared_statements == "on":
+        if self.pooled and self._prepares_pooled:
             # Elsewhere the pipeline does it: the driver would have the server forget all that is
             # prepared at every rollback.
             connection.prepare_threshold = PREPARE_AFTER
         if not self.pooled:
             with _outside_transactions(connection):
-                for name, value in _limits_ms(settings).items():
-                    connection.execute(f"SET {name} = {value}")
+                connection.execute("; ".join(f"SET {n} = {value}" for n, value in lasting.items()))
 
     def _begin(self, connection: Connection, settings: StoreSettings) -> None:
         if self.pooled:
@@ -346,18 +360,18 @@ def _alone(columns: Sequence[Any]) -> Incoming:
     return Incoming({c.name: bindparam(f"one_{c.name}", type_=_uncut(c.type)) for c in columns})
 
 
-def _travelling_in_short(columns: Sequence[Any]) -> Incoming:
+def _travelling_in_short(columns: Sequence[Any], *, whole: int = 1) -> Incoming:
     """As `_travelling`, of what `_in_short` sends."""
     row = _travelling(columns)
-    first, *others = columns
     # An array that is shorter than the first gives NULL for what it lacks.
     short = {
         c.name: func.coalesce(
             getattr(row, c.name), bindparam(f"all_{c.name}", type_=_uncut(c.type))
         )
-        for c in others
+        for c in columns[whole:]
     }
-    return Incoming({first.name: getattr(row, first.name), **short})
+    names = [*(c.name for c in columns[:whole]), _POSITION]
+    return Incoming({name: getattr(row, name) for name in names} | short)
 
 
 def _carried(operation: UpdateEach) -> list[ColumnClause[Any]]:
@@ -371,21 +385,22 @@ def _ids(journal: Journal | None) -> dict[str, str]:
 
 
 def _updating(operation: UpdateEach, columns: Sequence[ColumnClause[Any]]) -> Statement:
-    row = _travelling(columns)
+    row = _travelling_in_short(columns, whole=len(operation.incoming))
     changing = operation.build(row)
     position = getattr(row, _POSITION)
     journal = operation.journal
     if journal is None:
         return Statement(operation.name, changing.returning(position))
     names = [operation.key.name, *(c.name for c in journal.carried)]
-    changed = changing.returning(position, *[getattr(row, name) for name in names]).cte("changed")
+    told_of = [getattr(row, name).label(name) for name in names]
+    changed = changing.returning(position, *told_of).cte("changed")
     told = _telling(journal, Incoming(dict(changed.c)), changed.c[_POSITION], changed)
     main = select(changed.c[_POSITION]).add_cte(told.cte("told"))
     return Statement(operation.name, main, writes=True)
 
 
 def _claiming(operation: ClaimEach, claiming: Update) -> Statement:
-    answered = [*operation.returning, *operation.ordering]
+    answered = operation.answered
     journal = operation.journal
     if journal is None:
         return Statement(operation.name, claiming.returning(*answered))
@@ -424,10 +439,13 @@ def _arrays(columns: Sequence[Any], rows: Sequence[Row]) -> dict[str, str]:
     }
 
 
-def _in_short(columns: Sequence[Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """As `_arrays`; what is the same in all rows travels once, beside an empty array."""
-    sent: dict[str, Any] = _arrays(columns[:1], [row[:1] for row in rows])
-    for c, values in zip(columns[1:], list(zip(*rows, strict=True))[1:], strict=True):
+def _in_short(columns: Sequence[Any], rows: Sequence[Row], *, whole: int = 1) -> dict[str, Any]:
+    """As `_arrays`; what is the same in all rows travels once, beside an empty array.
+
+    The first so many columns travel whole.
+    """
+    sent: dict[str, Any] = _arrays(columns[:whole], [row[:whole] for row in rows])
+    for c, values in zip(columns[whole:], list(zip(*rows, strict=True))[whole:], strict=True):
         alike = values.count(values[0]) == len(values)
         sent[f"in_{c.name}"] = "{}" if alike else "{" + ",".join(map(_word, values)) + "}"
         sent[f"all_{c.name}"] = values[0] if alike else None

@@ -80,7 +80,7 @@ class SQLite:
     embedded = True
     tells = False
 
-    def open(self, url: URL, settings: StoreSettings) -> Engine:
+    def open(self, url: URL, settings: StoreSettings, *, routine: bool) -> Engine:  # noqa: ARG002 - nothing is planned twice here
         path = file_of(url)
         driver = driver_of(url)
         _make_private(path)
@@ -181,7 +181,7 @@ class SQLite:
                 update(operation.table)
                 .where(operation.key.in_(due))
                 .values(dict(operation.set_))
-                .returning(*operation.returning, *operation.ordering),
+                .returning(*operation.answered),
             )
             operation.statements[self.name] = statement
         rows = operation.in_order(statement.rows(tx, limit=limit, **common))

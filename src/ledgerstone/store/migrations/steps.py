@@ -26,11 +26,18 @@ def is_mysql() -> bool:
 
 def add_index(name: str, table: str, columns: Sequence[Any], **options: Any) -> None:
     """An index, unless an interrupted run has made it."""
-    if not context.is_offline_mode():
-        there = {index["name"] for index in sa.inspect(op.get_bind()).get_indexes(table)}
-        if name in there:
-            return
-    op.create_index(name, table, columns, **options)
+    if context.is_offline_mode() or name not in _indexes(table):
+        op.create_index(name, table, columns, **options)
+
+
+def drop_index(name: str, table: str) -> None:
+    """No such index any more, whether or not an interrupted run has removed it."""
+    if context.is_offline_mode() or name in _indexes(table):
+        op.drop_index(name, table)
+
+
+def _indexes(table: str) -> set[str | None]:
+    return {index["name"] for index in sa.inspect(op.get_bind()).get_indexes(table)}
 
 
 def add_partial_index(
