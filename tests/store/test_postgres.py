@@ -13,6 +13,7 @@ from sqlalchemy import text
 from ledgerstone import Ledger, errors
 from ledgerstone.chores import ChoreSource, Status
 from ledgerstone.engine.source import Handler
+from ledgerstone.jobs import NewJob
 from ledgerstone.store.dialects.postgres import PostgreSQL
 from ledgerstone.store.wakeups.listen import CHANNEL, ListenWatcher
 from ledgerstone.testing.contract import opened, tables
@@ -24,6 +25,9 @@ from ledgerstone.testing.waiting import until
 
 pytestmark = pytest.mark.postgres
 
+SCANS = "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'job'"
+PLANNED_ANEW = 5
+"""So often the server plans a prepared statement anew before it may keep a plan."""
 IDLE_IN_TRANSACTION = """
     SELECT COUNT(*) FROM pg_stat_activity
     WHERE datname = current_database() AND state LIKE 'idle in transaction%'
@@ -213,6 +217,36 @@ def test_a_listener_that_hears_nothing_is_not_prompt(
     watcher.stop()
 
     assert not prompt
+
+
+def test_a_plan_made_on_an_empty_table(home: Home) -> None:
+    """A worker that began with nothing to do reads no table from end to end when there is much."""
+    with opened(home.url) as ledger:
+        ledger.migrate()
+    before = scans(home)
+    with opened(home.url) as ledger:
+
+        @ledger.job("a")
+        def nothing() -> None:
+            """Done at once."""
+
+        worker = ledger.worker()
+        for _ in range(PLANNED_ANEW + 1):
+            ledger.run(lambda tx: tx.jobs.enqueue("a"))
+            worker.tick()
+        ledger.run(lambda tx: tx.jobs.enqueue_many([NewJob(type="a")] * 3000))
+        while any(tick.claimed for tick in worker.tick()):
+            pass
+
+    assert scans(home) == before
+
+
+def scans(home: Home) -> int:
+    """How often the jobs were read from end to end, by those who are gone."""
+    with psycopg.connect(home.url) as connection:
+        found = connection.execute(SCANS).fetchone()
+    assert found is not None
+    return int(found[0])
 
 
 def test_statements_are_prepared_once(ledger: Ledger) -> None:

@@ -157,6 +157,7 @@ _insert = AppendEach(
         "created_at": now(),
         "updated_at": now(),
     },
+    journal=history.moved,
 )
 _by_key = Statement(
     "jobs.by_key",
@@ -181,8 +182,8 @@ def accept(tx: Transaction, kinds: Kinds, jobs: Sequence[NewJob]) -> list[Enqueu
     taken = _taken(tx, ids, checked)
     fresh = [i for i in range(len(checked)) if i not in taken] if taken else range(len(checked))
     if fresh:
-        _insert.run(tx, [_row(ids[i], checked[i]) for i in fresh])
-        history.record(tx, [(ids[i], _first_words(jobs[i])) for i in fresh], None, Status.QUEUED)
+        rows = [_row(ids[i], checked[i], _first_words(jobs[i])) for i in fresh]
+        _insert.run(tx, rows, **history.between(None, Status.QUEUED))
         for queue in {checked[i].shape.queue for i in fresh}:
             tx.wake(channel_of(queue))
     return [
@@ -216,8 +217,8 @@ def _first_words(new: NewJob) -> str | None:
     return history.detail(by=new.requested_by, correlation_id=new.correlation_id)
 
 
-def _row(job_id: str, new: _Checked) -> Row:
-    return (job_id, new.key, new.payload, new.limit_key, *new.shape.row)
+def _row(job_id: str, new: _Checked, words: str | None) -> Row:
+    return (job_id, new.key, new.payload, new.limit_key, *new.shape.row, words)
 
 
 def _checked(kinds: Kinds, new: NewJob, shapes: dict[Row, _Shape], bytes_max: int) -> _Checked:

@@ -1,7 +1,9 @@
 """The history of jobs: one event for each move and each thing worth knowing, never changed.
 
 `detail_json` holds what the move meant: attempt, worker, reason, error, stage, progress, who. The
-events of a job, read in order, lead to its current row: `replayed` says where.
+events of a job, read in order, lead to its current row: `replayed` says where. Their order is that
+in which its row was changed: each is of a moment after the one before, if need be by the smallest
+step that the database knows, also when clocks are set back.
 """
 
 from __future__ import annotations
@@ -11,16 +13,17 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import Text, bindparam, cast, column, literal, select
+from sqlalchemy import Text, bindparam, cast, column, literal, select, update
 
 from ledgerstone.ids import new_id
 from ledgerstone.jobs.states import Status
 from ledgerstone.jobs.tables import job, job_event
 from ledgerstone.store.batch import AppendEach, Journal
-from ledgerstone.store.expressions import as_json, json_text, now
+from ledgerstone.store.expressions import as_json, json_text, now_after
 from ledgerstone.store.moments import moment_of
 from ledgerstone.store.pages import Keyset, Page
 from ledgerstone.store.schema import text_type
+from ledgerstone.store.statement import Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
@@ -53,17 +56,26 @@ class Replayed(msgspec.Struct):
     cancel_requested: bool = False
 
 
+_STAMPED = {"ts": job.c.updated_at}
+"""An event is of the moment of its job: each is after the one before, also if the clock is not."""
 _worker = bindparam("worker", type_=job.c.worker.type)
+
 _append = AppendEach(
     "jobs.record",
     job_event,
     incoming=(job_event.c.id, job_event.c.job_id, column("detail_json", text_type())),
     values=lambda row: {
-        "ts": now(),
+        "ts": select(job.c.updated_at).where(job.c.id == row.job_id).scalar_subquery(),
         "prev_status": bindparam("prev", type_=job_event.c.prev_status.type),
         "next_status": bindparam("next", type_=job_event.c.next_status.type),
         "detail_json": as_json(row.detail_json),
     },
+)
+_touch = Statement(
+    "jobs.touch",
+    update(job)
+    .where(job.c.id == bindparam("id_", type_=job.c.id.type))
+    .values(updated_at=now_after(job.c.updated_at)),
 )
 
 
@@ -72,6 +84,7 @@ moved = Journal(
     carried=(column("words", text_type()),),
     told=lambda row, _: (new_id(), row[0], row[-1]),
     columns=lambda row: (row.id, row.words),
+    copied=_STAMPED,
 )
 """What is told of a job that is found by its id, the first that travels; its words are the last."""
 claimed = Journal(
@@ -81,6 +94,7 @@ claimed = Journal(
         row.id,
         literal('{"attempt":') + cast(row.attempt, Text) + ',"worker":"' + _worker + '"}',
     ),
+    copied=_STAMPED,
 )
 """What is told of a job that begins."""
 
@@ -105,17 +119,23 @@ _events = Keyset(
         job_event.c.next_status,
         json_text(job_event.c.detail_json).label("detail"),
     ).where(job_event.c.job_id == bindparam("job_id", type_=job_event.c.job_id.type)),
-    # The ids of one process are in order, and tell apart what happened in one moment.
+    # The ids are for what others wrote: ours are of different moments.
     order=(job_event.c.ts, job_event.c.id),
     make=_event,
 )
 
 
-def record(tx: Transaction, moves: Sequence[Move], prev: Status | None, following: Status) -> None:
-    """Write one event for each of these jobs."""
+def record(tx: Transaction, moves: Sequence[Move], prev: Status, following: Status) -> None:
+    """Write one event for each of these jobs, whose rows have just been changed."""
     if moves:
         rows = [(new_id(), job_id, words) for job_id, words in moves]
         _append.run(tx, rows, **between(prev, following))
+
+
+def note(tx: Transaction, job_id: str, status: Status, words: str) -> None:
+    """Write down what happened and did not move the job."""
+    _touch.run(tx, id_=job_id)
+    record(tx, [(job_id, words)], status, status)
 
 
 def between(prev: Status | None, following: Status) -> dict[str, str | None]:

@@ -25,7 +25,7 @@ from ledgerstone.jobs import history
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job, job_queue, stands, still
 from ledgerstone.store.batch import ClaimEach, InsertEach, UpdateEach
-from ledgerstone.store.expressions import now, now_ms
+from ledgerstone.store.expressions import now, now_after, now_ms
 from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ _take = UpdateEach(
             attempt=job.c.attempt + 1,
             token=job.c.token + 1,
             started_at=func.coalesce(job.c.started_at, now()),
-            updated_at=now(),
+            updated_at=now_after(job.c.updated_at),
             lease_until_ms=now_ms() + bindparam("lease_ms", type_=BigInteger()),
             worker=bindparam("worker", type_=job.c.worker.type),
         )

@@ -20,7 +20,7 @@ from ledgerstone.jobs.limits import Candidate
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job, job_queue, stands
 from ledgerstone.store.batch import ClaimEach
-from ledgerstone.store.expressions import beyond, json_text, now, now_ms
+from ledgerstone.store.expressions import beyond, json_text, now, now_after, now_ms
 from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def _taking(queue: str, due: ColumnElement[bool]) -> ClaimEach:
             "attempt": job.c.attempt + 1,
             "token": job.c.token + 1,
             "started_at": func.coalesce(job.c.started_at, now()),
-            "updated_at": now(),
+            "updated_at": now_after(job.c.updated_at),
             "lease_until_ms": now_ms() + bindparam("lease_ms", type_=BigInteger()),
             "worker": bindparam("worker", type_=job.c.worker.type),
         },

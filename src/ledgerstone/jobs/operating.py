@@ -21,7 +21,7 @@ from ledgerstone.jobs.tables import (
     still,
 )
 from ledgerstone.store.batch import InsertEach, UpdateEach
-from ledgerstone.store.expressions import now, now_ms
+from ledgerstone.store.expressions import now, now_after, now_ms
 from ledgerstone.store.names import check_name
 from ledgerstone.store.statement import Statement
 
@@ -39,13 +39,15 @@ _cancel_queued = Statement(
     "jobs.cancel_queued",
     update(job)
     .where(job.c.id == _id, still(Status.QUEUED))
-    .values(status=Status.CANCELED.value, finished_at=now(), updated_at=now()),
+    .values(
+        status=Status.CANCELED.value, finished_at=now(), updated_at=now_after(job.c.updated_at)
+    ),
 )
 _cancel_running = Statement(
     "jobs.cancel_running",
     update(job)
     .where(job.c.id == _id, still(Status.RUNNING), job.c.cancel_requested == 0)
-    .values(cancel_requested=1, updated_at=now()),
+    .values(cancel_requested=1, updated_at=now_after(job.c.updated_at)),
 )
 _revive = UpdateEach(
     "jobs.revive",
@@ -60,7 +62,7 @@ _revive = UpdateEach(
             crashes=0,
             cancel_requested=0,
             finished_at=null(),
-            updated_at=now(),
+            updated_at=now_after(job.c.updated_at),
             run_at_ms=now_ms(),
             gate=Gate.OPEN.value,
         )

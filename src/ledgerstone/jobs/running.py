@@ -16,7 +16,7 @@ from ledgerstone.jobs.kinds import Kind, Kinds
 from ledgerstone.jobs.states import Status
 from ledgerstone.jobs.tables import STAGE_CHARS_MAX, STEP_CHARS_MAX, job, job_step, still
 from ledgerstone.store.body import decode, encode
-from ledgerstone.store.expressions import now, now_ms
+from ledgerstone.store.expressions import now_after, now_ms
 from ledgerstone.store.names import check_name
 from ledgerstone.store.statement import Statement
 
@@ -43,7 +43,7 @@ _report = Statement(
     .values(
         progress=bindparam("progress_", type_=Double()),
         stage=func.coalesce(bindparam("stage_", type_=job.c.stage.type), job.c.stage),
-        updated_at=now(),
+        updated_at=now_after(job.c.updated_at),
     ),
 )
 _hold = Statement("jobs.hold", select(job.c.id).where(*_mine).with_for_update())

@@ -29,7 +29,7 @@ from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import ERROR_CODE_CHARS_MAX, ERROR_MESSAGE_CHARS_MAX, job, still
 from ledgerstone.store.batch import Incoming, UpdateEach
-from ledgerstone.store.expressions import as_json, now, now_ms
+from ledgerstone.store.expressions import as_json, now, now_after, now_ms
 from ledgerstone.store.schema import text_type
 from ledgerstone.store.statement import Row, Statement
 
@@ -69,7 +69,7 @@ def _ended(status: Status) -> dict[str, Any]:
     return {
         "status": status.value,
         "finished_at": now(),
-        "updated_at": now(),
+        "updated_at": now_after(job.c.updated_at),
         "lease_until_ms": null(),
     }
 
@@ -79,7 +79,7 @@ def _due_again(row: Incoming) -> dict[str, Any]:
     return {
         "status": Status.QUEUED.value,
         "finished_at": null(),
-        "updated_at": now(),
+        "updated_at": now_after(job.c.updated_at),
         "lease_until_ms": null(),
         "run_at_ms": now_ms() + row.delay_ms,
         "gate": case((row.delay_ms > 0, Gate.SCHEDULED.value), else_=Gate.OPEN.value),
@@ -330,5 +330,5 @@ def _refused(tx: Transaction, outcome: Outcome, worker: str | None) -> bool:
         return False
     words = f"claim {claim.token} settled {outcome.verdict.value} too late"
     told = history.detail(refused=words, worker=worker)
-    history.record(tx, [(claim.key, told)], Status(row[1]), Status(row[1]))
+    history.note(tx, claim.key, Status(row[1]), told)
     return True

@@ -22,7 +22,7 @@ from ledgerstone.jobs.settling import JobClaim
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job, stands, still
 from ledgerstone.store.batch import ClaimEach, UpdateEach
-from ledgerstone.store.expressions import now, now_ms
+from ledgerstone.store.expressions import now_after, now_ms
 from ledgerstone.store.schema import ID_CHARS
 from ledgerstone.store.statement import Row, Statement
 from ledgerstone.store.tables import worker as worker_table
@@ -97,7 +97,7 @@ _rescue = UpdateEach(
             crashes=job.c.crashes + 1,
             # Whoever held it must not settle it any more, also before the next claim.
             token=job.c.token + 1,
-            updated_at=now(),
+            updated_at=now_after(job.c.updated_at),
             run_at_ms=now_ms(),
             lease_until_ms=null(),
         )

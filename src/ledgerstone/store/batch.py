@@ -71,12 +71,15 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
       parameters of the call.
     - `columns` are the same without the first, the new id, as expressions over the key and what is
       carried, or over what a claim returns.
+    - `copied` are columns of the journal and of the changed row: they hold the same. A second
+      statement has to look that up, in the `values` of `append`.
     """
 
     append: AppendEach
     carried: tuple[ColumnClause[Any], ...] = ()
     told: Callable[[Row, Mapping[str, Any]], Row]
     columns: Callable[[Incoming], Sequence[ColumnElement[Any]]]
+    copied: Mapping[str, ColumnClause[Any]] = {}
 
     def run(self, tx: Transaction, rows: Sequence[Row], common: Mapping[str, Any]) -> None:
         self.append.run(tx, [self.told(row, common) for row in rows], **common)
@@ -109,11 +112,15 @@ class UpdateEach:
         self.statements: dict[str, Statement] = {}
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> list[int]:
-        carried = self.journal.carried if self.journal is not None else ()
         unmatched: list[int] = []
-        for start, part in _parts(rows, (*self.incoming, *carried)):
+        for start, part in _parts(rows, self.carried):
             unmatched.extend(start + i for i in self._run(tx, part, common))
         return unmatched
+
+    @property
+    def carried(self) -> tuple[ColumnClause[Any], ...]:
+        """The columns that travel: its own, then those for its journal."""
+        return (*self.incoming, *(self.journal.carried if self.journal is not None else ()))
 
     def _run(self, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]) -> list[int]:
         dialect = tx.database.dialect
@@ -156,11 +163,40 @@ class Adding:
 
 
 class AppendEach(Adding):
-    """Add many rows of which none can be taken already."""
+    """Add many rows of which none can be taken already.
+
+    With a `journal` it is told of each.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        table: Table,
+        *,
+        incoming: Sequence[ColumnClause[Any]],
+        values: Callable[[Incoming], Mapping[str, Any]] | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        super().__init__(name, table, incoming=incoming, values=values)
+        self.journal = journal
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> None:
-        for _, part in _parts(rows, self.incoming):
-            tx.database.dialect.append_each(self, tx, part, common)
+        for _, part in _parts(rows, self.carried):
+            self._run(tx, part, common)
+
+    def _run(self, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]) -> None:
+        dialect = tx.database.dialect
+        if self.journal is None or dialect.tells:
+            dialect.append_each(self, tx, rows, common)
+            return
+        width = len(self.incoming)
+        dialect.append_each(self, tx, [row[:width] for row in rows], common)
+        self.journal.run(tx, rows, common)
+
+    @property
+    def carried(self) -> tuple[ColumnClause[Any], ...]:
+        """The columns that travel: its own, then those for its journal."""
+        return (*self.incoming, *(self.journal.carried if self.journal is not None else ()))
 
 
 class AddEach(Adding):
@@ -254,7 +290,9 @@ class ClaimEach:
         self.answered = [*returning, *[c for c in ordering if id(c) not in there]]
         """What a statement that answers in any order returns, so that `in_order` can sort it."""
         places = [list(map(id, self.answered)).index(id(c)) for c in ordering]
-        self._places = [(i, part is not c) for i, part, c in zip(places, order_by, ordering, strict=True)]
+        self._places = [
+            (i, part is not c) for i, part, c in zip(places, order_by, ordering, strict=True)
+        ]
 
     def run(self, tx: Transaction, *, limit: int, **common: Any) -> list[Row]:
         dialect = tx.database.dialect

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, String, Text, and_, bindparam, func, or_
+from sqlalchemy import BigInteger, Boolean, String, Text, and_, bindparam, case, func, or_
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
@@ -137,6 +137,35 @@ def _mysql_database_moment(*_: Any, **__: Any) -> str:
 def now() -> ColumnElement[Any]:
     """The moment, as `moment_type` keeps it: the injected clock's, otherwise the database's."""
     return func.coalesce(moment(bindparam(NOW, None, type_=BigInteger())), _DatabaseMoment())
+
+
+class _FirstAfter(FunctionElement[Any]):
+    """The first moment after another one that its column can tell from it."""
+
+    inherit_cache = True
+
+
+@compiles(_FirstAfter, "sqlite")
+def _sqlite_first_after(element: Any, compiler: Any, **kw: Any) -> str:
+    before = _argument(element, compiler, kw)
+    return f"strftime('%Y-%m-%d %H:%M:%f', {before}, '+0.001 seconds')"
+
+
+@compiles(_FirstAfter, "postgresql")
+def _postgresql_first_after(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"{_argument(element, compiler, kw)} + INTERVAL '1 microsecond'"
+
+
+@compiles(_FirstAfter, "mysql")
+@compiles(_FirstAfter, "mariadb")
+def _mysql_first_after(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"{_argument(element, compiler, kw)} + INTERVAL 1 MICROSECOND"
+
+
+def now_after(before: ColumnElement[Any]) -> ColumnElement[Any]:
+    """The moment, in any case after another one, whatever the clock says."""
+    moment_now = now()
+    return case((moment_now > before, moment_now), else_=_FirstAfter(before))
 
 
 class _Json(FunctionElement[Any]):

@@ -398,7 +398,7 @@ def _begin_with(tx: Transaction, row: JobRow, attempt: int) -> None:
     if attempt > 1:
         _attempted.run(tx, id_=row.id, attempt_=attempt - 1)
         told = history.detail(attempt=attempt - 1, reason="begun by a test")
-        history.record(tx, [(row.id, told)], Status.QUEUED, Status.QUEUED)
+        history.note(tx, row.id, Status.QUEUED, told)
 
 
 _attempted = Statement(

@@ -77,7 +77,7 @@ class MySQL:
     embedded = False
     tells = False
 
-    def open(self, url: URL, settings: StoreSettings, *, routine: bool) -> Engine:  # noqa: ARG002 - nothing is planned twice here
+    def open(self, url: URL, settings: StoreSettings, *, routine: bool) -> Engine:
         patience = {"connect_timeout": max(1, round(settings.connect_timeout_seconds))}
         if url.get_driver_name() == "pymysql":
             # Its connect_timeout ends when the port answers; a server may still say nothing.

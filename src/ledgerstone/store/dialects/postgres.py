@@ -21,6 +21,7 @@ from sqlalchemy import (
     create_engine,
     event,
     func,
+    literal,
     literal_column,
     select,
     text,
@@ -28,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import Insert, insert
-from sqlalchemy.sql.elements import ColumnClause
+from sqlalchemy.sql.elements import ColumnElement
 
 from ledgerstone.errors import StoreError, Unsupported
 from ledgerstone.ids import new_id
@@ -143,10 +144,10 @@ class PostgreSQL:
     def update_each(
         self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]:
-        columns = _carried(operation)
+        columns = operation.carried
         statement = operation.statements.get(self.name)
         if statement is None:
-            statement = operation.statements[self.name] = _updating(operation, columns)
+            statement = operation.statements[self.name] = _updating(operation)
         sent = _in_short(columns, rows, whole=len(operation.incoming))
         done = statement.rows(tx, **common, **sent, **_ids(operation.journal))
         if len(done) == len(rows):
@@ -158,22 +159,29 @@ class PostgreSQL:
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> None:
-        columns = operation.incoming
+        columns = operation.carried
+        ids = _ids(operation.journal)
         if len(rows) == 1:
             # Arrays of one are most of the work for a single row.
             alone = operation.statements.get(f"{self.name}.alone")
             if alone is None:
-                alone = Statement(operation.name, _inserting(operation, _alone(columns)))
+                alone = Statement(operation.name, _appending(operation, _alone(columns)))
                 operation.statements[f"{self.name}.alone"] = alone
             names = [f"one_{c.name}" for c in columns]
-            alone.send(tx, **common, **dict(zip(names, rows[0], strict=True)))
+            alone.send(tx, **common, **dict(zip(names, rows[0], strict=True)), **ids)
             return
         statement = operation.statements.get(self.name)
         if statement is None:
+            row = _travelling_in_short(columns)
+            if operation.journal is not None:
+                names = [*(c.name for c in columns), _POSITION]
+                # Two statements read them.
+                read = select(*[getattr(row, name).label(name) for name in names]).cte("incoming")
+                row = Incoming(dict(read.c))
             statement = operation.statements[self.name] = Statement(
-                operation.name, _inserting(operation, _travelling_in_short(columns))
+                operation.name, _appending(operation, row)
             )
-        statement.send(tx, **common, **_in_short(columns, rows))
+        statement.send(tx, **common, **_in_short(columns, rows), **ids)
 
     def add_each(
         self, operation: AddEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
@@ -357,7 +365,8 @@ def _travelling(columns: Sequence[Any]) -> Incoming:
 
 def _alone(columns: Sequence[Any]) -> Incoming:
     """One row, each of its values a parameter."""
-    return Incoming({c.name: bindparam(f"one_{c.name}", type_=_uncut(c.type)) for c in columns})
+    values = {c.name: bindparam(f"one_{c.name}", type_=_uncut(c.type)) for c in columns}
+    return Incoming({**values, _POSITION: literal(1)})
 
 
 def _travelling_in_short(columns: Sequence[Any], *, whole: int = 1) -> Incoming:
@@ -374,18 +383,13 @@ def _travelling_in_short(columns: Sequence[Any], *, whole: int = 1) -> Incoming:
     return Incoming({name: getattr(row, name) for name in names} | short)
 
 
-def _carried(operation: UpdateEach) -> list[ColumnClause[Any]]:
-    """The columns that travel: those of the operation, then those for its journal."""
-    return [*operation.incoming, *(operation.journal.carried if operation.journal else ())]
-
-
 def _ids(journal: Journal | None) -> dict[str, str]:
     """What the new ids of a journal begin with: the end is random and gives way to a number."""
     return {} if journal is None else {_TOLD: new_id()[:-_NUMBER_DIGITS]}
 
 
-def _updating(operation: UpdateEach, columns: Sequence[ColumnClause[Any]]) -> Statement:
-    row = _travelling_in_short(columns, whole=len(operation.incoming))
+def _updating(operation: UpdateEach) -> Statement:
+    row = _travelling_in_short(operation.carried, whole=len(operation.incoming))
     changing = operation.build(row)
     position = getattr(row, _POSITION)
     journal = operation.journal
@@ -393,7 +397,7 @@ def _updating(operation: UpdateEach, columns: Sequence[ColumnClause[Any]]) -> St
         return Statement(operation.name, changing.returning(position))
     names = [operation.key.name, *(c.name for c in journal.carried)]
     told_of = [getattr(row, name).label(name) for name in names]
-    changed = changing.returning(position, *told_of).cte("changed")
+    changed = changing.returning(position, *told_of, *_copied(journal)).cte("changed")
     told = _telling(journal, Incoming(dict(changed.c)), changed.c[_POSITION], changed)
     main = select(changed.c[_POSITION]).add_cte(told.cte("told"))
     return Statement(operation.name, main, writes=True)
@@ -404,19 +408,46 @@ def _claiming(operation: ClaimEach, claiming: Update) -> Statement:
     journal = operation.journal
     if journal is None:
         return Statement(operation.name, claiming.returning(*answered))
-    changed = claiming.returning(*[c.label(f"c{i}") for i, c in enumerate(answered)]).cte("changed")
+    labels = [c.label(f"c{i}") for i, c in enumerate(answered)]
+    changed = claiming.returning(*labels, *_copied(journal)).cte("changed")
     after = {c.name: changed.c[f"c{i}"] for i, c in enumerate(operation.returning)}
-    told = _telling(journal, Incoming(after), func.row_number().over(), changed)
-    return Statement(operation.name, select(*changed.c).add_cte(told.cte("told")), writes=True)
+    row = Incoming({**dict(changed.c), **after})
+    told = _telling(journal, row, func.row_number().over(), changed)
+    main = select(*[changed.c[label.name] for label in labels])
+    return Statement(operation.name, main.add_cte(told.cte("told")), writes=True)
 
 
-def _telling(journal: Journal, row: Incoming, number: Any, origin: CTE) -> Insert:
+def _appending(operation: AppendEach, row: Incoming) -> Insert:
+    adding = _inserting(operation, row)
+    journal = operation.journal
+    if journal is None:
+        return adding
+    values = operation.assignments(row)
+    copied = {_copy(name): values[c.name] for name, c in journal.copied.items()}
+    names = [c.name for c in operation.carried]
+    both = Incoming({**{name: getattr(row, name) for name in names}, **copied})
+    told = _telling(journal, both, getattr(row, _POSITION))
+    return told.add_cte(adding.cte("added"))
+
+
+def _copied(journal: Journal) -> list[ColumnElement[Any]]:
+    return [c.label(_copy(name)) for name, c in journal.copied.items()]
+
+
+def _copy(name: str) -> str:
+    return f"copied_{name}"
+
+
+def _telling(journal: Journal, row: Incoming, number: Any, origin: CTE | None = None) -> Insert:
     """One row of the journal for each of these."""
     first = bindparam(_TOLD, type_=Text()) + func.lpad(func.to_hex(number), _NUMBER_DIGITS, "0")
     append = journal.append
     pairs = zip(append.incoming, (first, *journal.columns(row)), strict=True)
     values = append.assignments(Incoming({c.name: cast(value, c.type) for c, value in pairs}))
-    selected = select(*values.values()).select_from(origin)
+    values.update({name: getattr(row, _copy(name)) for name in journal.copied})
+    selected = select(*values.values())
+    if origin is not None:
+        selected = selected.select_from(origin)
     return insert(append.table).from_select(list(values), selected)
 
 

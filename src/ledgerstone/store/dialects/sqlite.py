@@ -80,7 +80,7 @@ class SQLite:
     embedded = True
     tells = False
 
-    def open(self, url: URL, settings: StoreSettings, *, routine: bool) -> Engine:  # noqa: ARG002 - nothing is planned twice here
+    def open(self, url: URL, settings: StoreSettings, *, routine: bool) -> Engine:
         path = file_of(url)
         driver = driver_of(url)
         _make_private(path)

@@ -29,17 +29,20 @@ from ledgerstone.testing.contract.job_workshop import (
 WAIT_SECONDS = 20.0
 """Between two attempts, and of what is put off."""
 ATTEMPTS = 3
+DAYS_SECONDS = 864_000
+"""More than all histories together set the clock back."""
 STATES = {status.value: status for status in Status}
 
 
 class _Model:
     """What is known of a job."""
 
-    def __init__(self, due_at: float) -> None:
+    def __init__(self, waits_until: float | None) -> None:
         self.moves: list[tuple[str | None, str]] = [(None, "queued")]
         self.attempt = 0
         self.crashes = 0
-        self.due_at = due_at
+        self.waits_until = waits_until
+        """None: in line, and there it stays, also if the clock is set back."""
         self.lease_until = 0.0
         self.holder: Claim | None = None
         self.unwanted = False
@@ -82,7 +85,7 @@ class JobHistories(RuleBasedStateMachine):
     @rule(target=jobs, delay=st.sampled_from([0, 0, WAIT_SECONDS]))
     def enqueue(self, delay: float) -> str:
         enqueued = self.ledger.run(lambda tx: tx.jobs.enqueue("drawn", delay_seconds=delay))
-        self.models[enqueued.id] = _Model(self.now + delay)
+        self.models[enqueued.id] = _Model(self.now + delay if delay else None)
         return enqueued.id
 
     @rule(target=jobs, key=st.sampled_from(["k", "l"]), number=st.integers(0, 1))
@@ -102,14 +105,17 @@ class JobHistories(RuleBasedStateMachine):
             assert known[1] == number
             return multiple()
         self._keys[key] = (enqueued.id, number)
-        self.models[enqueued.id] = _Model(self.now)
+        self.models[enqueued.id] = _Model(None)
         return enqueued.id
 
     @rule(target=claims, worker=st.sampled_from([ADA, GRACE]), limit=st.integers(1, 4))
     def claim(self, worker: str, limit: int) -> Any:
         ask = Ask(limit, worker, LEASE_SECONDS)
         taken = self.ledger.run(lambda tx: list(self.source.claim(tx, ask)))
-        due = [k for k, m in self.models.items() if m.state == "queued" and m.due_at <= self.now]
+        for model in self.models.values():
+            if model.waits_until is not None and model.waits_until <= self.now:
+                model.waits_until = None
+        due = [k for k, m in self.models.items() if m.state == "queued" and m.waits_until is None]
         assert len(taken) == min(limit, len(due))
         assert {claim.key for claim in taken} <= set(due)
         for claim in taken:
@@ -166,7 +172,7 @@ class JobHistories(RuleBasedStateMachine):
             return
         assert model.state == "dead_letter"
         model.go("queued")
-        model.attempt, model.crashes, model.due_at = 0, 0, self.now
+        model.attempt, model.crashes, model.waits_until = 0, 0, None
 
     @rule()
     def rescue(self) -> None:
@@ -187,11 +193,18 @@ class JobHistories(RuleBasedStateMachine):
                 model.go("failed", "dead_letter")
             else:
                 model.go("queued")
-                model.due_at = self.now
+                model.waits_until = None
 
     @rule(seconds=st.sampled_from([0.2, WAIT_SECONDS, LEASE_SECONDS + 1, 400]))
     def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
+
+    @rule(seconds=st.sampled_from([-4000, -1, -0.001, 60]))
+    def set_clock(self, seconds: float) -> None:
+        """As an operator would, forward or back."""
+        self.clock.jump(seconds)
+        # What is put off is looked at only so often.
+        self.clock.advance(0.2)
 
     @invariant()
     def agrees(self) -> None:
@@ -217,21 +230,21 @@ class JobHistories(RuleBasedStateMachine):
             case Verdict.SNOOZED | Verdict.RETURNED:
                 model.attempt -= 1
                 model.go("queued")
-                model.due_at = self.now + WAIT_SECONDS
+                model.waits_until = self.now + WAIT_SECONDS
             case Verdict.FAILED | Verdict.DEAD:
                 model.crashes += crashed
                 spent = model.attempt >= ATTEMPTS or (crashed and model.crashes >= CRASHES_MAX)
                 last = spent or verdict is Verdict.DEAD
                 model.go("failed", "dead_letter" if last else "queued")
-                model.due_at = self.now + WAIT_SECONDS
+                model.waits_until = self.now + WAIT_SECONDS
 
     def _drained(self) -> None:
         """What the history before left in line is not claimed by this one."""
         # Its leases have run out and its waits are over: nothing of it is held or put off.
-        self.clock.advance(1000)
+        self.clock.advance(DAYS_SECONDS)
         for _ in range(CRASHES_MAX + 1):
             self.ledger.run(lambda tx: self.source.rescue(tx, limit=1000, crashes_max=1))
-            self.clock.advance(1000)
+            self.clock.advance(DAYS_SECONDS)
         while taken := self.ledger.run(
             lambda tx: list(self.source.claim(tx, Ask(1000, ADA, LEASE_SECONDS)))
         ):

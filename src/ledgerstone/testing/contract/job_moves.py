@@ -256,6 +256,25 @@ class HistoryContract:
         row = standing(ledger, job_id)
         assert (row.progress, row.stage) == (0.5, "reading")
 
+    def test_whatever_the_clock_says(
+        self, ledger: Ledger, clock: ManualClock, source: JobSource
+    ) -> None:
+        """Events are in the order of what happened, in one moment and with the clock set back."""
+        job_id = enqueue(ledger, "a", max_attempts=2)
+        (first,) = claim(ledger, source)
+        clock.jump(-3600)
+        settle(ledger, source, first, Verdict.RETURNED)
+        (second,) = claim(ledger, source)
+        settle(ledger, source, first, Verdict.DONE)
+        clock.jump(-3600)
+        settle(ledger, source, second, Verdict.DONE)
+
+        events = history_of(ledger, job_id)
+
+        assert all(before.ts < after.ts for before, after in itertools.pairwise(events))
+        assert events[-1].ts == standing(ledger, job_id).updated_at
+        assert_replayed(ledger, job_id)
+
     def test_what_is_undone_leaves_no_event(
         self, ledger: Ledger, clock: ManualClock, source: JobSource
     ) -> None:

@@ -1,5 +1,6 @@
-"""Jobs that run are found by the index of all states: one of their own was written with every claim
-and read once in a while.
+"""Jobs that run are found by the index of all states.
+
+One of their own was written with every claim, and read once in a while.
 """
 
 from __future__ import annotations
