@@ -354,7 +354,8 @@ class Ledger:
     def worker(self, *sources: Source) -> Worker:
         """What does the work of these sources, in this process.
 
-        Without any: of all its jobs, and of the messages for its consumers.
+        Without any: of the queues of all its jobs, and of the messages for its consumers. Jobs that
+        are declared later are run where their queue is among them.
         """
         self._ready()
         if not sources:

@@ -87,11 +87,14 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kinds:
-    """The kinds that this process knows."""
+    """The kinds that this process knows; one that is known stays known."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Kind] = {}
         self._names: dict[Callable[..., Any], str] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_name)
 
     def add(self, name: str, call: Callable[..., Any], **options: Any) -> Kind:
         """Make a type of job known; BadInput if it cannot be run like that."""

@@ -78,13 +78,17 @@ class Line:
 
     def __init__(self, queue: str, types: Sequence[str]) -> None:
         self._queue = queue
-        self._take = _taking(queue, _due(types, _from_start))
-        self._take_behind = _taking(queue, _due(types, _behind_place))
-        self._look = _looking(queue, types)
+        self.know(types)
         self._start = FIRST_ORG
         self._alone_until = 0.0
         self._place: dict[str, Any] = {}
         self._resume_until = 0.0
+
+    def know(self, types: Sequence[str]) -> None:
+        """From now on jobs of these types; whose turn it is stays as it is."""
+        self._take = _taking(self._queue, _due(types, _from_start))
+        self._take_behind = _taking(self._queue, _due(types, _behind_place))
+        self._look = _looking(self._queue, types)
 
     def take(self, tx: Transaction, limit: int, *, alone: bool, **common: Any) -> list[Row]:
         """Claim so many; none if the queue is paused or limited. The rows as they are then.

@@ -117,7 +117,10 @@ _disown = UpdateEach(
 
 
 class JobSource:
-    """The jobs of one queue that this process knows how to run."""
+    """The jobs of one queue that this process knows how to run.
+
+    A type that becomes known later is claimed from then on.
+    """
 
     def __init__(
         self,
@@ -134,6 +137,7 @@ class JobSource:
         self._rules = settling.Rules(queue=queue, backoff=self._backoff, crashes_max=crashes_max)
         self._runner = Runner(database, self._rules)
         self._worker: str | None = None
+        self._known = len(kinds)
         self.types = sorted(kinds.all())
         self._line = Line(queue, self.types)
         self._limited = False
@@ -147,6 +151,8 @@ class JobSource:
 
     def claim(self, tx: Transaction, ask: Ask) -> Sequence[JobClaim]:
         self._worker = ask.worker
+        if len(self._kinds) != self._known:
+            self._learn()
         opened = self._open_scheduled(tx)
         claims = self._claims(tx, ask)
         opened()
@@ -183,6 +189,13 @@ class JobSource:
         if limits.sweep(tx, self._queue) or rescued:
             tx.wake(self.channel)
         return rescued + len(over)
+
+    def _learn(self) -> None:
+        """Types were added since the statements of the line were made: they name every type."""
+        # In this order: what is added in between is noticed by the next claim.
+        self._known = len(self._kinds)
+        self.types = sorted(self._kinds.all())
+        self._line.know(self.types)
 
     def _claims(self, tx: Transaction, ask: Ask) -> list[JobClaim]:
         common = {

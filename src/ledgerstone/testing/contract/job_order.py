@@ -72,6 +72,20 @@ class OrderContract:
         assert turns[:4] == [["big"] * 5, ["small"] * 5, ["big"] * 5, ["small"] * 5]
         assert turns[4:] == [["big"] * 5, ["big"] * 5]
 
+    def test_a_new_type_changes_no_turn(
+        self, ledger: Ledger, clock: ManualClock, source: JobSource
+    ) -> None:
+        """When a type becomes known in between, the next organisation is next all the same."""
+        with ledger.transaction() as tx:
+            for org in (BIG, SMALL):
+                tx.jobs.enqueue_many([NewJob(type="a", org=org) for _ in range(2 * BATCH)])
+
+        turns = [_orgs(ledger, source, BATCH)]
+        ledger.kinds.add("new", nothing)
+        turns += [_orgs(ledger, source, BATCH) for _ in range(2)]
+
+        assert turns == [["big"] * 5, ["small"] * 5, ["big"] * 5]
+
     def test_a_slow_line_starves_nobody(
         self,
         ledger: Ledger,

@@ -286,6 +286,25 @@ class RunningJobsContract:
         assert (row.status, row.attempt) == (Status.QUEUED, 0)
         assert len(history_of(ledger, strange)) == 1
 
+    def test_types_that_become_known(self, ledger: Ledger, clock: ManualClock) -> None:
+        """A type that becomes known later is claimed from then on, also where a limit holds."""
+        worker = ledger.worker(ledger.job_source())
+        jobs = {name: enqueue(ledger, name) for name in ("late", "later", "strange")}
+        claimed = []
+
+        for name in ("late", "later"):
+            claimed.append(sum(step.claimed for step in worker.tick()))
+            ledger.kinds.add(name, nothing)
+            claimed.append(sum(step.claimed for step in worker.tick()))
+            ledger.run(lambda tx: tx.jobs.limit("default", 1))
+
+        assert claimed == [0, 1, 0, 1]
+        assert worker.report().types == {"jobs:default": ["late", "later"]}
+        statuses = {name: standing(ledger, job_id).status for name, job_id in jobs.items()}
+        done = Status.SUCCEEDED
+        assert statuses == {"late": done, "later": done, "strange": Status.QUEUED}
+        worker.stop(grace_seconds=0)
+
     def test_long_errors(self, ledger: Ledger, clock: ManualClock) -> None:
         """Code and message are cut to their columns; the traceback is in the event."""
         kind = type("Ü" * 100, (Exception,), {})
@@ -390,6 +409,21 @@ class ThreadedJobsContract:
         assert standing(ledger, ids[7]).result == 7
         for job_id in ids[::50]:
             assert_replayed(ledger, job_id)
+
+    def test_a_job_that_makes_another_known(self, ledger: Ledger) -> None:
+        """What a handler makes known, as a late import does, is run by the worker it runs in."""
+
+        @ledger.job("first")
+        def first() -> None:
+            ledger.kinds.add("second", nothing)
+
+        waiting = enqueue(ledger, "second")
+
+        with started(ledger.worker()):
+            enqueue(ledger, first)
+            until(lambda: standing(ledger, waiting).status is Status.SUCCEEDED)
+
+        assert standing(ledger, waiting).attempt == 1
 
     def test_work_committed_elsewhere_is_found(self, ledger: Ledger) -> None:
         """A worker that is idle begins at once what is committed, in whichever queue it works."""
