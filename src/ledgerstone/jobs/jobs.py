@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from ledgerstone.errors import KeyConflict
+from ledgerstone.errors import BadInput, KeyConflict
 from ledgerstone.jobs import accepting, explaining, history, operating, reading
 from ledgerstone.jobs.accepting import NO_ORG, Accepted, Enqueued, NewJob
 from ledgerstone.jobs.explaining import Explanation
@@ -20,6 +21,9 @@ from ledgerstone.store.pages import Page
 if TYPE_CHECKING:
     from ledgerstone.jobs.kinds import Kinds
     from ledgerstone.store.transaction import Transaction
+
+ENQUEUE_MAX = 100_000
+"""Jobs that one call accepts: all of them, and the answers, are in memory at once."""
 
 
 class Jobs:
@@ -66,9 +70,13 @@ class Jobs:
             raise KeyConflict(message)
         return enqueued
 
-    def enqueue_many(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Accept many, with an answer for each: created, existing or conflict."""
-        return accepting.accept(self._tx, self._kinds, jobs)
+    def enqueue_many(self, jobs: Iterable[NewJob]) -> list[Enqueued]:
+        """Accept at most `ENQUEUE_MAX`, with an answer for each: created, existing or conflict.
+
+        More are refused before anything is written: give them in several calls, which may be in one
+        transaction.
+        """
+        return accepting.accept(self._tx, self._kinds, listed(jobs))
 
     def get(self, job_id: str) -> JobRow:
         """The job as it stands."""
@@ -151,3 +159,25 @@ class Jobs:
     def limit(self, queue: str, concurrency_max: int | None) -> None:
         """At most so many of this queue run at once, on all workers together; None: any."""
         operating.limit(self._tx, queue, concurrency_max)
+
+
+def listed(jobs: Iterable[NewJob]) -> Sequence[NewJob]:
+    """What one call gives, also by a generator, which is read no further than the most."""
+    if isinstance(jobs, NewJob):
+        message = "enqueue_many takes a list of jobs, not one"
+        raise BadInput(message, hint="give it as [job]")
+    if not isinstance(jobs, list | tuple):
+        try:
+            given = iter(jobs)
+        except TypeError as error:
+            message = f"enqueue_many takes a list of NewJob, not {jobs!r}"
+            raise BadInput(message) from error
+        jobs = list(islice(given, ENQUEUE_MAX + 1))
+    if len(jobs) > ENQUEUE_MAX:
+        message = f"one call accepts at most {ENQUEUE_MAX} jobs, and there are more"
+        raise BadInput(message, hint="give them in several calls, in one transaction if need be")
+    for new in jobs:
+        if not isinstance(new, NewJob):
+            message = f"enqueue_many takes a list of NewJob, and {new!r:.100} is none"
+            raise BadInput(message, hint='as in NewJob(type="mail.send", payload={"order": 7})')
+    return jobs

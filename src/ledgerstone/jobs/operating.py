@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 RETRY_MAX = 1000
 """Dead letters that one call retries."""
+CONCURRENCY_LIMIT = 1_000_000
+"""The widest limit that a queue can be given."""
 
 _id = bindparam("id_", type_=job.c.id.type)
 _standing = Statement(
@@ -163,8 +165,8 @@ def retry_all(
     by: str | None = None,
 ) -> Retried:
     """Queue dead letters again, the oldest first, at most so many."""
-    if not 1 <= limit <= RETRY_MAX:
-        message = f"at most {RETRY_MAX} dead letters are retried at once, not {limit}"
+    if not _is_count(limit, RETRY_MAX):
+        message = f"at most {RETRY_MAX} dead letters are retried at once, not {limit!r}"
         raise BadInput(message, hint="call again for the rest")
     rows = _dead.rows(tx, type_=type, queue_=queue, code_=error_code, limit_=limit)
     found = [(str(row[0]), row[1]) for row in rows]
@@ -186,12 +188,16 @@ def resume(tx: Transaction, queue: str) -> None:
 
 def limit(tx: Transaction, queue: str, concurrency_max: int | None) -> None:
     """At most so many jobs of this queue run at once, on all workers together; None: any."""
-    if concurrency_max is not None and concurrency_max < 1:
-        message = f"a queue runs at least one job at once, not {concurrency_max}"
-        raise BadInput(message, hint="pause it to run none")
+    if concurrency_max is not None and not _is_count(concurrency_max, CONCURRENCY_LIMIT):
+        message = f"a queue runs 1 to {CONCURRENCY_LIMIT} jobs at once, not {concurrency_max!r}"
+        raise BadInput(message, hint="pause it to run none; None is no limit")
     _known(tx, queue)
     _limit.run(tx, name_=queue, max_=concurrency_max)
     tx.wake(channel_of(queue))
+
+
+def _is_count(value: object, most: int) -> bool:
+    return type(value) is int and 1 <= value <= most
 
 
 def _known(tx: Transaction, queue: str) -> None:

@@ -238,7 +238,7 @@ class OperatingContract:
         assert {standing(ledger, job_id).status for job_id in dead} == {Status.QUEUED}
         assert history_of(ledger, dead[0])[-1].detail["by"] == "ada"
         assert len(history_of(ledger, queued)) == 1
-        for limit in (0, -1, RETRY_MAX + 1):
+        for limit in (0, -1, RETRY_MAX + 1, None, "5", 1.5, True):
             with pytest.raises(BadInput):
                 asked(limit=limit)
 

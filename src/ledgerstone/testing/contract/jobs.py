@@ -7,6 +7,7 @@ history), `job_running` (handlers), `job_operating` (what people do), `job_order
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
@@ -20,6 +21,7 @@ from ledgerstone.errors import BadInput, KeyConflict, TooLarge
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import Accepted, NewJob, Status
 from ledgerstone.jobs.accepting import DELAY_SECONDS_MAX, NO_ORG, PRIORITY_MAX
+from ledgerstone.jobs.jobs import ENQUEUE_MAX, listed
 from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT
 from ledgerstone.jobs.states import Gate
 from ledgerstone.ledger import Ledger
@@ -203,6 +205,39 @@ class AcceptingContract:
         assert nobody == []
         assert kept(ledger) == (2300, 2300, 2300)
         assert standing(ledger, answers[1234].id).payload == {"n": 1234}
+
+    def test_more_than_one_call_accepts(self, ledger: Ledger, clock: ManualClock) -> None:
+        """Beyond `ENQUEUE_MAX` a call is refused before anything is looked at or written."""
+        odd = NewJob(type="a", key="")
+        read = itertools.count()
+
+        for batch in ([odd] * (ENQUEUE_MAX + 1), (odd for _ in read)):
+            with ledger.transaction() as tx, pytest.raises(BadInput, match="several calls"):
+                tx.jobs.enqueue_many(batch)
+
+        assert len(listed([odd] * ENQUEUE_MAX)) == ENQUEUE_MAX
+        assert next(read) == ENQUEUE_MAX + 1
+        assert kept(ledger) == (0, 0, 0)
+
+    def test_many_by_a_generator(self, ledger: Ledger, clock: ManualClock) -> None:
+        """What is given one by one is accepted like a list, its answers in the same order."""
+        with ledger.transaction() as tx:
+            answers = tx.jobs.enqueue_many(NewJob(type="a", payload={"n": n}) for n in range(3))
+
+        payloads = [standing(ledger, answer.id).payload for answer in answers]
+        assert payloads == [{"n": 0}, {"n": 1}, {"n": 2}]
+        assert kept(ledger) == (3, 3, 0)
+
+    def test_what_is_no_list_of_jobs(self, ledger: Ledger, clock: ManualClock) -> None:
+        """One job, nothing, or something else in place of many is refused, with what to give."""
+        job = NewJob(type="a")
+        odd: list[Any] = [None, job, 7, "mail", {"type": "a"}, [job, None], [job, {"type": "a"}]]
+
+        for given in odd:
+            with ledger.transaction() as tx, pytest.raises(BadInput, match="enqueue_many"):
+                tx.jobs.enqueue_many(given)
+
+        assert kept(ledger) == (0, 0, 0)
 
     def test_a_malformed_one_refuses_its_batch(self, ledger: Ledger, clock: ManualClock) -> None:
         """If one of many cannot be accepted, none is."""

@@ -15,6 +15,7 @@ from ledgerstone import errors
 from ledgerstone.engine.source import Ask, Outcome, Verdict
 from ledgerstone.engine.worker import Worker
 from ledgerstone.jobs import Accepted, Limit, NewJob, Status, line, retention
+from ledgerstone.jobs.operating import CONCURRENCY_LIMIT
 from ledgerstone.jobs.settling import JobClaim
 from ledgerstone.jobs.source import JobSource
 from ledgerstone.ledger import Ledger
@@ -183,10 +184,15 @@ class LimitContract:
         assert (len(limited), len(none)) == (2, 0)
         assert len(claimed(ledger, source)) == 8
 
-    def test_a_limit_of_nothing_is_refused(self, ledger: Ledger) -> None:
-        """A queue runs at least one job at once; to run none it is paused."""
-        with pytest.raises(errors.BadInput, match="pause"):
-            ledger.run(lambda tx: tx.jobs.limit("default", 0))
+    def test_limits_that_are_refused(self, ledger: Ledger) -> None:
+        """A queue runs at least one job at once, and no more than a bound; none is a pause."""
+        odd: list[Any] = [0, -1, CONCURRENCY_LIMIT + 1, 2**70, 1.5, True, "5"]
+
+        for most in odd:
+            with pytest.raises(errors.BadInput, match="pause"):
+                ledger.run(lambda tx, most=most: tx.jobs.limit("default", most))  # type: ignore[misc]
+
+        ledger.run(lambda tx: tx.jobs.limit("default", CONCURRENCY_LIMIT))
 
     def test_a_slow_line_is_resumed(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
         """After a slow claim the next goes on where it ended; who is in front is found soon."""
