@@ -324,7 +324,9 @@ def _refused(tx: Transaction, outcome: Outcome, worker: str | None) -> bool:
     row = _standing.one(tx, id=claim.key)
     if row is None:
         return True
-    if row[0] == claim.token and row[1] != Status.RUNNING.value:
+    # What was done and is not succeeded was given back meanwhile: another claim will do it.
+    given_back = outcome.verdict is Verdict.DONE and row[1] != Status.SUCCEEDED.value
+    if row[0] == claim.token and row[1] != Status.RUNNING.value and not given_back:
         # Nobody else has held it since: this same claim settled it, and the answer to the commit
         # got lost on its way.
         return False

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
+from ledgerstone.engine.source import Verdict
 from ledgerstone.errors import BadInput, LeaseLost, NotAllowedNow
 from ledgerstone.jobs import Job, Status
 from ledgerstone.ledger import Ledger
@@ -21,6 +22,7 @@ from ledgerstone.testing.contract.job_workshop import (
     enqueue,
     history_of,
     nothing,
+    settle,
     standing,
     take_away,
     tick,
@@ -253,6 +255,34 @@ class InsideContract:
         assert step.refused == 1
         assert "too late" in history_of(ledger, job_id)[-1].detail["refused"]
         assert_replayed(ledger, job_id)
+
+    def test_a_claim_that_was_given_back(self, ledger: Ledger, clock: ManualClock) -> None:
+        """A handler whose job was returned behind its back cannot end it, nor commit with it."""
+        refused: list[type[BaseException]] = []
+
+        @ledger.job("a")
+        def work(job: Job) -> str:
+            settle(ledger, source, worker.pumps[0].held()[job.id], Verdict.RETURNED)
+            try:
+                _leave(job)
+            except LeaseLost as error:
+                refused.append(type(error))
+            return "late"
+
+        source = ledger.job_source()
+        worker = ledger.worker(source)
+        job_id = enqueue(ledger, work)
+
+        (step,) = worker.tick()
+
+        row = standing(ledger, job_id)
+        assert refused == [LeaseLost]
+        assert notes_kept(ledger) == []
+        assert (row.status, row.attempt, row.result) == (Status.QUEUED, 0, None)
+        assert step.refused == 1
+        assert "too late" in history_of(ledger, job_id)[-1].detail["refused"]
+        assert_replayed(ledger, job_id)
+        worker.stop(grace_seconds=0)
 
 
 def _noted(done: list[str], name: str, *, amount: int) -> dict[str, Any]:
