@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast, overload
 from uuid import UUID
 
 from ledgerstone import messaging
@@ -94,6 +94,10 @@ class Transaction(StoreTransaction):
         """Messages that could not be handled or delivered."""
         return Failed(self, self._office)
 
+    def awaited(self, carry: Carry) -> AsyncTransaction:
+        """The same transaction for an event loop, if `carry` does its work beside the loop."""
+        return AsyncTransaction(carry)
+
     def __enter__(self) -> Self:
         return self
 
@@ -106,14 +110,17 @@ class Transaction(StoreTransaction):
         """Nothing: who began the transaction ends it."""
 
 
+class Carry(Protocol):
+    """Does work in a transaction while an event loop goes on."""
+
+    def __call__(self, work: Callable[[Transaction], T], /) -> Awaitable[T]: ...
+
+
 class AsyncTransaction:
     """The same calls, awaited: `await tx.chores.enqueue(…)`."""
 
-    def __init__(
-        self, bridge: AsyncConnection | AsyncSession, join: Callable[[Any], Transaction]
-    ) -> None:
-        self._bridge = bridge
-        self._join = join
+    def __init__(self, carry: Carry) -> None:
+        self._carry = carry
 
     @property
     def chores(self) -> Any:
@@ -146,8 +153,8 @@ class AsyncTransaction:
         return _AsyncRoom(self, "failed")
 
     async def run(self, work: Callable[[Transaction], T]) -> T:
-        """`work(tx)` inside the caller's transaction."""
-        return await self._bridge.run_sync(lambda sync: work(self._join(sync)))
+        """`work(tx)` inside the transaction."""
+        return await self._carry(work)
 
 
 class _AsyncRoom:
@@ -240,7 +247,10 @@ class Ledger:
         """The caller's transaction: SQLAlchemy's, Django's or a driver's, sync or async."""
         # SQLAlchemy's async side is an extra of its own; whoever joins with it has it.
         if hasattr(joined, "run_sync"):
-            return AsyncTransaction(cast("AsyncSession", joined), self._joined)
+            bridge = cast("AsyncSession", joined)
+            return AsyncTransaction(
+                lambda work: bridge.run_sync(lambda sync: work(self._joined(sync)))
+            )
         return self._joined(joined)
 
     def migrate(self) -> migrating.Schema:
@@ -266,7 +276,8 @@ class Ledger:
         """Make a function, sync or async, a job of this name.
 
         - Its arguments are checked against its annotations when a job is enqueued and when it runs.
-        - A first parameter that is called `job` is given the job itself.
+        - A first parameter that is called `job` is given the job itself: a `Job`, or an `AsyncJob`
+          if the function is async.
         - `process` runs it in a process of its own, where a crash takes nothing else along.
         """
 

@@ -17,10 +17,12 @@ from ledgerstone.jobs.tables import history_permit
 from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import tables
+from ledgerstone.testing.contract.job_awaited import AwaitedContract, AwaitedSessionContract
 from ledgerstone.testing.contract.job_columns import JobTablesContract, NativeTypesContract
 from ledgerstone.testing.contract.job_crashes import JobCrashesContract
 from ledgerstone.testing.contract.job_histories import ATTEMPTS, WAIT_SECONDS, JobHistories
 from ledgerstone.testing.contract.job_inside import InsideContract
+from ledgerstone.testing.contract.job_interrupted import InterruptedContract
 from ledgerstone.testing.contract.job_moves import (
     HistoryContract,
     MovesContract,
@@ -91,6 +93,18 @@ class TestRunningJobs(RunningJobsContract):
 
 class TestInside(InsideContract):
     """From inside a handler."""
+
+
+class TestAwaited(AwaitedContract):
+    """From inside an async one."""
+
+
+class TestAwaitedSession(AwaitedSessionContract):
+    """With a session of its own."""
+
+
+class TestInterrupted(InterruptedContract):
+    """Told to stop while it waits."""
 
 
 class TestThreadedJobs(ThreadedJobsContract):

@@ -15,7 +15,7 @@ import pytest
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.source import Where
 from ledgerstone.errors import BadInput
-from ledgerstone.jobs import Job, Kind, Kinds, Limit
+from ledgerstone.jobs import AsyncJob, Job, Kind, Kinds, Limit
 from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, TIMEOUT_SECONDS_MAX
 
 
@@ -192,6 +192,22 @@ def test_async_functions() -> None:
     assert kind_of(work).where is Where.LOOP
     with pytest.raises(BadInput, match="event loop"):
         kind_of(work, process=True)
+
+
+def test_the_job_that_is_given() -> None:
+    """A function that expects the other kind of job is refused, with what to write."""
+
+    def plain_with(job: Job) -> None: ...
+    async def awaited_with(job: AsyncJob) -> None: ...
+    def plain_with_other(job: AsyncJob) -> None: ...
+    async def awaited_with_other(job: Job) -> None: ...
+
+    assert kind_of(plain_with).takes_job
+    assert kind_of(awaited_with).takes_job
+    with pytest.raises(BadInput, match="write `job: Job`"):
+        kind_of(plain_with_other)
+    with pytest.raises(BadInput, match="write `job: AsyncJob`"):
+        kind_of(awaited_with_other)
 
 
 def test_processes() -> None:

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.source import Ask
 from ledgerstone.errors import BadInput, Hopeless, NotAllowedNow, StoreBusy, TargetDown
-from ledgerstone.jobs import Cancel, Job, JobRow, Limit, Snooze, Status, history
+from ledgerstone.jobs import AsyncJob, Cancel, Job, JobRow, Limit, Snooze, Status, history
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing import jobs as helpers
 from ledgerstone.testing.clock import ManualClock
@@ -586,6 +586,21 @@ class TestInline:
         with inline(shop):
             asyncio.run(test())
 
+        assert_enqueued(shop, "ship", status=Status.SUCCEEDED)
+
+    def test_async_jobs_that_write(self, shop: Ledger) -> None:
+        """What an async job enqueues in its own transaction is run after it."""
+
+        @shop.job("later")
+        async def later(job: AsyncJob, order: int) -> None:
+            await job.progress(0.5)
+            async with job.transaction() as tx:
+                await tx.jobs.enqueue("ship", {"order": order})
+
+        with inline(shop):
+            put(shop, ("later", {"order": 1}))
+
+        assert_enqueued(shop, "later", status=Status.SUCCEEDED)
         assert_enqueued(shop, "ship", status=Status.SUCCEEDED)
 
     def test_errors_are_raised_where_it_was_enqueued(self, ledger: Ledger) -> None:

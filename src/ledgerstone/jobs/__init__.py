@@ -2,6 +2,7 @@
 
 from ledgerstone.engine.source import Cancel, Snooze
 from ledgerstone.jobs.accepting import Accepted, Enqueued, NewJob
+from ledgerstone.jobs.awaited import AsyncJob
 from ledgerstone.jobs.cron import Misfire
 from ledgerstone.jobs.history import JobEvent
 from ledgerstone.jobs.jobs import Jobs
@@ -14,6 +15,7 @@ from ledgerstone.jobs.states import Status
 
 __all__ = [
     "Accepted",
+    "AsyncJob",
     "Cancel",
     "Enqueued",
     "Job",

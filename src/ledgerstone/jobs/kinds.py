@@ -142,6 +142,7 @@ def _made(name: str, call: Callable[..., Any], options: dict[str, Any]) -> Kind:
     )
     check_name(kind.queue, "a queue", chars_max=QUEUE_CHARS_MAX)
     _check_bounds(kind)
+    _check_given(kind)
     if kind.where is Where.PROCESS and "<" in getattr(call, "__qualname__", "<"):
         message = f"the function of {name} cannot be imported in another process"
         raise BadInput(message, hint="define it at the top of a module")
@@ -162,6 +163,21 @@ def _check_bounds(kind: Kind) -> None:
     if kind.limit is not None and kind.limit.most < 1:
         message = f"a limit is at least 1, not {kind.limit.most}"
         raise BadInput(message)
+
+
+def _check_given(kind: Kind) -> None:
+    """A function that expects the other kind of job would call it in vain."""
+    # Not above: both know this module.
+    from ledgerstone.jobs.awaited import AsyncJob
+    from ledgerstone.jobs.running import Job
+
+    if not kind.takes_job:
+        return
+    given, other = (AsyncJob, Job) if kind.where is Where.LOOP else (Job, AsyncJob)
+    if get_type_hints(kind.call).get(JOB_PARAMETER) is other:
+        which = "an async" if given is AsyncJob else "a plain"
+        message = f"{kind.name} is {which} function: it is given {given.__name__}"
+        raise BadInput(message, hint=f"write `{JOB_PARAMETER}: {given.__name__}`")
 
 
 def _where(call: Callable[..., Any], *, process: bool) -> Where:

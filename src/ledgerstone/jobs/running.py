@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from sqlalchemy import BigInteger, Double, bindparam, func, insert, select, update
 
 from ledgerstone.engine.source import Handler, Outcome, Settled, Verdict, Where
 from ledgerstone.errors import BadInput, Hopeless, LeaseLost, NotAllowedNow
 from ledgerstone.jobs import history, settling
+from ledgerstone.jobs.awaited import AsyncJob
 from ledgerstone.jobs.kinds import Kind, Kinds
 from ledgerstone.jobs.states import Status
 from ledgerstone.jobs.tables import STAGE_CHARS_MAX, STEP_CHARS_MAX, job, job_step, still
@@ -66,8 +69,14 @@ _remember = Statement(
 )
 
 
+class Remembered(msgspec.Struct, frozen=True):
+    """What a step answered when it finished."""
+
+    answer: Any
+
+
 class Job:
-    """The job that a handler runs.
+    """The job that a handler runs; an async handler is given an `AsyncJob`.
 
     - Everything it writes compares its claim: once the claim is lost, LeaseLost is raised.
     - `progress` is seen by others at once; `step` remembers what is finished across attempts.
@@ -129,21 +138,35 @@ class Job:
         The answer is kept as JSON. A step that was finished and not remembered, because the process
         died in between, is done again.
         """
+        if inspect.iscoroutinefunction(call):
+            raise _awaits(name)
+        known = self.recalled(name)
+        if known is not None:
+            return known.answer  # type: ignore[no-any-return]
+        answer = call(*arguments, **named)
+        if inspect.isawaitable(answer):
+            if inspect.iscoroutine(answer):
+                answer.close()
+            raise _awaits(name)
+        return self.remember(name, answer)  # type: ignore[no-any-return]
+
+    def recalled(self, name: str) -> Remembered | None:
+        """What a step of this name answered, if one has finished."""
         check_name(name, "a step", chars_max=STEP_CHARS_MAX)
         with self._database.reading() as tx:
             row = _step.one(tx, id_=self.id, name_=name)
-        if row is not None:
-            return decode(row[0])  # type: ignore[no-any-return]
-        answer = call(*arguments, **named)
+        return Remembered(decode(row[0])) if row is not None else None
+
+    def remember(self, name: str, answer: Any) -> Any:
+        """Keep what a step answered; the answer as it would come back in another attempt."""
         text = encode(answer, bytes_max=self._database.settings.body_bytes_max)
 
-        def remember(tx: Transaction) -> None:
+        def keep(tx: Transaction) -> None:
             self._fence(tx)
             _remember.run(tx, id_=self.id, name_=name, attempt_=self.attempt, result_=text)
 
-        self._database.run(remember)
-        # As it would come back in another attempt.
-        return decode(text)  # type: ignore[no-any-return]
+        self._database.run(keep)
+        return decode(text)
 
     @contextmanager
     def transaction(self, result: Any = None) -> Iterator[Any]:
@@ -161,6 +184,11 @@ class Job:
         """
         self._complete_in(tx, result)
         self._settled = self._unproved = True
+
+    @property
+    def unproved(self) -> bool:
+        """Whether it was ended in a transaction whose commit was not seen."""
+        return self._unproved
 
     def ended(self, value: Any) -> Any:
         """What the handler's return value means."""
@@ -195,6 +223,12 @@ class Job:
 
     def _lost(self) -> LeaseLost:
         return LeaseLost(f"attempt {self.attempt} of job {self.id} is not its holder any more")
+
+
+def _awaits(step: str) -> BadInput:
+    message = f"the step {step!r} is async, and the handler is not"
+    hint = "make the handler an async function: it is given an AsyncJob, and awaits its steps"
+    return BadInput(message, hint=hint)
 
 
 class Runner:
@@ -232,8 +266,11 @@ class Runner:
         payload, arguments = _opened(kind, claim)
         if not kind.takes_job:
             return await kind.call(**arguments)
-        running = Job(claim, payload, self._database, self._rules)
-        return running.ended(await kind.call(running, **arguments))
+        running = AsyncJob(Job(claim, payload, self._database, self._rules))
+        try:
+            return await running.ended(await kind.call(running, **arguments))
+        finally:
+            running.close()
 
 
 def _run_in_process(name: str, call: Callable[..., Any], claim: JobClaim) -> Any:

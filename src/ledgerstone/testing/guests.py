@@ -340,6 +340,14 @@ def guest_on(name: str, url: str, **options: Any) -> Iterator[Guest]:
         yield opened
 
 
+def async_url(url: str) -> str:
+    """The database of a ledger, for SQLAlchemy under asyncio."""
+    named, _ = dialect_of(url)
+    backend = named.get_backend_name()
+    driver = f"{backend}+{ASYNC_DRIVERS[backend]}"
+    return named.set(drivername=driver).render_as_string(hide_password=False)
+
+
 def url_for(name: str, home: Home) -> str:
     """How the ledger is opened for a guest."""
     standard = home.server is None and name.startswith(("async", "django", "sqlite3"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ledgerstone.engine import outcomes
 
@@ -116,6 +117,13 @@ class LoopRunner:
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Whoever still waits for something will never be told: what they hold is given back."""
+        for _, task, _ in list(self._tasks.values()):
+            with suppress(RuntimeError):
+                cast("Coroutine[Any, Any, None]", task.get_coro()).close()
 
     def _begin(self, claim: Claim, handler: Handler) -> None:
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.errors import HandlerTimeout, Hopeless
-from ledgerstone.jobs import Cancel, Job, NewJob, Snooze, Status
+from ledgerstone.jobs import AsyncJob, Cancel, Job, NewJob, Snooze, Status
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract.job_workshop import (
@@ -46,7 +46,7 @@ class RunningJobsContract:
             seen.append(("awaited", tags))
 
         @ledger.job("both")
-        async def both(job: Job, tags: list[str] = []) -> None:  # noqa: B006 - that is the case
+        async def both(job: AsyncJob, tags: list[str] = []) -> None:  # noqa: B006 - that is the case
             await asyncio.sleep(0)
             tags.append(job.id)
             seen.append(("both", len(tags)))
