@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from sqlalchemy import BigInteger, Double, bindparam, func, insert, select, update
 
-from ledgerstone.engine.source import Handler, Outcome, Settled, Verdict, Where
-from ledgerstone.errors import BadInput, Hopeless, LeaseLost, NotAllowedNow
+from ledgerstone.engine.source import (
+    Cancel,
+    Handler,
+    Outcome,
+    Settled,
+    Snooze,
+    Verdict,
+    Where,
+)
+from ledgerstone.errors import BadInput, Duplicate, Hopeless, LeaseLost, NotAllowedNow
 from ledgerstone.jobs import history, settling
 from ledgerstone.jobs.awaited import AsyncJob
 from ledgerstone.jobs.kinds import Kind, Kinds
@@ -99,6 +107,7 @@ class Job:
         self._database = database
         self._rules = rules
         self._settled = False
+        self._ending = False
         self._unproved = False
         self._looked_at = float("-inf")
         self._unwanted = False
@@ -158,22 +167,45 @@ class Job:
         return Remembered(decode(row[0])) if row is not None else None
 
     def remember(self, name: str, answer: Any) -> Any:
-        """Keep what a step answered; the answer as it would come back in another attempt."""
+        """Keep what a step answered; the answer as it would come back in another attempt.
+
+        If another thread has finished the same step meanwhile, its answer is the one that counts.
+        """
+        if isinstance(answer, Snooze | Cancel | Settled):
+            message = f"the step {name!r} answers {answer!r}, which is for the handler to return"
+            raise BadInput(message, hint="let the step answer a value, and decide in the handler")
         text = encode(answer, bytes_max=self._database.settings.body_bytes_max)
 
         def keep(tx: Transaction) -> None:
             self._fence(tx)
             _remember.run(tx, id_=self.id, name_=name, attempt_=self.attempt, result_=text)
 
-        self._database.run(keep)
+        try:
+            self._database.run(keep)
+        except Duplicate:
+            known = self.recalled(name)
+            if known is None:
+                raise
+            return known.answer
         return decode(text)
 
     @contextmanager
     def transaction(self, result: Any = None) -> Iterator[Any]:
-        """A transaction that ends the job: what it writes and its success are one commit."""
-        with self._database.transaction() as tx:
-            yield tx
-            self._complete_in(tx, result)
+        """A transaction that ends the job: what it writes and its success are one commit.
+
+        There is one: another one, inside it or after it, is refused before anything is done in it.
+        """
+        self._check_open()
+        if self._ending:
+            message = "a transaction that ends this job is open already"
+            raise NotAllowedNow(message, hint="use that one")
+        self._ending = True
+        try:
+            with self._database.transaction() as tx:
+                yield tx
+                self._complete_in(tx, result)
+        finally:
+            self._ending = False
         self._settled = True
 
     def complete(self, tx: Transaction, result: Any = None) -> None:
@@ -203,15 +235,18 @@ class Job:
         return Settled()
 
     def _complete_in(self, tx: Transaction, result: Any) -> None:
-        if self._settled:
-            message = "the job has ended already"
-            raise NotAllowedNow(message)
+        self._check_open()
         kept = None
         if result is not None:
             kept = encode(result, bytes_max=self._database.settings.body_bytes_max)
         outcome = Outcome(self._claim, Verdict.DONE, result=kept)
         if settling.settle(tx, [outcome], worker=None, rules=self._rules):
             raise self._lost()
+
+    def _check_open(self) -> None:
+        if self._settled:
+            message = "the job has ended already"
+            raise NotAllowedNow(message, hint="do the rest in the transaction that ends it")
 
     def _fence(self, tx: Transaction) -> None:
         if _hold.one(tx, **self._held) is None:

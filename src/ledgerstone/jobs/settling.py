@@ -328,9 +328,24 @@ def _refused(tx: Transaction, outcome: Outcome, worker: str | None) -> bool:
     given_back = outcome.verdict is Verdict.DONE and row[1] != Status.SUCCEEDED.value
     if row[0] == claim.token and row[1] != Status.RUNNING.value and not given_back:
         # Nobody else has held it since: this same claim settled it, and the answer to the commit
-        # got lost on its way.
+        # got lost on its way; or its handler ended it, and failed after that.
+        if outcome.failure is not None and row[1] == Status.SUCCEEDED.value:
+            _tell_of_late_failure(tx, outcome, outcome.failure, worker)
         return False
     words = f"claim {claim.token} settled {outcome.verdict.value} too late"
     told = history.detail(refused=words, worker=worker)
     history.note(tx, claim.key, Status(row[1]), told)
     return True
+
+
+def _tell_of_late_failure(
+    tx: Transaction, outcome: Outcome, failure: Failure, worker: str | None
+) -> None:
+    """It has succeeded and stays so; what went wrong after that is told."""
+    told = history.detail(
+        attempt=outcome.claim.attempt,
+        worker=worker,
+        reason="the handler failed after it had ended the job",
+        error=_told(failure),
+    )
+    history.note(tx, outcome.claim.key, Status.SUCCEEDED, told)

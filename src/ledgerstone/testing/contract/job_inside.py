@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from ledgerstone.engine.source import Verdict
+from ledgerstone.engine.source import Cancel, Snooze, Verdict
 from ledgerstone.errors import BadInput, LeaseLost, NotAllowedNow
 from ledgerstone.jobs import Job, Status
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import note, notes_kept, tables
+from ledgerstone.testing.contract import WAIT_SECONDS_MAX, note, notes_kept, tables
 from ledgerstone.testing.contract.job_workshop import (
     GRACE,
     assert_replayed,
@@ -117,6 +120,39 @@ class InsideContract:
         assert sorted(done) == sorted(ids)
         assert {standing(ledger, job_id).status for job_id in ids} == {Status.SUCCEEDED}
 
+    def test_a_step_that_two_threads_do(self, ledger: Ledger, clock: ManualClock) -> None:
+        """If the same step is finished twice at once, one answer counts and both are given it."""
+        both = threading.Barrier(2, timeout=WAIT_SECONDS_MAX)
+
+        def meet(number: int) -> int:
+            both.wait()
+            return number
+
+        @ledger.job("a")
+        def work(job: Job) -> list[int]:
+            with ThreadPoolExecutor(2) as threads:
+                return list(threads.map(partial(job.step, "meet", meet), (1, 2)))
+
+        job_id = enqueue(ledger, work)
+
+        tick(ledger)
+
+        row = standing(ledger, job_id)
+        assert row.status is Status.SUCCEEDED
+        assert row.result in ([1, 1], [2, 2])
+
+    def test_a_step_decides_nothing(self, ledger: Ledger, clock: ManualClock) -> None:
+        """What a handler returns to put its job off or end it is no answer of a step."""
+        for number, answer in enumerate((Snooze(5), Cancel())):
+            ledger.kinds.add(f"a{number}", _answering(answer), max_attempts=1)
+        ids = [enqueue(ledger, f"a{number}") for number in range(2)]
+
+        tick(ledger)
+
+        rows = [standing(ledger, job_id) for job_id in ids]
+        assert {row.status for row in rows} == {Status.DEAD_LETTER}
+        assert all("for the handler to return" in (row.last_error_message or "") for row in rows)
+
     def test_one_commit(self, ledger: Ledger, clock: ManualClock) -> None:
         """The handler's rows, the job that follows and the success are one commit."""
         before: list[Any] = []
@@ -182,6 +218,44 @@ class InsideContract:
 
         assert standing(ledger, job_id).status is Status.SUCCEEDED
         assert notes_kept(ledger) == []
+
+    def test_no_end_within_the_end(self, ledger: Ledger, clock: ManualClock) -> None:
+        """A second transaction that ends a job is refused inside the first, which goes on."""
+
+        @ledger.job("a")
+        def work(job: Job) -> None:
+            with job.transaction() as tx:
+                with pytest.raises(NotAllowedNow, match="open already"), job.transaction():
+                    pass
+                tx.connection.execute(insert(note).values(name="outer", count=1))
+
+        job_id = enqueue(ledger, work)
+
+        tick(ledger)
+
+        assert standing(ledger, job_id).status is Status.SUCCEEDED
+        assert notes_kept(ledger) == ["outer"]
+
+    def test_a_failure_after_the_end(self, ledger: Ledger, clock: ManualClock) -> None:
+        """A job that was ended stays so; what its handler raised after that is on record."""
+
+        @ledger.job("a")
+        def work(job: Job) -> None:
+            with job.transaction():
+                pass
+            message = "too late"
+            raise ValueError(message)
+
+        job_id = enqueue(ledger, work)
+
+        tick(ledger)
+
+        last = history_of(ledger, job_id)[-1]
+        assert standing(ledger, job_id).status is Status.SUCCEEDED
+        assert (last.prev_status, last.next_status) == ("succeeded", "succeeded")
+        assert last.detail["error"]["message"] == "too late"
+        assert "raise ValueError" in last.detail["error"]["traceback"]
+        assert_replayed(ledger, job_id)
 
     def test_completed_in_a_session_of_ones_own(self, ledger: Ledger, clock: ManualClock) -> None:
         """`complete` ends the job in the caller's own session, with what that one commits."""
@@ -299,3 +373,10 @@ def _at_last(done: list[str], attempt: int) -> None:
 def _leave(job: Job) -> None:
     with job.transaction() as tx:
         tx.connection.execute(insert(note).values(name="late", count=1))
+
+
+def _answering(answer: Any) -> Callable[[Job], Any]:
+    def work(job: Job) -> Any:
+        return job.step("decide", lambda: answer)
+
+    return work
