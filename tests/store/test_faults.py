@@ -11,6 +11,8 @@ import pytest
 from sqlalchemy import exc as sa_exc
 
 from ledgerstone import errors
+from ledgerstone.messaging import Office
+from ledgerstone.settings import MessagingSettings
 from ledgerstone.store.faults import refused, translated
 
 
@@ -100,6 +102,79 @@ def test_what_is_wrapped_is_unwrapped() -> None:
 
     assert type(error) is errors.Duplicate
     assert "secret" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "table"),
+    [
+        (psycopg.errors.UndefinedTable('relation "orders" does not exist\nLINE 1: …'), "orders"),
+        (psycopg.errors.UndefinedTable('relation "public.orders" does not exist'), "orders"),
+        (pymysql.err.ProgrammingError(1146, "Table 'shop.orders' doesn't exist"), "orders"),
+        (sqlite3.OperationalError("no such table: orders"), "orders"),
+        (sqlite3.OperationalError("no such table: main.orders"), "orders"),
+    ],
+    ids=["postgresql", "postgresql in a schema", "mysql", "sqlite", "sqlite in a schema"],
+)
+def test_a_table_of_yours_is_no_migration_of_ours(error: Exception, table: str) -> None:
+    """A missing table that is not Ledgerstone's is named, and nothing is said of migrating."""
+    fault = translated(error)
+
+    assert type(fault) is errors.StoreError
+    assert table in fault.message
+    assert fault.hint == f"{table} is no table of Ledgerstone's: make it, or correct its name"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        psycopg.errors.UndefinedTable('relation "job" does not exist'),
+        psycopg.errors.UndefinedTable('relation "ledgerstone_revision" does not exist'),
+        pymysql.err.ProgrammingError(1146, "Table 'shop.outbox_lane' doesn't exist"),
+        sqlite3.OperationalError("no such table: messenger_outbox"),
+    ],
+    ids=str,
+)
+def test_a_table_of_ours_is_migrated(error: Exception) -> None:
+    """A missing table of Ledgerstone's, of whichever room, is SchemaMissing."""
+    Office(MessagingSettings())
+
+    fault = translated(error)
+
+    assert type(fault) is errors.SchemaMissing
+    assert "ledgerstone migrate" in (fault.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (psycopg.OperationalError('FATAL:  database "shop" does not exist'), "create the database"),
+        (
+            psycopg.errors.InvalidCatalogName('database "shop" does not exist'),
+            "create the database",
+        ),
+        (pymysql.err.OperationalError(1049, "Unknown database 'shop'"), "create the database"),
+        (psycopg.OperationalError('FATAL:  role "ann" does not exist'), "check user, password"),
+        (
+            psycopg.errors.InsufficientPrivilege(
+                'new row violates row-level security policy for table "job"'
+            ),
+            "--org or org=",
+        ),
+        (
+            psycopg.errors.InvalidTextRepresentation(
+                'invalid input syntax for type uuid: "nonsense"'
+            ),
+            "ledgerstone.org_id",
+        ),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_the_words_say_what_to_do(error: Exception, hint: str) -> None:
+    """Where the database says more than its code does, the hint is about that."""
+    fault = translated(error)
+
+    assert isinstance(fault, errors.StoreError)
+    assert hint in (fault.hint or "")
 
 
 def test_a_full_pool_is_busy() -> None:

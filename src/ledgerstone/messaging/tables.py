@@ -36,6 +36,7 @@ from ledgerstone.store.schema import (
     id_type,
     metadata,
     partial_index,
+    plain_metadata,
     second_type,
     serial_type,
     text_type,
@@ -165,7 +166,7 @@ def shared(settings: MessagingSettings) -> Shared:
 
 @cache
 def _shared(outbox: str, failed: str, receipt: str) -> Shared:
-    collection = MetaData()
+    collection = plain_metadata()
     return Shared(_outbox(outbox, collection), _failed(failed, collection), _receipt(receipt))
 
 
@@ -226,7 +227,7 @@ def _failed(name: str, collection: MetaData) -> Table:
 def _receipt(name: str) -> Table:
     table = Table(
         name,
-        MetaData(),
+        plain_metadata(),
         Column("message_id", binary_id_type(), primary_key=True),
         Column("consumer", String(CONSUMER_CHARS_MAX), primary_key=True, server_default=text("''")),
         Column("message_name", String(NAME_CHARS_MAX), nullable=False),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from sqlalchemy import exc as sa_exc
 
 from ledgerstone import errors
+from ledgerstone.store.schema import is_ours
 
 _POSTGRES_EXACT: dict[str, type[errors.StoreError]] = {
     "40001": errors.StoreBusy,
@@ -68,6 +71,25 @@ _HINTS: dict[type[errors.StoreError], str] = {
     errors.StoreUnavailable: "check that the database is running and reachable",
     errors.StoreDenied: "check user, password, rights, and whether it is read-only",
 }
+_HINTS_BY_WORDS = {
+    r"database \"[^\"]*\" does not exist|^1049 ": (
+        "create the database first; its tables are made by `ledgerstone migrate`"
+    ),
+    "row-level security policy": (
+        "this connection speaks for one organisation: name the same one with --org or org=,"
+        " or connect as the service"
+    ),
+    "invalid input syntax for type uuid": (
+        "the connection says in ledgerstone.org_id for which organisation it speaks: a UUID"
+    ),
+}
+"""What to do where the words of the database say it better than the kind of the error."""
+_TABLE = re.compile(
+    r"relation \"(?:[^\".]*\.)?([^\"]+)\" does not exist"
+    r"|Table '(?:[^'.]*\.)?([^']+)' doesn't exist"
+    r"|no such table: (?:\w+\.)?(\S+)"
+)
+"""The table that is missing, as PostgreSQL, MySQL and SQLite say it."""
 
 
 def translated(error: BaseException) -> BaseException:
@@ -80,8 +102,23 @@ def translated(error: BaseException) -> BaseException:
     kind = _kind(original)
     if kind is None:
         return error
-    words = " ".join(str(part) for part in original.args) or type(original).__name__
-    return kind(words.strip(), hint=_HINTS.get(kind))
+    words = " ".join(str(part) for part in original.args).strip() or type(original).__name__
+    if kind is errors.SchemaMissing and (foreign := _foreign_table(words)):
+        hint = f"{foreign} is no table of Ledgerstone's: make it, or correct its name"
+        return errors.StoreError(words, hint=hint)
+    return kind(words, hint=_hint(kind, words))
+
+
+def _hint(kind: type[errors.StoreError], words: str) -> str | None:
+    found = (hint for pattern, hint in _HINTS_BY_WORDS.items() if re.search(pattern, words))
+    return next(found, _HINTS.get(kind))
+
+
+def _foreign_table(words: str) -> str | None:
+    """The missing table, if it is known and not one of ours."""
+    found = _TABLE.search(words)
+    name = next(filter(None, found.groups())) if found else None
+    return None if name is None or is_ours(name) else name
 
 
 def refused(error: Exception) -> BaseException:

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import Column, MetaData, String, Table, inspect, select
+from sqlalchemy import Column, String, Table, inspect, select
 
 from ledgerstone.errors import SchemaMissing, SchemaOutdated
 from ledgerstone.store.faults import translated
+from ledgerstone.store.schema import plain_metadata
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -31,7 +32,9 @@ VERSION_TABLE = "ledgerstone_revision"
 """Not `alembic_version`: that one is the user's own."""
 LOCATION = Path(__file__).with_name("migrations")
 
-_revision = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), primary_key=True))
+_revision = Table(
+    VERSION_TABLE, plain_metadata(), Column("version_num", String(32), primary_key=True)
+)
 
 
 class Schema(msgspec.Struct, frozen=True):

@@ -42,9 +42,27 @@ class _SecondText(UserDefinedType[str]):
         return "DATETIME"
 
 
+_collections: list[MetaData] = []
+
+
 def metadata() -> MetaData:
     """A collection of tables that follows the naming convention."""
-    return MetaData(naming_convention=NAMING)
+    return _kept(MetaData(naming_convention=NAMING))
+
+
+def plain_metadata() -> MetaData:
+    """A collection of tables whose indexes and constraints are named by others."""
+    return _kept(MetaData())
+
+
+def _kept(collection: MetaData) -> MetaData:
+    _collections.append(collection)
+    return collection
+
+
+def is_ours(table: str) -> bool:
+    """Whether a table of this name was declared here, as all of Ledgerstone's are."""
+    return any(table in collection.tables for collection in _collections)
 
 
 def id_type() -> TypeEngine[str]:

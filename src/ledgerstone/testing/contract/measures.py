@@ -100,7 +100,7 @@ class MeasureContract:
             ledger.run(lambda tx: add(tx, [(1, SECRET[:10], SECRET), (2, SECRET[:10], SECRET)]))
             with pytest.raises(errors.KeyConflict):
                 ledger.run(lambda tx: tx.chores.enqueue({"other": SECRET}, key=SECRET))
-            with pytest.raises(errors.SchemaMissing):
+            with pytest.raises(errors.StoreError):
                 ledger.run(lambda tx: tx.connection.exec_driver_sql(f"SELECT '{SECRET}' FROM no"))  # noqa: S608 - fixed
 
         assert slow_log.records

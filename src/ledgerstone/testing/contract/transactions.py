@@ -314,7 +314,7 @@ class TransactionContract:
 
         cases = {
             "INSERT INTO note (name, count) VALUES ('same', 0)": errors.Duplicate,
-            "SELECT * FROM nowhere": errors.SchemaMissing,
+            "SELECT * FROM nowhere": errors.StoreError,
             "INSERT INTO note (name, count) VALUES (NULL, 0)": errors.StoreError,
             "SELEKT": errors.StoreError,
         }
