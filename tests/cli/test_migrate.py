@@ -184,11 +184,13 @@ def test_rls_keeps_organisations_apart(
 def test_rls_needs_a_role_that_is_there(
     program: Program, quick_postgres: PrivatePostgres, shop: str
 ) -> None:
-    """A role that is not there is told, and how to make it."""
+    """A role that is not there is told, and how to make it, before anything is migrated."""
     url = quick_postgres.create_database(shop)
 
     ended = program.run("--url", url, "migrate", "--rls", "--role", shop)
+    schema = program.run("--url", url, "migrate", "--check", "--json").json
 
+    assert schema["current"] is None
     assert ended.code == 1
     assert ended.err.startswith(
         f"error: there is no role '{shop}'\nhint: make it first: CREATE ROLE"

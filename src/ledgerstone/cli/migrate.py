@@ -128,6 +128,8 @@ def _separate(
 ) -> None:
     """Apply what is pending, then keep organisations apart; nothing where that cannot be done."""
     security.check_supported(database)
+    if role is not None:
+        security.check_role(database, role)
     migrated = brought_up_to_date(database, settings)
     separated = security.separate(database, role=role)
     facts = {**msgspec.structs.asdict(migrated), "separated": separated}

@@ -150,6 +150,18 @@ def check_supported(database: Database[Any]) -> None:
     _check_kind(database.dialect.name)
 
 
+def check_role(database: Database[Any], role: str) -> None:
+    """NotFound or BadInput unless it is a role that security holds for, or will when it is on."""
+    try:
+        with database.engine.connect() as connection:
+            _check_role(connection, role)
+    except Exception as error:
+        fault = translated(error)
+        if fault is error:
+            raise
+        raise fault from error
+
+
 def separate(database: Database[Any], *, role: str | None = None) -> Separated:
     """Keep organisations apart, and let the role act for one; again, it changes nothing."""
     check_supported(database)
@@ -231,9 +243,12 @@ def _quoted(role: str) -> str:
 
 def _check_role(connection: Connection, role: str) -> None:
     """A role that security holds for: it is there, and is not the service's."""
+    # Where the tables are not made yet, whoever asks will own them.
     query = text(
-        "SELECT rolsuper OR rolbypassrls OR pg_has_role(pg_roles.oid, relowner, 'MEMBER') "
-        "FROM pg_roles, pg_class WHERE rolname = :role AND pg_class.oid = 'job'::regclass"
+        "SELECT rolsuper OR rolbypassrls OR pg_has_role(pg_roles.oid, COALESCE(relowner, "
+        "(SELECT oid FROM pg_roles WHERE rolname = current_user)), 'MEMBER') "
+        "FROM pg_roles LEFT JOIN pg_class ON pg_class.oid = to_regclass('job') "
+        "WHERE rolname = :role"
     )
     above = connection.execute(query, {"role": role}).scalar()
     if above is None:
