@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from importlib import import_module
 from pathlib import Path
@@ -231,8 +231,37 @@ class TestRunJob:
         with shop.transaction() as tx:
             tx.jobs.pause("default")
 
-        with pytest.raises(NotAllowedNow, match=r"queued, open .*paused"):
+        with pytest.raises(NotAllowedNow, match=r"queued, open .its queue 'default' was paused"):
             run_job(shop, "receipt", {"order": 1})
+
+    def test_what_keeps_a_job_is_said(self, shop: Ledger) -> None:
+        """Of a queue that is full it is said how full, and nothing of what is not so."""
+        told: list[str] = []
+
+        @shop.job("full")
+        def full() -> None:
+            try:
+                run_job(shop, "receipt", {"order": 1})
+            except NotAllowedNow as error:
+                told.append(error.hint or "")
+
+        with shop.transaction() as tx:
+            tx.jobs.limit("default", 1)
+        run_job(shop, "full", raises=True)
+
+        assert told == ["its queue 'default' runs 1 of at most 1 jobs"]
+
+    @pytest.mark.parametrize(
+        "how", [drain, lambda ledger: run_job(ledger, "receipt", {"order": 1})]
+    )
+    def test_an_open_transaction_is_told(self, shop: Ledger, how: Callable[[Ledger], Any]) -> None:
+        """Inside a transaction on SQLite nothing can run: that is an error and no empty report."""
+        with (
+            pytest.raises(NotAllowedNow, match="end it first: jobs see what is committed"),
+            shop.transaction() as tx,
+        ):
+            tx.jobs.enqueue("receipt", {"order": 1})
+            how(shop)
 
     def test_the_end_of_a_test_is_no_error_of_a_job(self, shop: Ledger) -> None:
         """`pytest.fail` inside a job fails the test, without being asked to."""
@@ -528,6 +557,26 @@ class TestEnqueued:
 
         with pytest.raises(TypeError, match="que"):
             assert_not_enqueued(shop, "receipt", **misspelled)
+
+    def test_a_status_may_be_text(self, shop: Ledger) -> None:
+        """A status by its word is that status, for what must be there and for what must not."""
+        with shop.transaction() as tx:
+            tx.jobs.enqueue("receipt", {"order": 1})
+
+        assert len(assert_enqueued(shop, "receipt", status="queued")) == 1
+        assert_not_enqueued(shop, "receipt", status="succeeded")
+        with pytest.raises(AssertionError, match="none of receipt with status 'queued', found 1"):
+            assert_not_enqueued(shop, "receipt", status="queued")
+        with pytest.raises(AssertionError, match="expected 1 of receipt with status 'running'"):
+            assert_enqueued(shop, "receipt", status="running")
+
+    @pytest.mark.parametrize("look", [enqueued, assert_enqueued, assert_not_enqueued])
+    def test_what_no_job_can_be_is_refused(self, shop: Ledger, look: Callable[..., Any]) -> None:
+        """A status that is none and a payload without names would never be found: BadInput."""
+        with pytest.raises(BadInput, match=r"cannot stand at 'done' .use one of queued, running"):
+            look(shop, "receipt", status="done")
+        with pytest.raises(BadInput, match=r"arguments by name, not \[7\]"):
+            look(shop, "receipt", payload=[7])
 
 
 class TestInline:

@@ -118,7 +118,7 @@ class Line:
 
     def _resumed(self, tx: Transaction, limit: int, common: dict[str, Any]) -> list[Row]:
         """What comes behind the last one that was taken, shortly after a slow claim."""
-        if tx.database.clock.monotonic() >= self._resume_until:
+        if not self._place or tx.database.clock.monotonic() >= self._resume_until:
             return []
         if any(others.one(tx, queue_=self._queue, org=self._place["org"]) for others in _OTHERS):
             # Another organisation waits for its turn.

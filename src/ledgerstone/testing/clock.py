@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+from ledgerstone.errors import BadInput
+
 
 class ManualClock:
     """Stands still until it is moved; every statement of a ledger that has it uses its moment."""
@@ -17,7 +21,10 @@ class ManualClock:
         return self._elapsed
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Let time pass; BadInput for time that would run backwards."""
+        if not (math.isfinite(seconds) and seconds >= 0):
+            message = f"time passes by 0 seconds or more, not by {seconds}"
+            raise BadInput(message, hint="jump() sets the clock back")
         self._now_ms += round(seconds * 1000)
         self._elapsed += seconds
 

@@ -31,7 +31,7 @@ class Like(TypedDict, total=False):
     queue: str | None
     key: str | None
     org: str | UUID | None
-    status: Status | None
+    status: Status | str | None
 
 
 def enqueued(
@@ -102,7 +102,14 @@ class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, tx: Transaction, job: AnyJob | None, like: Like) -> _Wanted:
         kinds = tx._kinds  # noqa: SLF001 - only the ledger has them in the open
-        return cls(type=kinds.name_of(job) if job is not None else None, **like)
+        payload, status = like.get("payload"), like.get("status")
+        if payload is not None and not isinstance(payload, Mapping):
+            message = f"payload holds arguments by name, not {payload!r}"
+            raise BadInput(message, hint='as in payload={"order": 7}')
+        known: dict[str, Any] = {**like}
+        if status is not None:
+            known["status"] = _status_of(status)
+        return cls(type=kinds.name_of(job) if job is not None else None, **known)
 
     def __str__(self) -> str:
         facts = {
@@ -131,6 +138,14 @@ class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
         if self.payload is not None:
             found += _unlike(self.payload, row.payload, "payload")
         return found
+
+
+def _status_of(given: Status | str) -> Status:
+    try:
+        return Status(given)
+    except ValueError as error:
+        known = ", ".join(status.value for status in Status)
+        raise BadInput(f"a job cannot stand at {given!r}", hint=f"use one of {known}") from error
 
 
 def _unlike(expected: Any, found: Any, path: str) -> Iterator[str]:

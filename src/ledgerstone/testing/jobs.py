@@ -127,6 +127,7 @@ def run_job(
     - What it enqueues is left for `drain`.
     """
     _check_known(ledger, job)
+    _check_outside(ledger)
     with ledger.transaction() as tx:
         accepted = tx.jobs.enqueue(
             job,
@@ -150,13 +151,20 @@ def run_job(
         ran = hand.step(only=row.id)
     with ledger.reading() as tx:
         row = tx.jobs.get(row.id)
-    if ran is None:
-        message = f"the job {row.id} could not be begun: it is {row.status.value}, {row.gate.name}"
-        hint = f"is its queue {row.queue!r} paused or full, its limit key used up, a worker faster?"
-        raise NotAllowedNow(message.lower(), hint=hint)
+        if ran is None:
+            stands_at = f"{row.status.value}, {row.gate.name.lower()}"
+            message = f"the job {row.id} could not be begun: it is {stands_at}"
+            raise NotAllowedNow(message, hint=_what_keeps(tx, row))
     if raises:
         hand.complain(row)
     return row
+
+
+def _what_keeps(tx: Transaction, row: JobRow) -> str:
+    """Why it did not run; that no worker serves its queue is no reason in a test."""
+    reasons = tx.jobs.explain(row.id).reasons
+    kept = [reason for reason in reasons if not reason.startswith("no worker")]
+    return "; ".join(kept) or "was a worker faster?"
 
 
 def drain(
@@ -180,6 +188,7 @@ def drain(
         message = f"jobs_max is at least 1, not {jobs_max}"
         raise BadInput(message)
     clock = _manual_clock(ledger) if advance_to_due else None
+    _check_outside(ledger)
     runs: list[Run] = []
     while True:
         before = len(runs)
@@ -189,6 +198,16 @@ def drain(
                 _drain_with(hand, runs, jobs_max, raises=raises)
         if len(runs) == before and not (clock and _advanced(ledger, queue, clock)):
             return Drained(runs)
+
+
+def _check_outside(ledger: Ledger) -> None:
+    """NotAllowedNow inside a transaction that would keep jobs from running in theirs."""
+    try:
+        with ledger.transaction():
+            pass
+    except NotAllowedNow as error:
+        hint = "end it first: jobs see what is committed, and run in transactions of their own"
+        raise NotAllowedNow(error.message, hint=hint) from error
 
 
 def _drain_with(hand: Hand, runs: list[Run], jobs_max: int, *, raises: bool) -> None:
