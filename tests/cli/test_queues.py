@@ -41,7 +41,9 @@ def test_it_lists_them(program: Program, home: Home, ledger: Ledger) -> None:
 
     told = program.run("--url", home.url, "queues", "--json")
     shown = program.run("--url", home.url, "queues")
+    listed = program.run("--url", home.url, "queues", "list", "--json")
 
+    assert [queue["name"] for queue in listed.json["queues"]] == ["default", "held", "mail"]
     found = {queue["name"]: queue for queue in told.json["queues"]}
     assert list(found) == ["default", "held", "mail"]
     counts = ("queued", "scheduled", "blocked", "running", "dead_letters", "concurrency_max")

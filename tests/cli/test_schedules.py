@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -66,11 +67,23 @@ def test_it_lists_page_by_page(program: Program, home: Home, ledger: Ledger) -> 
     arguments = ("--url", home.url, "schedules", "list", "--limit", "2", "--json")
 
     first = program.run(*arguments).json
-    second = program.run(*arguments, "--cursor", first["cursor"]).json
+    second = program.run(*arguments, "--cursor", first["next"]).json
 
     names = [found["schedule"]["name"] for page in (first, second) for found in page["schedules"]]
     assert names == ["a", "b", "c"]
-    assert second["cursor"] is None
+    assert second["next"] is None
+
+
+def test_the_cursor_stays_in_one_piece(program: Program, home: Home, ledger: Ledger) -> None:
+    """However long it is, it can be copied from one line."""
+    for name in ("n" * 100, "o" * 100):
+        put(ledger, name)
+
+    shown = program.run("--url", home.url, "schedules", "list", "--limit", "1")
+    (cursor,) = re.findall(r"^more: the same with --cursor (\S+)$", shown.out, re.MULTILINE)
+    rest = program.run("--url", home.url, "schedules", "list", "--cursor", cursor, "--json").json
+
+    assert [found["schedule"]["name"] for found in rest["schedules"]] == ["o" * 100]
 
 
 def test_there_are_none(program: Program, home: Home, ledger: Ledger) -> None:
@@ -168,5 +181,5 @@ def test_looking_makes_no_file(program: Program) -> None:
     ended = program.run("schedules")
 
     assert ended.code == 1
-    assert "hint: run `ledgerstone migrate`\n" in ended.err
+    assert "hint: run `ledgerstone migrate`" in ended.err
     assert list(program.folder.iterdir()) == []

@@ -175,6 +175,15 @@ def test_wrong_usage_is_exit_2(shop: Program, arguments: list[str]) -> None:
     assert not (shop.folder / ".ledgerstone").exists()
 
 
+@pytest.mark.parametrize("name", ["", "x" * 101, "mail "], ids=["empty", "long", "spaced"])
+def test_a_queue_that_cannot_be_is_refused(shop: Program, name: str) -> None:
+    """A name that no queue can have is refused before anything is claimed; exit 1."""
+    ended = shop.run("work", "-A", "shop:ledger", "--queue", name)
+
+    assert ended.code == 1
+    assert ended.err.startswith("error: a queue ")
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_server_that_was_not_migrated_is_told(shop: Program, home: Home, processes: int) -> None:
     """Where the tables are missing and may not be made, it ends at once and says what to run."""

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
+import sys
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
 
 def main() -> None:
     """The command `ledgerstone`."""
@@ -9,4 +16,25 @@ def main() -> None:
     # has no use for a command line.
     from ledgerstone.cli.program import app
 
-    app(prog_name="ledgerstone")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # What a terminal has no signs for is spelled out.
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            app(prog_name="ledgerstone")
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        _forget_the_rest()
+        sys.exit(f"error: what there is to say cannot be written: {error.strerror}")
+
+
+def _forget_the_rest() -> None:
+    """What is still to be written to stdout goes nowhere: Python would try again at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

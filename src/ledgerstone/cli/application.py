@@ -16,25 +16,19 @@ import msgspec
 import typer
 
 from ledgerstone.cli.call import (
+    ApplicationOption,
     Call,
     ConfigOption,
     JsonOption,
     UrlOption,
     VerboseOption,
+    options_of,
+    take,
 )
 from ledgerstone.cli.database import must_exist
 from ledgerstone.errors import BadInput, LedgerstoneError
 from ledgerstone.ledger import Ledger
 
-ApplicationOption = Annotated[
-    str | None,
-    typer.Option(
-        "--app",
-        "-A",
-        metavar="MODULE:LEDGER",
-        help="Where your code makes its Ledger, as shop.jobs:ledger; found from this folder.",
-    ),
-]
 ByOption = Annotated[
     str | None,
     typer.Option("--by", metavar="WHO", help="Who does it, for the record; otherwise your login."),
@@ -99,6 +93,7 @@ def ledger_of(
 
     Without an application nothing is migrated and no file is made, unless `make` says so.
     """
+    application = application or call.application
     if application is not None:
         no_database(call)
         with loaded(application) as ledger:
@@ -132,25 +127,41 @@ def no_database(call: Call) -> None:
         )
 
 
-def group(help: str, alone: Callable[[typer.Context], None]) -> typer.Typer:  # noqa: A002 - typer's word
-    """A command that has commands; called alone it does what `alone` says.
+def group(
+    help: str,  # noqa: A002 - typer's word
+    alone: Callable[[typer.Context], None] | None = None,
+    *,
+    of_application: bool = False,
+) -> typer.Typer:
+    """A command that has commands; called alone it does what `alone` says, or shows its help.
 
-    The options of every command may also stand before its commands.
+    The options of every command may also stand before its commands; with `of_application` also -A.
     """
     made = typer.Typer(help=help, invoke_without_command=True, add_completion=False)
 
-    @made.callback()
     def grouped(
         context: typer.Context,
         *,
+        application: ApplicationOption = None,
         url: UrlOption = None,
         config: ConfigOption = None,
         json: JsonOption = False,
         verbose: VerboseOption = False,
     ) -> None:
-        call = Call(url=url, config=config, json=json, verbose=verbose)
+        call = Call(url=url, config=config, application=application, json=json, verbose=verbose)
         context.obj = call.over(context.obj)
         if context.invoked_subcommand is None:
-            alone(context)
+            (alone or show_help)(context)
 
+    context, application, *shared = options_of(grouped)
+    take(grouped, [context, *([application] if of_application else []), *shared])
+    made.callback()(grouped)
     return made
+
+
+def show_help(context: typer.Context) -> None:
+    """Show the help of a command that has commands; for a program there is none."""
+    if context.obj.json:
+        names = ", ".join(context.command.list_commands(context))  # type: ignore[attr-defined]
+        raise typer.BadParameter(f"a command is missing: one of {names}", ctx=context)
+    typer.echo(context.get_help())

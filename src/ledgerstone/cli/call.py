@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgspec
 import typer
 
 from ledgerstone.cli import logs, output
-from ledgerstone.errors import LedgerstoneError
+from ledgerstone.errors import BadInput, LedgerstoneError
 from ledgerstone.settings import Settings
 from ledgerstone.store.faults import translated
 
@@ -54,6 +55,15 @@ JsonOption = Annotated[
 VerboseOption = Annotated[
     bool, flag("--verbose", "-v", help="Log everything; show where an error arose.", panel=PANEL)
 ]
+ApplicationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--app",
+        "-A",
+        metavar="MODULE:LEDGER",
+        help="Where your code makes its Ledger, as shop.jobs:ledger; found from this folder.",
+    ),
+]
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +71,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str | None = None
     config: Path | None = None
+    application: str | None = None
     json: bool = False
     verbose: bool = False
 
@@ -75,50 +86,88 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return Call(
             url=self.url if self.url is not None else earlier.url,
             config=self.config if self.config is not None else earlier.config,
+            application=self.application if self.application is not None else earlier.application,
             json=self.json or earlier.json,
             verbose=self.verbose or earlier.verbose,
         )
 
 
-def command(run: Callable[Concatenate[Call, Own], None]) -> Callable[..., None]:
+def command(
+    run: Callable[Concatenate[Call, Own], None], *, of_application: bool = False
+) -> Callable[..., None]:
     """The function as a command that also takes the options of every command.
 
-    A refusal is told on stderr, or as the one JSON document on stdout, and decides the exit code.
+    - `of_application`: it also takes -A, and its database may be that of an application.
+    - A refusal is told on stderr, or as the one JSON document on stdout, and decides the exit code.
     """
 
     def with_shared_options(
         context: typer.Context,
         *,
+        app: ApplicationOption = None,
         url: UrlOption = None,
         config: ConfigOption = None,
         json: JsonOption = False,
         verbose: VerboseOption = False,
         **own: Any,
     ) -> None:
-        call = Call(url=url, config=config, json=json, verbose=verbose).over(context.obj)
+        call = Call(url=url, config=config, application=app, json=json, verbose=verbose)
+        call = call.over(context.obj)
         logs.to_stderr(level="DEBUG" if call.verbose else "ERROR")
         try:
+            _check_text({**own, "url": call.url, "app": call.application}, context)
             run(call, **own)  # type: ignore[call-arg]
         except Exception as error:
             fault = translated(error)
             if not isinstance(fault, LedgerstoneError):
                 raise
             if call.verbose:
-                traceback.print_exception(error)
+                sys.stderr.write(output.visible("".join(traceback.format_exception(error))))
             output.complain(fault, json=call.json)
             raise typer.Exit(EXIT_RETRYABLE if fault.retryable else EXIT_REFUSED) from error
 
-    _present(with_shared_options, run)
+    _present(with_shared_options, run, of_application=of_application)
     return with_shared_options
 
 
-def _present(command: Callable[..., None], run: Callable[..., None]) -> None:
+def _check_text(given: dict[str, Any], context: typer.Context) -> None:
+    """BadInput for what the shell handed over and is no UTF-8: no database would take it."""
+    for name, value in given.items():
+        words = value if isinstance(value, list) else [value]
+        if any(isinstance(each, str) and _torn(each) for each in words):
+            # An argument has no other name for people than what stands in its place.
+            spelled = {
+                each.name: each.opts[0] if each.opts[0].startswith("-") else str(each.metavar)
+                for each in context.command.params
+            }
+            message = f"what was given for {spelled.get(name, name)} is no text"
+            raise BadInput(message, hint="write it in UTF-8")
+
+
+def _torn(words: str) -> bool:
+    return any("\ud800" <= char <= "\udfff" for char in words)
+
+
+def _present(
+    command: Callable[..., None], run: Callable[..., None], *, of_application: bool
+) -> None:
     """What typer reads of a command: the function's name and words, its own options, then ours."""
-    _call, *own = inspect.signature(run, eval_str=True).parameters.values()
-    context, *shared, _own = inspect.signature(command, eval_str=True).parameters.values()
+    _call, *own = options_of(run)
+    context, application, *shared, _own = options_of(command)
+    if of_application:
+        own.append(application)
     named = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in own]
-    options = [context, *named, *shared]
     command.__name__ = run.__name__
     command.__doc__ = run.__doc__
-    command.__annotations__ = {option.name: option.annotation for option in options}
-    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    take(command, [context, *named, *shared])
+
+
+def options_of(function: Callable[..., None]) -> list[inspect.Parameter]:
+    """What a function takes."""
+    return list(inspect.signature(function, eval_str=True).parameters.values())
+
+
+def take(function: Callable[..., None], options: list[inspect.Parameter]) -> None:
+    """Let a function take these, for who reads its signature."""
+    function.__annotations__ = {option.name: option.annotation for option in options}
+    function.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import msgspec
 from rich.console import RenderableType
-from rich.text import Text
 
 from ledgerstone.cli import output
 from ledgerstone.cli.message_calls import ready
+from ledgerstone.cli.output import Text
 from ledgerstone.errors import BadInput, TargetDown
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging import CompetingRelay, Message, OrderedRelay

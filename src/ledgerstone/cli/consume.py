@@ -22,7 +22,6 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Group
-from rich.text import Text
 
 from ledgerstone import __version__
 from ledgerstone.cli import logs, output
@@ -30,6 +29,7 @@ from ledgerstone.cli.application import loaded, no_database
 from ledgerstone.cli.call import Call
 from ledgerstone.cli.carrying import consumers_table, relays_of
 from ledgerstone.cli.message_calls import ready
+from ledgerstone.cli.output import Text
 from ledgerstone.cli.up import LOOK_SECONDS, serve
 from ledgerstone.engine.worker import SIGNALS, Worker
 from ledgerstone.errors import BadInput, NotFound, Unsupported

@@ -15,6 +15,11 @@ from ledgerstone.settings import Settings
 from ledgerstone.store.database import Database
 from ledgerstone.store.dialects import sqlite
 
+_ELSEWHERE = (
+    "run `ledgerstone migrate` to make it;"
+    " another database is named by --url, LEDGERSTONE_URL or, for jobs, -A MODULE:LEDGER"
+)
+
 
 @contextmanager
 def opened(settings: Settings) -> Iterator[Database[Transaction]]:
@@ -36,4 +41,4 @@ def must_exist(database: Database[Transaction]) -> None:
     """SchemaMissing if connecting would make a new, empty file."""
     file = file_of(database)
     if file is not None and not file.exists():
-        raise SchemaMissing(f"there is no file {file}", hint="run `ledgerstone migrate`")
+        raise SchemaMissing(f"there is no file {file}", hint=_ELSEWHERE)

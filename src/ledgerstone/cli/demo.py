@@ -14,9 +14,8 @@ from typing import Annotated, Self
 
 import msgspec
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.text import Text
 from sqlalchemy import inspect
 
 from ledgerstone import chores
@@ -25,6 +24,7 @@ from ledgerstone.chores.states import Status
 from ledgerstone.chores.tables import chore, tables
 from ledgerstone.cli import output
 from ledgerstone.cli.call import EXIT_REFUSED, Call, flag
+from ledgerstone.cli.output import Console, Text
 from ledgerstone.cli.tour import HANDLER, LEASE_SECONDS, WORKER_SETTINGS, Tour, TourFacts
 from ledgerstone.engine.source import Claim
 from ledgerstone.errors import NotAllowedNow
@@ -57,7 +57,7 @@ def demo(
 
     On a file of its own that is gone afterwards, unless --url names a database.
     """
-    console = Console(highlight=False, quiet=call.json)
+    console = output.console(quiet=call.json)
     with ExitStack() as stack, _undisturbed_end():
         with _uninterrupted():
             chosen = _private(call, keep=keep) if call.url is None else _given(call)

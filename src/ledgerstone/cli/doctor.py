@@ -5,11 +5,11 @@ from __future__ import annotations
 import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from ledgerstone.cli import output
 from ledgerstone.cli.call import EXIT_REFUSED, Call
 from ledgerstone.cli.checks import Diagnosis, Verdict, diagnose
+from ledgerstone.cli.output import Text
 
 _STYLE = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from ledgerstone.cli import failed_views, moments, output
 from ledgerstone.cli.application import ByOption, group, ledger_of, who
@@ -24,6 +23,7 @@ from ledgerstone.cli.message_calls import (
     looking_at,
     ready,
 )
+from ledgerstone.cli.output import Text
 from ledgerstone.errors import NotAllowedNow, NotFound
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.messaging import record
@@ -363,7 +363,6 @@ def _hinting() -> Iterator[None]:
 
 app = group(
     "Look at messages that failed, send them again, or remove them.",
-    alone=lambda context: typer.echo(context.get_help()),
 )
 for function in (show, retry, remove):
     app.command()(command(function))

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from rich.console import Group as Parts
 from rich.console import RenderableType
-from rich.text import Text
 
 from ledgerstone.cli import output
 from ledgerstone.cli.outbox_views import partition
+from ledgerstone.cli.output import Text
 from ledgerstone.messaging.failed import Group, Groups
 from ledgerstone.messaging.failed_rows import FailedMessage
 from ledgerstone.messaging.record import MessageEvent

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.console import RenderableType
-from rich.text import Text
 
 from ledgerstone.cli import output
 from ledgerstone.cli.application import group, ledger_of
@@ -22,6 +21,7 @@ from ledgerstone.cli.message_calls import (
     looking_at,
     removed_in_steps,
 )
+from ledgerstone.cli.output import Text
 from ledgerstone.messaging.inbox import Receipt
 
 
@@ -96,7 +96,6 @@ def cleanup(
 
 app = group(
     "Receive messages for your consumers, and see what was handled.",
-    alone=lambda context: typer.echo(context.get_help()),
 )
 app.command("consume")(command(consume))
 app.command("list")(command(list_))

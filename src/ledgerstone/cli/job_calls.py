@@ -22,6 +22,18 @@ IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the job
 TypeOption = Annotated[
     str | None, typer.Option("--type", metavar="TYPE", help="Only jobs of this type.")
 ]
+OPTIONS = {
+    "delay_seconds": "--delay",
+    "max_attempts": "--max-attempts",
+    "priority": "--priority",
+    "requested_by": "--requested-by",
+    "run_at": "--at",
+    "an organisation": "--org",
+    "a page": "--limit",
+    "a queue": "--queue",
+    "a key": "--key",
+}
+"""What the library calls by one name and the command line by another."""
 QueueOption = Annotated[
     str | None, typer.Option("--queue", metavar="NAME", help="Only jobs of this queue.")
 ]
@@ -43,14 +55,24 @@ def moment_of(tx: Transaction) -> datetime:
 
 
 @contextmanager
-def hinting(job_id: str | None, *, key: str | None = None) -> Iterator[None]:
-    """Where a refusal says what is wrong only, add what to do."""
+def hinting(job_id: str | None = None, *, key: str | None = None) -> Iterator[None]:
+    """Where a refusal says what is wrong only, add what to do; options by their names here."""
     try:
         yield
     except LedgerstoneError as error:
+        if isinstance(error, BadInput):
+            name = next((name for name in OPTIONS if error.message.startswith(f"{name} ")), None)
+            if name is not None:
+                error.message = _by_option(name, error.message)
         if error.hint is None:
             error.hint = _hint(error, job_id, key)
         raise
+
+
+def _by_option(name: str, message: str) -> str:
+    """A parameter is replaced by its option; what is a word for people stays behind it."""
+    option = OPTIONS[name]
+    return f"{option}: {message}" if " " in name else message.replace(name, option, 1)
 
 
 def _hint(error: LedgerstoneError, job_id: str | None, key: str | None) -> str | None:

@@ -9,12 +9,12 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from ledgerstone.cli import job_views, output
 from ledgerstone.cli.application import ByOption, ledger_of, who
 from ledgerstone.cli.call import EXIT_REFUSED, Call, flag
 from ledgerstone.cli.job_calls import QueueOption, TypeOption, hinting, id_of, moment_of
+from ledgerstone.cli.output import Text
 from ledgerstone.errors import NotAllowedNow, NotFound
 from ledgerstone.jobs import JobRow, Status
 from ledgerstone.jobs.operating import RETRY_MAX
@@ -37,8 +37,11 @@ def retry(
         typer.Option("--error-code", metavar="CODE", help="Only those that ended with this error."),
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", help="With --all: at most so many.")
-    ] = RETRY_MAX,
+        int | None,
+        typer.Option(
+            "--limit", metavar="N", help=f"With --all: at most so many, up to {RETRY_MAX}."
+        ),
+    ] = None,
     dry_run: Annotated[bool, flag("--dry-run", help="Only show what would be retried.")] = False,
     yes: Annotated[bool, flag("--yes", help="Do not ask, however many there are.")] = False,
     by: ByOption = None,
@@ -50,12 +53,13 @@ def retry(
     filters = {"type": type_, "queue": queue, "error_code": error_code}
     if (job_id is None) is not every:
         raise typer.BadParameter("name one ID, or --all")
-    if not every and any(value is not None for value in filters.values()):
-        raise typer.BadParameter("--type, --queue and --error-code go with --all")
+    if not every and any(value is not None for value in (*filters.values(), limit)):
+        raise typer.BadParameter("--type, --queue, --error-code and --limit go with --all")
     if job_id is not None:
         _retry_one(call, id_of(job_id), dry_run=dry_run, by=who(by))
     else:
-        _retry_all(call, filters, limit=limit, dry_run=dry_run, yes=yes, by=who(by))
+        most = RETRY_MAX if limit is None else limit
+        _retry_all(call, filters, limit=most, dry_run=dry_run, yes=yes, by=who(by))
 
 
 class Retried(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,32 +8,31 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
-from rich.text import Text
+from rich.segment import Segment
 
-from ledgerstone.cli import output
+from ledgerstone.cli import job_timeline, output
+from ledgerstone.cli.job_timeline import STYLE, Happened
+from ledgerstone.cli.output import AnyConsole, Text
 from ledgerstone.errors import LedgerstoneError
-from ledgerstone.jobs import JobEvent, JobRow, Status
+from ledgerstone.jobs import JobRow, Status
 from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.jobs.states import FINISHED, Gate
 
 WATCH_SECONDS = 1.0
-WORDS_CHARS_SHOWN_MAX = 300
 BAR_CHARS = 30
-WIDE_COLUMNS = 100
-
-_STYLE = {
-    "queued": "cyan",
-    "scheduled": "dim cyan",
-    "blocked": "yellow",
-    "running": "bold blue",
-    "canceling": "yellow",
-    "succeeded": "green",
-    "failed": "red",
-    "canceled": "dim",
-    "dead_letter": "bold red",
-}
+IMPORTANT = (
+    *("id", "status", "type", "last error", "org", "age"),
+    *("organisation", "queue", "tries"),
+)
+"""Columns of a list, the last to be left out first."""
+FOLDED = {"type", "last error", "queue"}
+FOLDED_CHARS = 14
+"""So much room is enough for those that can go on in the next line."""
+COLUMN_GAP = 2
+ID_AND_ORG = "id, organisation"
 
 
 def facts(row: JobRow) -> dict[str, Any]:
@@ -49,50 +48,141 @@ def standing(row: JobRow) -> Text:
         word = row.gate.name.lower()
     elif row.status is Status.RUNNING and row.cancel_requested:
         word = "canceling"
-    return Text(word, _STYLE[word])
+    return Text(word, STYLE[word])
 
 
 def listing(rows: Sequence[JobRow], now: datetime, *, title: str = "Jobs") -> RenderableType:
-    """A table of jobs, with the columns that have something to say.
+    """A table of jobs, with the columns that have something to say and fit; `show` has all.
 
-    On a narrow terminal an error takes the place of the queue, and attempts are left out: `show`
-    has them, and the id stays in one piece.
+    The id stays in one piece. Organisations are cut short where the terminal is narrow, and stand
+    below the ids where it is narrower; narrower still, everything stands there.
     """
-    wide = output.console().width >= WIDE_COLUMNS
-    failed = any(row.last_error_code for row in rows)
-    columns: dict[str, Callable[[JobRow], RenderableType]] = {
-        "id": lambda row: row.id,
-        "status": standing,
-        "type": lambda row: Text(row.type),
-    }
-    if wide or not failed:
-        columns["queue"] = lambda row: Text(row.queue)
-    if wide:
-        columns["tries"] = lambda row: f"{row.attempt}/{row.max_attempts}"
-    columns["age"] = lambda row: output.since(row.created_at, now)
-    if failed:
-        columns["last error"] = lambda row: Text(row.last_error_code or "", "red")
-    if any(row.org_id != NO_ORG for row in rows):
-        columns["organisation"] = lambda row: Text(row.org_id if row.org_id != NO_ORG else "")
+    columns = _fitting(_columns(rows, now))
+    if "status" not in columns:
+        return _stacked(rows, now, title)
     table = output.table(title, *columns, numbers=("tries", "age"))
     for column in table.columns:
-        column.no_wrap = column.header in {"id", "status", "tries", "age"}
-    for row in rows:
-        table.add_row(*(seen(row) for seen in columns.values()))
+        column.no_wrap = column.header not in FOLDED
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*cells)
     return table
 
 
-def portrait(row: JobRow, events: Sequence[JobEvent], now: datetime) -> RenderableType:
-    """Everything about a job."""
-    parts: list[RenderableType] = [
-        output.pairs({name: told for name, told in _rows(row, now).items() if told is not None}),
-        "",
-        timeline(events),
-    ]
-    traceback = next((found for event in reversed(events) if (found := _traceback(event))), None)
-    if traceback and row.status is not Status.SUCCEEDED:
-        parts += ["", "[bold]Where it failed[/]", Text(traceback.rstrip(), "dim")]
+Columns = dict[str, list[Text]]
+
+
+def _columns(rows: Sequence[JobRow], now: datetime) -> Columns:
+    """What can be said of jobs, in the order in which it is shown."""
+    columns = {
+        "id": [Text(row.id) for row in rows],
+        "status": [standing(row) for row in rows],
+        "type": [Text(row.type) for row in rows],
+        "queue": [Text(row.queue) for row in rows],
+        "tries": [Text(f"{row.attempt}/{row.max_attempts}") for row in rows],
+        "age": [Text(output.since(row.created_at, now)) for row in rows],
+    }
+    if any(row.last_error_code for row in rows):
+        columns["last error"] = [Text(row.last_error_code or "", "red") for row in rows]
+    if any(_org(row) for row in rows):
+        columns["organisation"] = [Text(_org(row)) for row in rows]
+    return columns
+
+
+def _org(row: JobRow) -> str:
+    return row.org_id if row.org_id != NO_ORG else ""
+
+
+def _fitting(columns: Columns) -> Columns:
+    chosen = _chosen(columns)
+    if "organisation" not in columns or "organisation" in chosen:
+        return chosen
+    orgs = columns.pop("organisation")
+    short = [Text(output.short(org.plain) if org else "") for org in orgs]
+    chosen = _chosen({**columns, "org": short})
+    if "org" not in chosen:
+        below = [
+            Text.assemble(job_id, (f"\n{org}" if org else "", "dim"))
+            for job_id, org in zip(columns["id"], orgs, strict=True)
+        ]
+        chosen = _chosen({**columns, "id": below})
+        return {ID_AND_ORG if name == "id" else name: chosen[name] for name in chosen}
+    return chosen
+
+
+def _chosen(columns: Columns) -> Columns:
+    """As many as fit, the most important first."""
+    room = output.console().width + COLUMN_GAP
+    kept = set()
+    for name in IMPORTANT:
+        needed = _width(name, columns.get(name, [])) + COLUMN_GAP
+        if name in columns and needed <= room:
+            kept.add(name)
+            room -= needed
+    return {name: cells for name, cells in columns.items() if name in kept}
+
+
+def _width(name: str, cells: list[Text]) -> int:
+    lines = [line for cell in cells for line in cell.plain.splitlines()]
+    widest = max(map(cell_len, [name, *lines]))
+    return min(widest, FOLDED_CHARS) if name in FOLDED else widest
+
+
+def _stacked(rows: Sequence[JobRow], now: datetime, title: str) -> RenderableType:
+    parts: list[RenderableType] = [Text(title, "bold")]
+    for row in rows:
+        parts.append(Text(row.id))
+        if _org(row):
+            parts.append(Text(f"  {_org(row)}", "dim"))
+        age = output.since(row.created_at, now)
+        parts.append(Text.assemble("  ", standing(row), f"  {row.type}  {age}"))
+        if row.last_error_code:
+            parts.append(Text(f"  {row.last_error_code}", "red"))
     return Group(*parts)
+
+
+def portrait(
+    row: JobRow, happened: Happened, now: datetime, *, live: bool = False
+) -> RenderableType:
+    """Everything about a job; on a live screen that is too small, what matters most now."""
+    head = output.pairs({name: told for name, told in _rows(row, now).items() if told is not None})
+    tail = Group("", job_timeline.newest(happened), *_where_it_failed(row, happened))
+    return Fitted(head, tail) if live else Group(head, tail)
+
+
+def outcome(row: JobRow, happened: Happened, now: datetime) -> RenderableType:
+    """How a job came out."""
+    known = ("status", "error", "attempts", "result")
+    rows = {name: told for name, told in _rows(row, now).items() if name in known and told}
+    return Group("", output.pairs(rows), *_where_it_failed(row, happened))
+
+
+def _where_it_failed(row: JobRow, happened: Happened) -> list[RenderableType]:
+    traceback = job_timeline.traceback_of(happened.failed)
+    if not traceback or row.status is Status.SUCCEEDED:
+        return []
+    return ["", "[bold]Where it failed[/]", Text(traceback.rstrip(), "dim")]
+
+
+class Fitted(msgspec.Struct, frozen=True):
+    """Two parts, one below the other, in the height of the terminal.
+
+    Where they do not fit, the beginning of the first stays in sight and the end of the second.
+    """
+
+    head: RenderableType
+    tail: RenderableType
+
+    def __rich_console__(self, console: AnyConsole, options: ConsoleOptions) -> RenderResult:
+        head, tail = (console.render_lines(part, options) for part in (self.head, self.tail))
+        room = options.size.height - 1
+        lines = [*head, *tail]
+        if len(lines) > room:
+            above = head[: max(1, room // 2)]
+            below = tail[len(tail) - max(1, room - len(above) - 1) :]
+            lines = [*above, console.render_lines(Text("…", "dim"), options)[0], *below]
+        for line in lines:
+            yield from line
+            yield Segment.line()
 
 
 def _rows(row: JobRow, now: datetime) -> dict[str, RenderableType | None]:
@@ -165,82 +255,22 @@ def _body(body: object) -> Text | None:
     return None if body is None else output.document(body)
 
 
-def timeline(events: Sequence[JobEvent]) -> RenderableType:
-    """What happened, oldest first."""
-    table = output.table("Timeline", "at (UTC)", "after", "move", "what", numbers=("after",))
-    for whole in (0, 1):
-        table.columns[whole].no_wrap = True
-    before: datetime | None = None
-    for event in events:
-        table.add_row(
-            f"{event.ts:%Y-%m-%d %H:%M:%S}",
-            output.since(before, event.ts) if before is not None else "",
-            _move(event),
-            Text(output.cut(_words(event.detail), WORDS_CHARS_SHOWN_MAX)),
-        )
-        before = event.ts
-    return table
-
-
-def _move(event: JobEvent) -> Text:
-    following = Text(event.next_status, _STYLE.get(event.next_status, ""))
-    if event.prev_status is None:
-        return following
-    if event.prev_status == event.next_status:
-        return Text(f"still {event.next_status}", "dim")
-    return Text.assemble((f"{event.prev_status} → ", "dim"), following)
-
-
-def _words(detail: dict[str, Any]) -> str:
-    """What the detail of an event says; what it holds beside the known is said by its name."""
-    rest = dict(detail)
-    verdict = rest.pop("verdict", None)
-    error = rest.pop("error", None)
-    said: list[str] = []
-    if verdict in {"returned", "snoozed"}:
-        said.append(verdict)
-    if rest.pop("cancel_requested", None):
-        said.append("asked to stop")
-    for name, spelled in _SPELLED.items():
-        if (value := rest.pop(name, None)) is not None:
-            said.append(spelled(value))
-    if error is not None:
-        said.append(f"{error.get('code')}: {error.get('message')}")
-    said += [f"{name} {value}" for name, value in rest.items()]
-    return ", ".join(filter(None, said))
-
-
-_SPELLED: dict[str, Callable[[Any], str]] = {
-    "attempt": lambda value: f"attempt {value}",
-    "progress": lambda value: f"{100 * value:.0f} %",
-    "stage": str,
-    "reason": str,
-    "refused": lambda value: f"refused: {value}",
-    "by": lambda value: f"by {value}",
-    "worker": lambda value: f"on {output.short(str(value))}",
-    "delay_ms": lambda value: f"again in {output.lasting(value)}" if value else "",
-    "crashes": lambda value: f"crashes {value}",
-    "correlation_id": lambda value: f"correlation {value}",
-}
-
-
-def _traceback(event: JobEvent) -> str | None:
-    error = event.detail.get("error")
-    return error.get("traceback") if isinstance(error, dict) else None
-
-
 class Seen(msgspec.Struct, frozen=True):
-    """One look: what is shown, what of it counts as news, and whether it was the last."""
+    """One look: what is shown, what of it counts as news, and whether it was the last.
+
+    `added` is what is written instead where nothing can be drawn over, if that is less.
+    """
 
     screen: RenderableType
     news: object
     over: bool = False
+    added: RenderableType | None = None
 
 
 def watch(look: Callable[[], Seen], *, silent: bool = False) -> None:
     """Look again and again until it is over; a database out of reach for a while ends nothing.
 
-    On a terminal it is drawn over itself; elsewhere it is written when there is news.
+    On a terminal it is drawn over itself; elsewhere what is new is written when there is news.
     """
     console = output.console()
     console.quiet = silent
@@ -250,7 +280,7 @@ def watch(look: Callable[[], Seen], *, silent: bool = False) -> None:
             if console.is_terminal:
                 live.update(seen.screen, refresh=True)
             elif seen.news != said:
-                console.print(seen.screen)
+                console.print(seen.screen if seen.added is None else seen.added)
             said = seen.news
             if seen.over:
                 return
@@ -263,6 +293,24 @@ def watch(look: Callable[[], Seen], *, silent: bool = False) -> None:
                 seen = Seen(Text(f"{error.code}: {error}", "red"), error.code)
 
 
-def is_over(row: JobRow) -> bool:
-    """Whether nothing more happens to it by itself."""
-    return row.status in FINISHED
+class Follower:
+    """Looks at one job; knows what was seen of it before."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] | None = None
+
+    def look(self, row: JobRow, happened: Happened, now: datetime) -> Seen:
+        over = row.status in FINISHED
+        added = self._added(row, happened, now, over=over)
+        self._seen = {event.id for event in happened.events}
+        screen = portrait(row, happened, now, live=True)
+        return Seen(screen, (row, happened.events[-1:]), over, added)
+
+    def _added(
+        self, row: JobRow, happened: Happened, now: datetime, *, over: bool
+    ) -> RenderableType:
+        if self._seen is None:
+            return portrait(row, happened, now)
+        new = [event for event in happened.events if event.id not in self._seen]
+        parts = [job_timeline.news(new) if new else standing(row)]
+        return Group(*parts, *([outcome(row, happened, now)] if over else []))

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Group, RenderableType
-from rich.text import Text
 
-from ledgerstone.cli import job_views, moments, output, queues
-from ledgerstone.cli.application import ApplicationOption, ByOption, group, ledger_of, who
+from ledgerstone.cli import bodies, job_timeline, job_views, moments, output, queues
+from ledgerstone.cli.application import ByOption, group, ledger_of, who
 from ledgerstone.cli.call import EXIT_REFUSED, Call, command
 from ledgerstone.cli.job_calls import (
     IdArgument,
@@ -21,7 +20,8 @@ from ledgerstone.cli.job_calls import (
     moment_of,
 )
 from ledgerstone.cli.job_retries import retry
-from ledgerstone.cli.job_views import Seen
+from ledgerstone.cli.job_views import Follower, Seen
+from ledgerstone.cli.output import Text
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs import Accepted, Enqueued, Status
 from ledgerstone.jobs import queues as jobs_queues
@@ -43,7 +43,10 @@ def enqueue(
     *,
     job_type: Annotated[str, typer.Argument(metavar="TYPE", help="The type of the job.")],
     arguments: Annotated[
-        str, typer.Option("--args", metavar="JSON", help="Its arguments, a JSON object.")
+        str,
+        typer.Option(
+            "--args", metavar="JSON", help="Its arguments, a JSON object; - reads it from stdin."
+        ),
     ] = "{}",
     key: Annotated[
         str | None,
@@ -72,7 +75,6 @@ def enqueue(
     requested_by: Annotated[
         str | None, typer.Option("--requested-by", metavar="WHO", help="Who wants it.")
     ] = None,
-    application: ApplicationOption = None,
 ) -> None:
     """Accept a job. With -A its type and arguments are checked first, without they are not.
 
@@ -90,22 +92,26 @@ def enqueue(
         "max_attempts": max_attempts,
         "requested_by": requested_by,
     }
-    payload = _parsed(arguments)
-    with ledger_of(call, application, make=True) as ledger, hinting(job_id=None, key=key):
-        if application is not None:
-            _check_known(ledger, application, job_type)
+    with ledger_of(call, make=True) as ledger, hinting(key=key):
+        if call.application is not None:
+            _check_known(ledger, call.application, job_type)
+        payload = _parsed(ledger, arguments)
         found = ledger.run(lambda tx: tx.jobs.enqueue(job_type, payload, **options))
-    output.show(found, _accepted(found, checked=application is not None), json=call.json)
+    output.show(found, _accepted(found, checked=call.application is not None), json=call.json)
 
 
-def _parsed(arguments: str) -> dict[str, Any]:
-    hint = """quote it for the shell: --args '{"order": 7}'"""
-    try:
-        parsed = msgspec.json.decode(arguments)
-    except msgspec.DecodeError as error:
-        raise BadInput(f"--args is not JSON: {error}", hint=hint) from error
+def _parsed(ledger: Ledger, arguments: str) -> dict[str, Any]:
+    example = """--args '{"order": 7}', quoted for the shell"""
+    parsed = bodies.given(
+        "--args",
+        arguments,
+        bytes_max=ledger.settings.store.body_bytes_max,
+        setting="store.body_bytes_max",
+        example=example,
+    )
     if not isinstance(parsed, dict):
-        raise BadInput("--args is a JSON object, with the arguments by name", hint=hint)
+        message = "--args is a JSON object, with the arguments by name"
+        raise BadInput(message, hint=f"as in {example}")
     return parsed
 
 
@@ -153,7 +159,7 @@ def list_(
         "org": org,
         "key": key,
     }
-    with ledger_of(call) as ledger, ledger.reading() as tx:
+    with hinting(), ledger_of(call) as ledger, ledger.reading() as tx:
         page = tx.jobs.find(**filters, limit=limit, cursor=cursor)
         now = moment_of(tx)
     facts = {"jobs": [job_views.facts(row) for row in page.rows], "next": page.next}
@@ -168,17 +174,16 @@ def list_(
 def show(call: Call, job_id: IdArgument) -> None:
     """Show everything about a job: how it stands, its arguments, its result, its timeline.
 
+    Of a long timeline the newest is shown, and where it failed last; `jobs events` lists all.
+
     Example: ledgerstone jobs show 01982f60-7a5e-7c11-a3a4-5f7e9b1c2d3e
     """
     job_id = id_of(job_id)
     with hinting(job_id), ledger_of(call) as ledger, ledger.reading() as tx:
         row, now = tx.jobs.get(job_id), moment_of(tx)
-        page = tx.jobs.events(job_id, limit=EVENT_ROWS)
-    facts = {"job": job_views.facts(row), "events": page.rows, "next": page.next}
-    output.show(facts, job_views.portrait(row, page.rows, now), json=call.json)
-    if page.next is not None and not call.json:
-        more = f"more: ledgerstone jobs events {job_id} --cursor {page.next}"
-        output.console().print(Text(more, "dim"), soft_wrap=True)
+        happened = job_timeline.read(tx, job_id)
+    facts = {"job": job_views.facts(row), **msgspec.structs.asdict(happened)}
+    output.show(facts, job_views.portrait(row, happened, now), json=call.json)
 
 
 def events(
@@ -198,7 +203,7 @@ def events(
         tx.jobs.get(job_id)
         page = tx.jobs.events(job_id, limit=limit, cursor=cursor)
     facts = {"events": page.rows, "next": page.next}
-    output.show(facts, job_views.timeline(page.rows), json=call.json)
+    output.show(facts, job_timeline.timeline(page.rows), json=call.json)
     output.say_next(page.next, json=call.json)
 
 
@@ -243,7 +248,8 @@ def watch(
         return
     job_id = id_of(job_id)
     with hinting(job_id), ledger_of(call) as ledger:
-        job_views.watch(lambda: _one(ledger, job_id), silent=call.json)
+        follower = job_views.Follower()
+        job_views.watch(lambda: _one(ledger, job_id, follower), silent=call.json)
         with ledger.reading() as tx:
             row = tx.jobs.get(job_id)
     if call.json:
@@ -263,12 +269,11 @@ def _overview(ledger: Ledger) -> Seen:
     return Seen(Group(queues.screen(found), "", newest), news)
 
 
-def _one(ledger: Ledger, job_id: str) -> Seen:
+def _one(ledger: Ledger, job_id: str, follower: Follower) -> Seen:
     with ledger.reading() as tx:
         row, now = tx.jobs.get(job_id), moment_of(tx)
-        page = tx.jobs.events(job_id, limit=EVENT_ROWS)
-    screen = job_views.portrait(row, page.rows, now)
-    return Seen(screen, (row, len(page.rows)), job_views.is_over(row))
+        happened = job_timeline.read(tx, job_id)
+    return follower.look(row, happened, now)
 
 
 def explain(call: Call, job_id: IdArgument) -> None:
@@ -286,15 +291,8 @@ def explain(call: Call, job_id: IdArgument) -> None:
     output.show(facts, seen, json=call.json)
 
 
-app = group(
-    "Accept, list, show, watch, cancel, retry and explain jobs.",
-    alone=lambda context: typer.echo(context.get_help()),
-)
-app.command("enqueue")(command(enqueue))
-app.command("list")(command(list_))
-app.command("show")(command(show))
-app.command("events")(command(events))
-app.command("watch")(command(watch))
-app.command("explain")(command(explain))
-app.command("cancel")(command(cancel))
-app.command("retry")(command(retry))
+app = group("Accept, list, show, watch, cancel, retry and explain jobs.", of_application=True)
+app.command("enqueue")(command(enqueue, of_application=True))
+app.command("list")(command(list_, of_application=True))
+for function in (show, events, watch, explain, cancel, retry):
+    app.command()(command(function, of_application=True))

@@ -8,6 +8,8 @@ import warnings
 
 import msgspec
 
+from ledgerstone.cli.output import visible
+
 ROOT = "ledgerstone"
 
 
@@ -39,6 +41,9 @@ class _Text(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - its name there
         record.message = " ".join(record.message.split())
         return super().formatMessage(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 class _Json(logging.Formatter):

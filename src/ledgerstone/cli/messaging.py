@@ -11,12 +11,12 @@ import msgspec
 import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from ledgerstone.cli import output
 from ledgerstone.cli.application import group
 from ledgerstone.cli.call import EXIT_REFUSED, Call, command, flag
 from ledgerstone.cli.database import must_exist, opened
+from ledgerstone.cli.output import Text
 from ledgerstone.errors import BadInput, NotFound, TargetDown, Unsupported
 from ledgerstone.messaging import Office
 from ledgerstone.messaging.amqp import topology
@@ -241,7 +241,6 @@ def _row(each: DeclaredFacts) -> tuple[Text, Text]:
 
 app = group(
     "Set up the tables of messages, and what a broker has to have.",
-    alone=lambda context: typer.echo(context.get_help()),
 )
 app.command("setup")(command(setup))
 app.command("topology")(command(topology_))

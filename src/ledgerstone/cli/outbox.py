@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import RenderableType
-from rich.text import Text
 
-from ledgerstone.cli import moments, outbox_views, output
+from ledgerstone.cli import bodies, moments, outbox_views, output
 from ledgerstone.cli.application import ByOption, group, ledger_of, who
 from ledgerstone.cli.call import Call, command, flag
 from ledgerstone.cli.job_calls import moment_of
@@ -22,13 +19,11 @@ from ledgerstone.cli.message_calls import (
     looking_at,
     removed_in_steps,
 )
+from ledgerstone.cli.output import Text
 from ledgerstone.cli.relay import relay
-from ledgerstone.errors import BadInput, KeyConflict, TooLarge
-from ledgerstone.ledger import Ledger
+from ledgerstone.errors import BadInput, KeyConflict
 from ledgerstone.messaging.publishing import Accepted, Published
 from ledgerstone.messaging.states import LaneState
-
-STDIN = "-"
 
 DestinationArgument = Annotated[
     str, typer.Argument(metavar="DESTINATION", help="The name of the destination.")
@@ -106,7 +101,13 @@ def publish(
         at = datetime.now(UTC) + timedelta(seconds=delay)
     headers = _headers(header or [])
     with ledger_of(call, make=True) as ledger:
-        content = _parsed(_read(body, ledger))
+        content = bodies.given(
+            "the body",
+            body,
+            bytes_max=ledger.settings.messaging.body_bytes_max,
+            setting="messaging.body_bytes_max",
+            example="""'{"order": 7}', quoted for the shell, or text as '"hello"'""",
+        )
         try:
             found = ledger.run(
                 lambda tx: tx.outbox.publish(
@@ -126,25 +127,6 @@ def _headers(given: list[str]) -> dict[str, str]:
             hint = "write --header tenant=seven"
             raise BadInput(f"a header is NAME=VALUE, not {written!r}", hint=hint)
     return {name: value for name, _, value in pairs}
-
-
-def _read(body: str, ledger: Ledger) -> str | bytes:
-    if body != STDIN:
-        return body
-    bytes_max = ledger.settings.messaging.body_bytes_max
-    read = sys.stdin.buffer.read(bytes_max + 1)
-    if len(read) > bytes_max:
-        hint = "make it smaller, or raise messaging.body_bytes_max"
-        raise TooLarge(f"stdin has more than {bytes_max:,} bytes", hint=hint)
-    return read
-
-
-def _parsed(body: str | bytes) -> Any:
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeError) as error:
-        hint = """quote it for the shell: '{"order": 7}', or text as '"hello"'"""
-        raise BadInput(f"the body is not JSON: {error}", hint=hint) from error
 
 
 def _accepted(found: Published) -> Text:
@@ -253,7 +235,6 @@ def cleanup(
 
 app = group(
     "Publish messages, carry them, and see what waits.",
-    alone=lambda context: typer.echo(context.get_help()),
 )
 app.command("relay")(command(relay))
 app.command("list")(command(list_))

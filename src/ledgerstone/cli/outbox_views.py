@@ -7,9 +7,9 @@ from datetime import datetime
 
 from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from ledgerstone.cli import output
+from ledgerstone.cli.output import Text
 from ledgerstone.messaging.lanes import LaneRow
 from ledgerstone.messaging.outbox import OutboxRow
 from ledgerstone.messaging.states import LaneState

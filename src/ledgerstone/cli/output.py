@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json as ascii_json
 import re
 import sys
 from datetime import datetime
+from typing import Any, Self
 
 import msgspec
-from rich.console import Console, RenderableType
+import rich.console
+import rich.text
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from ledgerstone.errors import LedgerstoneError
 
@@ -18,10 +21,51 @@ SHORT_ID_CHARS = 8
 BODY_CHARS_SHOWN_MAX = 2000
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
-def console() -> Console:
+
+def visible(words: str) -> str:
+    r"""The words, with what a terminal would obey spelled out, as \x1b; lines and tabs stay.
+
+    Names, errors and bodies come from the database, where anybody may have written them.
+    """
+    return _OBEYED.sub(lambda found: f"\\x{ord(found[0]):02x}", words.replace("\r\n", "\n"))
+
+
+class Text(rich.text.Text):
+    """Text that a terminal shows and never obeys."""
+
+    __slots__ = ()
+
+    def __init__(self, text: str = "", style: Any = "", **options: Any) -> None:
+        super().__init__(visible(text), style, **options)
+
+    def append(self, text: Any, style: Any = None) -> Self:
+        super().append(visible(text) if isinstance(text, str) else text, style)
+        return self
+
+    @classmethod
+    def assemble(cls, *parts: Any, **options: Any) -> Self:
+        made = cls(**options)
+        for part in parts:
+            made.append(*part) if isinstance(part, tuple) else made.append(part)
+        return made
+
+
+AnyConsole = rich.console.Console
+
+
+class Console(rich.console.Console):
+    """Where people read; what is given as a plain string is shown as `Text` is."""
+
+    def render_str(self, text: str, **options: Any) -> rich.text.Text:
+        return super().render_str(visible(text), **options)
+
+
+def console(**options: Any) -> Console:
     """Where people read: with colours on a terminal, unless NO_COLOR is set."""
-    return Console(highlight=False)
+    return Console(highlight=False, **options)
 
 
 def show(facts: object, seen: RenderableType, *, json: bool) -> None:
@@ -33,9 +77,11 @@ def show(facts: object, seen: RenderableType, *, json: bool) -> None:
 
 
 def show_json(facts: object) -> None:
-    """Print the one JSON document."""
-    text = msgspec.json.format(msgspec.json.encode(facts), indent=2)
-    sys.stdout.write(text.decode() + "\n")
+    """Print the one JSON document; where stdout is not Unicode, with other characters escaped."""
+    text = msgspec.json.format(msgspec.json.encode(facts), indent=2).decode()
+    if "utf" not in sys.stdout.encoding.lower():
+        text = _NOT_ASCII.sub(lambda found: ascii_json.dumps(found[0])[1:-1], text)
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
@@ -44,7 +90,7 @@ def complain(error: LedgerstoneError, *, json: bool) -> None:
     if json:
         show_json({"error": told(error)})
         return
-    stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+    stderr = console(stderr=True, soft_wrap=True)
     stderr.print(_labelled("error", "bold red", error.message))
     if error.hint:
         stderr.print(_labelled("hint", "bold cyan", error.hint))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from typer.core import TyperGroup
 
 from ledgerstone import __version__
 from ledgerstone.cli import output
+from ledgerstone.cli.application import show_help
 from ledgerstone.cli.call import (
     Call,
     ConfigOption,
@@ -56,6 +58,28 @@ class Commands(TyperGroup):
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
+    def main(self, args: Any = None, **options: Any) -> Any:  # type: ignore[override]
+        """As typer does it; a program that asked for JSON gets it for wrong usage, too."""
+        if "--json" not in (sys.argv[1:] if args is None else args):
+            return super().main(args, **options)
+        try:
+            code = super().main(args, **{**options, "standalone_mode": False})
+        except typer.TyperException as error:
+            output.show_json({"error": _misused(error)})
+            code = error.exit_code
+        return sys.exit(code or 0)
+
+
+def _misused(error: typer.TyperException) -> dict[str, object]:
+    context: typer.Context | None = getattr(error, "ctx", None)
+    path = "ledgerstone" if context is None else context.command_path
+    return {
+        "code": "usage",
+        "message": error.format_message(),
+        "hint": f"`{path} --help` shows what it takes",
+        "retryable": False,
+    }
+
 
 def _loaded(name: str) -> Any:
     module, _, attribute = COMMANDS[name].partition(":")
@@ -97,4 +121,4 @@ def program(
         output.show({"version": __version__}, f"ledgerstone {__version__}", json=json)
         raise typer.Exit
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        show_help(context)

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from ledgerstone.cli import output
 from ledgerstone.cli.application import ByOption, group, ledger_of, who
 from ledgerstone.cli.call import Call, command
+from ledgerstone.cli.output import Text
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs import queues as jobs_queues
 from ledgerstone.jobs.queues import COUNTED_MAX, Queues, QueueState
@@ -21,7 +21,10 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The queue.")]
 
 
 def listed(call: Call) -> None:
-    """List the queues."""
+    """List the queues: what waits and runs in each, and what holds it back.
+
+    Example: ledgerstone queues list
+    """
     with ledger_of(call) as ledger, ledger.reading() as tx:
         found = jobs_queues.look(tx)
     output.show(found, screen(found), json=call.json)
@@ -80,9 +83,11 @@ def _number(given: str) -> int | None:
 app = group(
     "List the queues; pause, resume and limit one.\n\nExample: ledgerstone queues",
     alone=command(listed),
+    of_application=True,
 )
+app.command("list")(command(listed, of_application=True))
 for function in (pause, resume, limit):
-    app.command()(command(function))
+    app.command()(command(function, of_application=True))
 
 
 def screen(found: Queues) -> RenderableType:

@@ -12,12 +12,11 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from ledgerstone import __version__
 from ledgerstone.cli import logs, output
-from ledgerstone.cli.application import ApplicationOption, ledger_of
-from ledgerstone.cli.call import Call
+from ledgerstone.cli.application import ledger_of
+from ledgerstone.cli.call import ApplicationOption, Call
 from ledgerstone.cli.carrying import (
     Relay,
     address,
@@ -25,6 +24,7 @@ from ledgerstone.cli.carrying import (
     ready_to_carry,
     relays_of,
 )
+from ledgerstone.cli.output import Text
 from ledgerstone.cli.up import serve
 from ledgerstone.errors import BadInput
 from ledgerstone.ledger import Ledger

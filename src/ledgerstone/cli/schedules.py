@@ -9,11 +9,12 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from ledgerstone.cli import output
 from ledgerstone.cli.application import ByOption, group, ledger_of, who
 from ledgerstone.cli.call import Call, command
+from ledgerstone.cli.job_calls import hinting
+from ledgerstone.cli.output import Text
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs.cron import zone_of
 from ledgerstone.jobs.schedules import Schedule, Schedules, now_of, previewed
@@ -41,7 +42,7 @@ class ListFacts(msgspec.Struct, frozen=True):
     """Some schedules, and the cursor that leads to the next ones."""
 
     schedules: list[ScheduleFacts]
-    cursor: str | None
+    next: str | None
 
 
 def listed(
@@ -58,11 +59,12 @@ def listed(
 
     Example: ledgerstone schedules list --limit 20
     """
-    with ledger_of(call) as ledger, ledger.reading() as tx:
+    with hinting(), ledger_of(call) as ledger, ledger.reading() as tx:
         page = Schedules(tx, ledger.kinds).list(limit=limit, cursor=cursor)
         now = now_of(tx)
     facts = ListFacts([_facts(schedule, now) for schedule in page.rows], page.next)
     output.show(facts, _screen(facts), json=call.json)
+    output.say_next(facts.next, json=call.json)
 
 
 def pause(call: Call, name: NameArgument) -> None:
@@ -131,10 +133,12 @@ def preview(
 app = group(
     "List the schedules; pause, resume, trigger or remove one.\n\nExample: ledgerstone schedules",
     alone=command(listed),
+    of_application=True,
 )
-app.command("list")(command(listed))
-for function in (pause, resume, trigger, remove, preview):
-    app.command()(command(function))
+app.command("list")(command(listed, of_application=True))
+app.command()(command(preview))
+for function in (pause, resume, trigger, remove):
+    app.command()(command(function, of_application=True))
 
 
 def _change(call: Call, name: str, act: str, done: str) -> None:
@@ -188,8 +192,6 @@ def _screen(facts: ListFacts) -> RenderableType:
         )
     parts: list[RenderableType] = [table]
     parts += [Text(told, "yellow") for told in _troubles(facts)]
-    if facts.cursor is not None:
-        parts += ["", Text(f"more: --cursor {facts.cursor}", "dim")]
     return Group(*parts)
 
 

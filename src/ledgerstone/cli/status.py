@@ -10,7 +10,6 @@ import msgspec
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.text import Text
 from sqlalchemy import Integer, bindparam, inspect, select
 
 from ledgerstone.chores.tables import chore
@@ -18,6 +17,7 @@ from ledgerstone.cli import output
 from ledgerstone.cli.call import Call, flag
 from ledgerstone.cli.database import must_exist, opened
 from ledgerstone.cli.job_calls import moment_of
+from ledgerstone.cli.output import Text
 from ledgerstone.engine import workers
 from ledgerstone.errors import LedgerstoneError, SchemaMissing
 from ledgerstone.ledger import Transaction

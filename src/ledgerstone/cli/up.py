@@ -14,14 +14,13 @@ from enum import Enum
 from typing import Any, Protocol, assert_never
 
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.text import Text
 
 from ledgerstone import __version__, chores
 from ledgerstone.cli import logs, output
-from ledgerstone.cli.application import ApplicationOption, ledger_of
-from ledgerstone.cli.call import Call
+from ledgerstone.cli.application import ledger_of
+from ledgerstone.cli.call import ApplicationOption, Call
 from ledgerstone.cli.carrying import (
     CarriedFacts,
     Relay,
@@ -30,6 +29,7 @@ from ledgerstone.cli.carrying import (
     ready_to_carry,
     relays_of,
 )
+from ledgerstone.cli.output import Console, Text
 from ledgerstone.cli.status import chores_of
 from ledgerstone.engine.source import Claim, Handler, Source
 from ledgerstone.engine.worker import Worker

@@ -18,7 +18,6 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from ledgerstone import __version__
 from ledgerstone.cli import logs, output
@@ -26,11 +25,14 @@ from ledgerstone.cli.application import loaded, no_database
 from ledgerstone.cli.call import Call
 from ledgerstone.cli.carrying import OF_CONSUMERS, consumers_table
 from ledgerstone.cli.message_calls import ready
+from ledgerstone.cli.output import Text
 from ledgerstone.cli.team import Order, Tally, Team
 from ledgerstone.cli.up import serve
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs import Kind
+from ledgerstone.jobs.tables import QUEUE_CHARS_MAX
 from ledgerstone.ledger import Ledger
+from ledgerstone.store.names import check_name
 
 PROCESSES_MAX = 256
 CONCURRENCY_MAX = 10_000
@@ -130,6 +132,8 @@ def _queues(ledger: Ledger, application: str, named: list[str]) -> tuple[str, ..
     if not kinds and (named or not _consumers(ledger)):
         hint = "decorate a function with @ledger.job(name) in it, or import the module that does"
         raise BadInput(f"{application} has no jobs", hint=hint)
+    for name in named:
+        check_name(name, "a queue", chars_max=QUEUE_CHARS_MAX)
     return tuple(dict.fromkeys(named)) or tuple(sorted({kind.queue for kind in kinds}))
 
 
