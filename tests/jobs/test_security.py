@@ -511,6 +511,35 @@ def test_a_role_that_cannot_be(service: Ledger, name: str) -> None:
         security.separate(service.database, role=name)
 
 
+def test_the_document_names_every_table() -> None:
+    """What the role can do is told of each table that it is granted or refused."""
+    document = Path(__file__).parents[2] / "docs" / "how-to" / "separate-organisations.md"
+    words = document.read_text(encoding="utf-8")
+
+    tables = {*security.OWNED, *security.BY_JOB, security.SHARED, *security.GRANTS}
+    told = {*tables, *security.REFUSED}
+    assert [table for table in sorted(told) if f"`{table}`" not in words] == []
+
+
+def test_a_row_of_others_is_told_with_what_to_do(tenant: Ledger) -> None:
+    """Where security refuses a row, the error says how to name the right organisation."""
+    with pytest.raises(errors.StoreDenied, match="--org or org=") as raised:
+        tenant.run(lambda tx: tx.jobs.enqueue("work", org=THEIRS))
+
+    assert "row-level security" in raised.value.message
+
+
+def test_an_organisation_that_is_none_is_told(service: Ledger, home: Home, role: str) -> None:
+    """A connection that says nonsense is told where it says it."""
+    service.run(lambda tx: tx.jobs.enqueue("work", org=OURS))
+
+    with (
+        ledger_of(home, role, org="nonsense") as ledger,
+        pytest.raises(errors.StoreError, match=r"says in ledgerstone\.org_id"),
+    ):
+        ledger.run(lambda tx: tx.jobs.find())
+
+
 def test_every_column_is_decided_on() -> None:
     """Each column of a job is either what was accepted or what its moves change."""
     written = [column.name for column in job_table.c if column.computed is None]
