@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from io import StringIO
 from typing import Any
 
 import pytest
 
+from ledgerstone.cli import output
 from ledgerstone.cli.job_timeline import EVENTS_READ_MAX
+from ledgerstone.cli.job_views import Fitted
 from ledgerstone.jobs import Job, Status, history
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.fixtures import Home
@@ -112,6 +115,27 @@ def test_a_small_terminal_shows_the_newest(program: Program, embedded: Ledger) -
     assert (above + below).count("\n") < LINES
     assert "dead_letter" in above
     assert "ValueError: no letter box: bob, 30 lines" in below
+
+
+@pytest.mark.parametrize(
+    ("head", "tail", "above", "below"),
+    [(3, 3, 3, 3), (20, 3, 6, 3), (3, 20, 3, 6), (20, 20, 5, 4)],
+    ids=["both fit", "a long head", "a long tail", "both long"],
+)
+def test_a_screen_is_filled(head: int, tail: int, above: int, below: int) -> None:
+    """The beginning of the first part and the end of the second share the height there is."""
+    file = StringIO()
+    console = output.console(file=file, force_terminal=True, width=40, height=11, no_color=True)
+    first = [f"a{i}" for i in range(head)]
+    second = [f"b{i}" for i in range(tail)]
+
+    console.print(Fitted("\n".join(first), "\n".join(second)))
+
+    lines = [line.strip() for line in file.getvalue().splitlines()]
+    cut = 0 if head + tail == above + below else 1
+    assert lines[:above] == first[:above]
+    assert lines[above + cut :] == second[-below:]
+    assert len(lines) == above + cut + below <= 10
 
 
 def test_what_is_watched_follows_the_job(program: Program, embedded: Ledger) -> None:

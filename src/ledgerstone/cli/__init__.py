@@ -27,10 +27,13 @@ def main() -> None:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except OSError as error:
-        if error.errno not in _FULL or error.filename is not None:
+        if error.filename is not None or error.errno not in {*_FULL, errno.EPIPE}:
             raise
         _forget_the_rest()
-        sys.exit(f"error: what there is to say cannot be written: {error.strerror}")
+        # Whoever closed the pipe has read what they wanted.
+        full = error.errno in _FULL
+        said = f"error: what there is to say cannot be written: {error.strerror}"
+        sys.exit(said if full else 1)
 
 
 def _forget_the_rest() -> None:

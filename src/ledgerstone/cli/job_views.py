@@ -166,7 +166,8 @@ def _where_it_failed(row: JobRow, happened: Happened) -> list[RenderableType]:
 class Fitted(msgspec.Struct, frozen=True):
     """Two parts, one below the other, in the height of the terminal.
 
-    Where they do not fit, the beginning of the first stays in sight and the end of the second.
+    Where they do not fit, the beginning of the first stays in sight and the end of the second, each
+    in half of it or in what the other leaves.
     """
 
     head: RenderableType
@@ -177,9 +178,10 @@ class Fitted(msgspec.Struct, frozen=True):
         room = options.size.height - 1
         lines = [*head, *tail]
         if len(lines) > room:
-            above = head[: max(1, room // 2)]
-            below = tail[len(tail) - max(1, room - len(above) - 1) :]
-            lines = [*above, console.render_lines(Text("…", "dim"), options)[0], *below]
+            above = min(len(head), max(room // 2, room - 1 - len(tail)))
+            below = max(room - 1 - above, 1)
+            cut = console.render_lines(Text("…", "dim"), options)
+            lines = [*head[:above], *cut, *tail[-below:]]
         for line in lines:
             yield from line
             yield Segment.line()

@@ -102,11 +102,11 @@ class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, tx: Transaction, job: AnyJob | None, like: Like) -> _Wanted:
         kinds = tx._kinds  # noqa: SLF001 - only the ledger has them in the open
-        payload, status = like.get("payload"), like.get("status")
+        known: dict[str, Any] = {**like}
+        payload, status = known.get("payload"), known.get("status")
         if payload is not None and not isinstance(payload, Mapping):
             message = f"payload holds arguments by name, not {payload!r}"
             raise BadInput(message, hint='as in payload={"order": 7}')
-        known: dict[str, Any] = {**like}
         if status is not None:
             known["status"] = _status_of(status)
         return cls(type=kinds.name_of(job) if job is not None else None, **known)
