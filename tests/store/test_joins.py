@@ -198,7 +198,7 @@ def test_our_error_leaves_it_to_the_user(ledger: Ledger, home: Home) -> None:
         tx = ledger.join(raw)
         tx.chores.enqueue(1)
 
-        with pytest.raises(errors.SchemaMissing):
+        with pytest.raises(errors.StoreError, match="nowhere is no table"):
             tx.command("SELECT * FROM nowhere")
         raw.rollback()
         ledger.join(raw).chores.enqueue(2)
