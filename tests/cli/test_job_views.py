@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ledgerstone.cli import output
-from ledgerstone.cli.job_timeline import EVENTS_READ_MAX
 from ledgerstone.cli.job_views import Fitted
 from ledgerstone.jobs import Job, Status, history
+from ledgerstone.jobs.history import NEWEST_MAX
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import until
@@ -71,10 +71,10 @@ def test_what_came_earlier_is_counted(program: Program, home: Home, ledger: Ledg
     shown = program.run("--url", home.url, "jobs", "show", job_id)
     facts = program.run("--url", home.url, "jobs", "show", job_id, "--json").json
 
-    assert len(facts["events"]) == EVENTS_READ_MAX
-    assert facts["earlier"] == REPORTS + 4 + 1 + 600 - EVENTS_READ_MAX
+    assert len(facts["events"]) == NEWEST_MAX
+    assert facts["earlier"] == REPORTS + 4 + 1 + 600 - NEWEST_MAX
     assert facts["failed"]["detail"]["error"]["code"] == "ValueError"
-    earlier = facts["earlier"] + EVENTS_READ_MAX - 100
+    earlier = facts["earlier"] + NEWEST_MAX - 100
     assert f"{earlier} came earlier: `ledgerstone jobs events` lists all" in shown.out
     assert "no. 599" in shown.out
     assert "no. 499" not in shown.out

@@ -8,24 +8,13 @@ from typing import Any
 
 import msgspec
 from rich.console import Group, RenderableType
-from sqlalchemy import BigInteger, bindparam, func, select
 
 from ledgerstone.cli import output
 from ledgerstone.cli.output import Text
-from ledgerstone.jobs import JobEvent, Status
-from ledgerstone.jobs.tables import job_event
-from ledgerstone.ledger import Transaction
-from ledgerstone.store.expressions import json_text
-from ledgerstone.store.moments import moment_of
-from ledgerstone.store.statement import Row, Statement
+from ledgerstone.jobs import JobEvent
+from ledgerstone.jobs.history import EARLIER_MAX, Happened
 
-EVENTS_READ_MAX = 500
-"""The newest of so many are folded and shown."""
 ROWS_SHOWN_MAX = 100
-EARLIER_MAX = 10_000
-"""So many that came earlier are counted; more are told as more."""
-ENDS_MAX = 20
-"""Ends of attempts among which the last error is looked for."""
 FOLDED_MIN = 3
 """So many reports of progress in a row become one line."""
 WORDS_CHARS_SHOWN_MAX = 300
@@ -41,72 +30,6 @@ STYLE = {
     "canceled": "dim",
     "dead_letter": "bold red",
 }
-
-_of_job = job_event.c.job_id == bindparam("job_id", type_=job_event.c.job_id.type)
-_newest_first = (
-    select(
-        job_event.c.id,
-        job_event.c.job_id,
-        job_event.c.ts,
-        job_event.c.prev_status,
-        job_event.c.next_status,
-        json_text(job_event.c.detail_json).label("detail"),
-    )
-    .where(_of_job)
-    .order_by(job_event.c.ts.desc(), job_event.c.id.desc())
-    .limit(bindparam("limit", type_=BigInteger()))
-)
-_newest = Statement("jobs.newest_events", _newest_first)
-_ends = Statement(
-    "jobs.ends_of_attempts",
-    _newest_first.where(
-        job_event.c.prev_status == Status.RUNNING.value,
-        job_event.c.next_status != Status.RUNNING.value,
-    ),
-)
-_counted = Statement(
-    "jobs.count_events",
-    select(func.count()).select_from(
-        select(job_event.c.id)
-        .where(_of_job)
-        .limit(bindparam("limit", type_=BigInteger()))
-        .subquery()
-    ),
-)
-
-
-class Happened(msgspec.Struct, frozen=True):
-    """The newest events of a job, in their order.
-
-    `earlier` is how many came before them; `failed` the last one that carries an error, also if it
-    is among those.
-    """
-
-    events: list[JobEvent]
-    earlier: int
-    failed: JobEvent | None
-
-
-def read(tx: Transaction, job_id: str, *, limit: int = EVENTS_READ_MAX) -> Happened:
-    """What happened to a job."""
-    newest = [_event(row) for row in _newest.rows(tx, job_id=job_id, limit=limit)]
-    earlier, failed = 0, _last_failed(newest)
-    if len(newest) == limit:
-        ((count,),) = _counted.rows(tx, job_id=job_id, limit=limit + EARLIER_MAX + 1)
-        earlier = max(0, count - limit)
-        if failed is None:
-            ends = _ends.rows(tx, job_id=job_id, limit=ENDS_MAX)
-            failed = _last_failed([_event(row) for row in ends])
-    return Happened(newest[::-1], earlier, failed)
-
-
-def _event(row: Row) -> JobEvent:
-    detail = msgspec.json.decode(row[5]) if row[5] is not None else {}
-    return JobEvent(str(row[0]), str(row[1]), moment_of(row[2]), row[3], row[4], detail)
-
-
-def _last_failed(newest_first: Sequence[JobEvent]) -> JobEvent | None:
-    return next((event for event in newest_first if event.detail.get("error")), None)
 
 
 def newest(happened: Happened) -> RenderableType:

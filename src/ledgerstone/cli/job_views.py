@@ -14,11 +14,12 @@ from rich.live import Live
 from rich.segment import Segment
 
 from ledgerstone.cli import job_timeline, output
-from ledgerstone.cli.job_timeline import STYLE, Happened
+from ledgerstone.cli.job_timeline import STYLE
 from ledgerstone.cli.output import AnyConsole, Text
 from ledgerstone.errors import LedgerstoneError
 from ledgerstone.jobs import JobRow, Status
 from ledgerstone.jobs.accepting import NO_ORG
+from ledgerstone.jobs.history import Happened
 from ledgerstone.jobs.states import FINISHED, Gate
 
 WATCH_SECONDS = 1.0

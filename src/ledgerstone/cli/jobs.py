@@ -23,7 +23,7 @@ from ledgerstone.cli.job_retries import retry
 from ledgerstone.cli.job_views import Follower, Seen
 from ledgerstone.cli.output import Text
 from ledgerstone.errors import BadInput
-from ledgerstone.jobs import Accepted, Enqueued, Status
+from ledgerstone.jobs import Accepted, Enqueued, Status, history
 from ledgerstone.jobs import queues as jobs_queues
 from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.ledger import Ledger
@@ -181,7 +181,7 @@ def show(call: Call, job_id: IdArgument) -> None:
     job_id = id_of(job_id)
     with hinting(job_id), ledger_of(call) as ledger, ledger.reading() as tx:
         row, now = tx.jobs.get(job_id), moment_of(tx)
-        happened = job_timeline.read(tx, job_id)
+        happened = history.newest(tx, job_id)
     facts = {"job": job_views.facts(row), **msgspec.structs.asdict(happened)}
     output.show(facts, job_views.portrait(row, happened, now), json=call.json)
 
@@ -272,7 +272,7 @@ def _overview(ledger: Ledger) -> Seen:
 def _one(ledger: Ledger, job_id: str, follower: Follower) -> Seen:
     with ledger.reading() as tx:
         row, now = tx.jobs.get(job_id), moment_of(tx)
-        happened = job_timeline.read(tx, job_id)
+        happened = history.newest(tx, job_id)
     return follower.look(row, happened, now)
 
 

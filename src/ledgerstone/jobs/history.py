@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import Text, bindparam, cast, column, literal, select, update
+from sqlalchemy import BigInteger, Text, bindparam, cast, column, func, literal, select, update
 
 from ledgerstone.ids import new_id
 from ledgerstone.jobs.states import Status
@@ -28,6 +28,13 @@ from ledgerstone.store.statement import Statement
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
+NEWEST_MAX = 500
+"""Events of a job that are read at once, the newest of them."""
+EARLIER_MAX = 10_000
+"""So many that came earlier are counted; more are told as more."""
+ENDS_MAX = 20
+"""Ends of attempts among which the last error is looked for."""
+
 Move = tuple[str, str | None]
 """The id of a job, and the detail of its move as JSON text."""
 
@@ -41,6 +48,18 @@ class JobEvent(msgspec.Struct, frozen=True):
     prev_status: str | None
     next_status: str
     detail: dict[str, Any]
+
+
+class Happened(msgspec.Struct, frozen=True):
+    """The newest events of a job, in their order.
+
+    `earlier` is how many came before them; `failed` the last one that carries an error, also if it
+    is among those.
+    """
+
+    events: list[JobEvent]
+    earlier: int
+    failed: JobEvent | None
 
 
 class Replayed(msgspec.Struct):
@@ -109,19 +128,38 @@ def _event(row: Any) -> JobEvent:
     return JobEvent(str(row[0]), str(row[1]), moment_of(row[2]), row[3], row[4], told)
 
 
+_of_job = job_event.c.job_id == bindparam("job_id", type_=job_event.c.job_id.type)
+_told = select(
+    job_event.c.id,
+    job_event.c.job_id,
+    job_event.c.ts,
+    job_event.c.prev_status,
+    job_event.c.next_status,
+    json_text(job_event.c.detail_json).label("detail"),
+).where(_of_job)
 _events = Keyset(
     "jobs.events",
-    select(
-        job_event.c.id,
-        job_event.c.job_id,
-        job_event.c.ts,
-        job_event.c.prev_status,
-        job_event.c.next_status,
-        json_text(job_event.c.detail_json).label("detail"),
-    ).where(job_event.c.job_id == bindparam("job_id", type_=job_event.c.job_id.type)),
+    _told,
     # The ids are for what others wrote: ours are of different moments.
     order=(job_event.c.ts, job_event.c.id),
     make=_event,
+)
+
+_limit = bindparam("limit", type_=BigInteger())
+_newest_first = _told.order_by(job_event.c.ts.desc(), job_event.c.id.desc()).limit(_limit)
+_newest = Statement("jobs.newest_events", _newest_first)
+_ends = Statement(
+    "jobs.ends_of_attempts",
+    _newest_first.where(
+        job_event.c.prev_status == Status.RUNNING.value,
+        job_event.c.next_status != Status.RUNNING.value,
+    ),
+)
+_counted = Statement(
+    "jobs.count_events",
+    select(func.count()).select_from(
+        select(job_event.c.id).where(_of_job).limit(_limit).subquery()
+    ),
 )
 
 
@@ -154,6 +192,23 @@ def events(
 ) -> Page[JobEvent]:
     """What happened to a job, oldest first."""
     return _events.read(tx, limit=limit, cursor=cursor, job_id=job_id)
+
+
+def newest(tx: Transaction, job_id: str, *, limit: int = NEWEST_MAX) -> Happened:
+    """What happened to a job last."""
+    found = [_event(row) for row in _newest.rows(tx, job_id=job_id, limit=limit)]
+    earlier, failed = 0, _last_failed(found)
+    if len(found) == limit:
+        ((count,),) = _counted.rows(tx, job_id=job_id, limit=limit + EARLIER_MAX + 1)
+        earlier = max(0, count - limit)
+        if failed is None:
+            ends = _ends.rows(tx, job_id=job_id, limit=ENDS_MAX)
+            failed = _last_failed([_event(row) for row in ends])
+    return Happened(found[::-1], earlier, failed)
+
+
+def _last_failed(newest_first: Sequence[JobEvent]) -> JobEvent | None:
+    return next((event for event in newest_first if event.detail.get("error")), None)
 
 
 def replayed(happened: Iterable[JobEvent]) -> Replayed:
