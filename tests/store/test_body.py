@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledgerstone.errors import BadInput, TooLarge
-from ledgerstone.store.body import decode, encode
+from ledgerstone.store.body import NESTING_MAX, decode, encode
 from ledgerstone.store.names import check_name
 
 PLAIN = st.recursive(
@@ -88,6 +88,49 @@ def test_depth_has_an_end() -> None:
 
     with pytest.raises(BadInput):
         encode(value, bytes_max=LARGE)
+
+
+def nested(depth: int, value: object = "x") -> object:
+    """The value in so many lists and dicts."""
+    for level in range(depth):
+        value = [value, 1] if level % 2 else {"a": value, "b": "]"}
+    return value
+
+
+@pytest.mark.parametrize("value", ["x", "]" * 50, '"[{' * 50, "\\", '\\"', {"[": 1}, [[], {}]])
+def test_a_body_has_a_depth(value: object) -> None:
+    """Only so many lists and dicts stand in one another, whatever the text in them is."""
+    room = NESTING_MAX - (2 if value == [[], {}] else 1 if isinstance(value, dict) else 0)
+
+    assert decode(encode(nested(room, value), bytes_max=LARGE)) == nested(room, value)
+    with pytest.raises(BadInput, match=str(NESTING_MAX)):
+        encode(nested(room + 1, value), bytes_max=LARGE)
+
+
+def test_what_is_wide_is_not_deep() -> None:
+    """Lists and dicts beside one another are as many as there is room for."""
+    wide = [{"a": [n, {"b": "]"}]} for n in range(1000)]
+
+    assert decode(encode(wide, bytes_max=LARGE)) == wide
+
+
+@given(PLAIN, st.integers(0, NESTING_MAX + 5))
+def test_the_depth_is_that_of_the_value(value: Any, more: int) -> None:
+    """A body is refused exactly if its value is too deep."""
+    value = nested(more, value)
+
+    if _depth(value) <= NESTING_MAX:
+        assert decode(encode(value, bytes_max=LARGE)) == value
+    else:
+        with pytest.raises(BadInput, match="deep"):
+            encode(value, bytes_max=LARGE)
+
+
+def _depth(value: Any) -> int:
+    if not isinstance(value, list | dict):
+        return 0
+    parts = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(_depth, parts), default=0)
 
 
 def test_a_body_has_a_size() -> None:
