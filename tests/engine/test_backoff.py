@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledgerstone.engine import Backoff, BackoffPolicy
+from ledgerstone.engine.backoff import WAIT_SECONDS_MAX
+from ledgerstone.errors import BadInput
 
 SECONDS = st.floats(0.001, 1000)
 FAILURES = st.integers(-1, 10_000)
@@ -50,3 +52,43 @@ def test_jitter_takes_off() -> None:
     backoff = Backoff(policy=BackoffPolicy.FIXED, seconds=10, jitter=0.2)
 
     assert (backoff.after(1, chance=0), backoff.after(1, chance=1)) == (10, 8)
+
+
+ANY = st.floats()
+
+
+@given(seconds=ANY, seconds_max=ANY, multiplier=ANY, jitter=ANY, failures=FAILURES)
+def test_always_a_wait(
+    seconds: float, seconds_max: float, multiplier: float, jitter: float, failures: int
+) -> None:
+    """Whatever the numbers are, the wait is one that can be written."""
+    for policy in BackoffPolicy:
+        backoff = Backoff(
+            policy=policy,
+            seconds=seconds,
+            seconds_max=seconds_max,
+            multiplier=multiplier,
+            jitter=jitter,
+        )
+
+        assert 0 <= backoff.after(failures) <= WAIT_SECONDS_MAX
+
+
+@pytest.mark.parametrize("name", ["seconds", "seconds_max", "multiplier", "jitter"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 1e18, "3", None])
+def test_what_cannot_be_waited_for(name: str, value: object) -> None:
+    """A number that is none, without end, negative or too large is refused by its name."""
+    with pytest.raises(BadInput, match=f"^{name} "):
+        Backoff(**{name: value}).check()  # type: ignore[arg-type]
+
+
+def test_a_policy_is_one_of_three() -> None:
+    """A policy in words is refused, and the right ones are named."""
+    with pytest.raises(BadInput, match=r"BackoffPolicy\.FIXED"):
+        Backoff(policy="fixed").check()  # type: ignore[arg-type]
+
+
+def test_what_is_fine() -> None:
+    """The limits themselves are allowed."""
+    Backoff().check()
+    Backoff(seconds=0, seconds_max=WAIT_SECONDS_MAX, multiplier=1, jitter=0).check()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Literal, Optional
+from typing import Annotated, Any, Literal, Optional
 from uuid import UUID
 
 import msgspec
@@ -16,7 +16,7 @@ from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.source import Where
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs import AsyncJob, Job, Kind, Kinds, Limit
-from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, TIMEOUT_SECONDS_MAX
+from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, LIMIT_MAX, TIMEOUT_SECONDS_MAX
 
 
 class Colour(Enum):
@@ -234,11 +234,23 @@ def test_processes() -> None:
         {"queue": ""},
         {"queue": "q" * 101},
         {"queue": "a\0"},
+        {"timeout_seconds": "3"},
+        {"max_attempts": "3"},
+        {"max_attempts": True},
         {"limit": Limit(key=lambda **_: "k", most=0)},
+        {"limit": Limit(key=lambda **_: "k", most=LIMIT_MAX + 1)},
+        {"limit": Limit(key=lambda **_: "k", most=1.5)},  # type: ignore[arg-type]
+        {"limit": Limit(key="order")},  # type: ignore[arg-type]
+        {"limit": 3},
+        {"backoff": 3},
+        {"backoff": Backoff(seconds=float("inf"))},
+        {"backoff": Backoff(seconds=float("nan"))},
+        {"backoff": Backoff(seconds=-1)},
+        {"backoff": Backoff(seconds_max=1e18)},
     ],
 )
 def test_bounds(options: dict[str, Any]) -> None:
-    """Attempts, timeouts, queues and limits have bounds."""
+    """Attempts, timeouts, waits, queues and limits have bounds."""
     with pytest.raises(BadInput):
         kind_of(plain, **options)
 
@@ -302,6 +314,58 @@ def test_what_limits_a_job() -> None:
 
     assert limited.checked('{"order": 7}') == "7:none"
     assert kind_of(plain).checked('{"order": 7}') is None
+
+
+def test_what_a_limit_key_names() -> None:
+    """A limit key is given the arguments that it names and no others."""
+    keys: list[Any] = [lambda order: f"{order}", lambda **all_: ",".join(all_)]
+    keys += [lambda words, more="!": words + more]
+
+    found = [kind_of(plain, limit=Limit(key=key)).checked('{"order": 7}') for key in keys]
+
+    assert found == ["7", "order,words", "none!"]
+
+
+@pytest.mark.parametrize("key", [lambda customer: customer, lambda order, /: str(order), dict])
+def test_limit_keys_that_do_not_fit(key: Any) -> None:
+    """One that takes what the job has not is refused when the job is declared, with the right."""
+    with pytest.raises(BadInput, match="order: int, words: str"):
+        kind_of(plain, limit=Limit(key=key))
+
+
+@pytest.mark.parametrize(
+    "key", [lambda order: order, lambda order: [order], lambda order: order / 0]
+)
+def test_limit_keys_that_are_no_text(key: Any) -> None:
+    """One that raises or is no text refuses the job, and both are named."""
+    limited = kind_of(plain, limit=Limit(key=key))
+
+    with pytest.raises(BadInput, match=r"limit key of a \(<lambda>\)"):
+        limited.checked('{"order": 7}')
+
+
+def test_bounds_in_annotations() -> None:
+    """What an annotation says of a value beyond its type is checked too."""
+
+    def bounded(
+        pages: Annotated[int, msgspec.Meta(ge=1)], note: Annotated[str, "for people"] = ""
+    ) -> None: ...
+
+    kind = kind_of(bounded)
+
+    assert kind.parsed({"pages": 1}) == {"pages": 1, "note": ""}
+    for check in (lambda: kind.parsed({"pages": 0}), lambda: kind.checked('{"pages": 0}')):
+        with pytest.raises(BadInput, match="pages"):
+            check()
+
+
+def test_annotations_that_cannot_be_checked() -> None:
+    """Bounds that do not go with their type are refused when the job is declared."""
+
+    def wrong(pages: Annotated[int, msgspec.Meta(max_length=3)]) -> None: ...
+
+    with pytest.raises(BadInput, match="arguments of a cannot be checked"):
+        kind_of(wrong)
 
 
 def test_waits_of_its_own() -> None:

@@ -7,7 +7,12 @@ from random import random
 
 import msgspec
 
+from ledgerstone.errors import BadInput
+
 EXPONENT_MAX = 62
+WAIT_SECONDS_MAX = 10 * 366 * 86_400
+"""No wait is longer, whatever a back-off says."""
+MULTIPLIER_MAX = 1000.0
 
 
 class BackoffPolicy(Enum):
@@ -35,6 +40,29 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
         wait = self.seconds
         if self.policy is BackoffPolicy.EXP:
             exponent = min(max(failures, 1) - 1, EXPONENT_MAX)
-            wait = self.seconds * self.multiplier**exponent
+            try:
+                wait = self.seconds * self.multiplier**exponent
+            except OverflowError:
+                wait = self.seconds_max
         dice = random() if chance is None else chance  # noqa: S311 - spreads load, no secret
-        return min(wait, self.seconds_max) * (1 - self.jitter * dice)
+        wait = min(wait, self.seconds_max) * (1 - self.jitter * dice)
+        # Also of one that nobody has checked: no negative wait, none without end, and not NaN.
+        return min(wait, WAIT_SECONDS_MAX) if wait > 0 else 0.0
+
+    def check(self) -> None:
+        """BadInput if it is none that could be waited for."""
+        policy: object = self.policy
+        if not isinstance(policy, BackoffPolicy):
+            choices = ", ".join(f"BackoffPolicy.{each.name}" for each in BackoffPolicy)
+            message = f"the policy of a back-off is not {policy!r}"
+            raise BadInput(message, hint=f"use one of {choices}")
+        for name, most in (
+            ("seconds", WAIT_SECONDS_MAX),
+            ("seconds_max", WAIT_SECONDS_MAX),
+            ("multiplier", MULTIPLIER_MAX),
+            ("jitter", 1.0),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 <= value <= most:
+                message = f"{name} of a back-off is a number from 0 to {most}, not {value!r}"
+                raise BadInput(message)

@@ -25,6 +25,7 @@ JOB_PARAMETER = "job"
 """A first parameter of this name is given the job itself."""
 ATTEMPTS_LIMIT = 1000
 TIMEOUT_SECONDS_MAX = 7 * 86_400
+LIMIT_MAX = 1_000_000
 
 LimitKey = Callable[..., str | None]
 
@@ -32,7 +33,8 @@ LimitKey = Callable[..., str | None]
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """At most `most` jobs with the same key run at once, on all workers together.
 
-    The key is made from the arguments of a job; None: this job is not limited.
+    The key is made from those arguments of a job that its function names; None: this job is not
+    limited.
     """
 
     key: LimitKey
@@ -54,6 +56,8 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     backoff: Backoff = Backoff()
     timeout_seconds: float | None = None
     limit: Limit | None = None
+    limited_by: tuple[str, ...] = ()
+    """The arguments that its limit key is made from."""
 
     def parsed(self, payload: Any) -> dict[str, Any]:
         """The arguments that a payload holds, by name; BadInput if they do not fit."""
@@ -70,7 +74,22 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
             found = self.decoder.decode(payload)
         except msgspec.ValidationError as error:
             raise self._misfit(error) from error
-        return self.limit.key(**self._by_name(found)) if self.limit is not None else None
+        return self._limit_key(found) if self.limit is not None else None
+
+    def _limit_key(self, found: msgspec.Struct) -> str | None:
+        assert self.limit is not None
+        call = self.limit.key
+        try:
+            key: object = call(**{name: getattr(found, name) for name in self.limited_by})
+        except Exception as error:
+            message = f"the limit key of {self.name} ({_called(call)}) raised {error!r}"
+            raise BadInput(
+                message, hint="give arguments that it is made for, or mend it"
+            ) from error
+        if key is not None and not isinstance(key, str):
+            message = f"the limit key of {self.name} ({_called(call)}) is text or None, not {key!r}"
+            raise BadInput(message, hint="return str(…) of it")
+        return key
 
     def _misfit(self, error: Exception) -> BadInput:
         message = f"the arguments of {self.name} do not fit: {error}"
@@ -135,7 +154,7 @@ def _made(name: str, call: Callable[..., Any], options: dict[str, Any]) -> Kind:
         name=name,
         call=call,
         arguments=arguments,
-        decoder=msgspec.json.Decoder(arguments),
+        decoder=_decoder(name, arguments),
         takes_job=_takes_job(call),
         where=_where(call, process=processes),
         **options,
@@ -143,6 +162,8 @@ def _made(name: str, call: Callable[..., Any], options: dict[str, Any]) -> Kind:
     check_name(kind.queue, "a queue", chars_max=QUEUE_CHARS_MAX)
     _check_bounds(kind)
     _check_given(kind)
+    if kind.limit is not None:
+        kind = msgspec.structs.replace(kind, limited_by=_limited_by(kind, kind.limit))
     if kind.where is Where.PROCESS and "<" in getattr(call, "__qualname__", "<"):
         message = f"the function of {name} cannot be imported in another process"
         raise BadInput(message, hint="define it at the top of a module")
@@ -153,15 +174,30 @@ def _made(name: str, call: Callable[..., Any], options: dict[str, Any]) -> Kind:
 
 
 def _check_bounds(kind: Kind) -> None:
-    if not 1 <= kind.max_attempts <= ATTEMPTS_LIMIT:
-        message = f"max_attempts is 1 to {ATTEMPTS_LIMIT}, not {kind.max_attempts}"
+    attempts: object = kind.max_attempts
+    if type(attempts) is not int or not 1 <= attempts <= ATTEMPTS_LIMIT:
+        message = f"max_attempts is 1 to {ATTEMPTS_LIMIT}, not {attempts!r}"
         raise BadInput(message)
-    timeout = kind.timeout_seconds
-    if timeout is not None and not 0 < timeout <= TIMEOUT_SECONDS_MAX:
-        message = f"a timeout is more than 0 and at most {TIMEOUT_SECONDS_MAX} s, not {timeout}"
+    timeout: object = kind.timeout_seconds
+    if timeout is not None and (
+        not isinstance(timeout, int | float) or not 0 < timeout <= TIMEOUT_SECONDS_MAX
+    ):
+        message = f"a timeout is more than 0 and at most {TIMEOUT_SECONDS_MAX} s, not {timeout!r}"
         raise BadInput(message)
-    if kind.limit is not None and kind.limit.most < 1:
-        message = f"a limit is at least 1, not {kind.limit.most}"
+    backoff: object = kind.backoff
+    if not isinstance(backoff, Backoff):
+        message = f"the back-off of {kind.name} is a Backoff, not {backoff!r}"
+        raise BadInput(message, hint="write backoff=Backoff(seconds=…)")
+    backoff.check()
+    limit: object = kind.limit
+    if limit is None:
+        return
+    if not isinstance(limit, Limit) or not callable(limit.key):
+        message = f"the limit of {kind.name} is a Limit with a function as its key, not {limit!r}"
+        raise BadInput(message, hint="write limit=Limit(key=lambda customer: customer)")
+    most: object = limit.most
+    if type(most) is not int or not 1 <= most <= LIMIT_MAX:
+        message = f"a limit is 1 to {LIMIT_MAX}, not {most!r}"
         raise BadInput(message)
 
 
@@ -180,6 +216,32 @@ def _check_given(kind: Kind) -> None:
         raise BadInput(message, hint=f"write `{JOB_PARAMETER}: {given.__name__}`")
 
 
+def _limited_by(kind: Kind, limit: Limit) -> tuple[str, ...]:
+    """The arguments that the key function of a limit names; BadInput if the job has them not."""
+    fields = kind.arguments.__struct_fields__
+    hint = f"name arguments of the job; it takes {kind.takes}"
+    try:
+        parameters = inspect.signature(limit.key).parameters.values()
+    except (TypeError, ValueError) as error:
+        message = f"what the limit key of {kind.name} takes cannot be seen: {_called(limit.key)}"
+        raise BadInput(message, hint=hint) from error
+    for one in parameters:
+        named = one.name in fields and one.kind is not one.POSITIONAL_ONLY
+        starred = one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD}
+        if not named and not starred and one.default is one.empty:
+            message = f"the limit key of {kind.name} ({_called(limit.key)}) takes {one.name}, "
+            message += "which is no argument of the job"
+            raise BadInput(message, hint=hint)
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return fields
+    by_name = {one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY}
+    return tuple(name for name in fields if name in by_name)
+
+
+def _called(call: Callable[..., Any]) -> str:
+    return getattr(call, "__qualname__", None) or repr(call)
+
+
 def _where(call: Callable[..., Any], *, process: bool) -> Where:
     if inspect.iscoroutinefunction(call):
         if process:
@@ -196,7 +258,7 @@ def _takes_job(call: Callable[..., Any]) -> bool:
 
 def _arguments(name: str, call: Callable[..., Any]) -> type[msgspec.Struct]:
     """A struct with a field for each argument, which refuses what it does not know."""
-    hints = get_type_hints(call)
+    hints = get_type_hints(call, include_extras=True)
     parameters = list(inspect.signature(call).parameters.values())
     if _takes_job(call):
         parameters = parameters[1:]
@@ -216,6 +278,14 @@ def _arguments(name: str, call: Callable[..., Any]) -> type[msgspec.Struct]:
     return msgspec.defstruct(
         f"Arguments of {name}", fields, kw_only=True, forbid_unknown_fields=True
     )
+
+
+def _decoder(name: str, arguments: type[msgspec.Struct]) -> msgspec.json.Decoder[msgspec.Struct]:
+    try:
+        return msgspec.json.Decoder(arguments)
+    except TypeError as error:
+        message = f"the arguments of {name} cannot be checked as they are annotated: {error}"
+        raise BadInput(message) from error
 
 
 def _default(value: Any) -> Any:
