@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ledgerstone.testing.contract.places import JobPlacesContract, PlacesContract
 from ledgerstone.testing.contract.pumps import PumpContract
 from ledgerstone.testing.contract.running import RunningContract
 
@@ -12,3 +13,11 @@ class TestPump(PumpContract):
 
 class TestRunning(RunningContract):
     """In threads."""
+
+
+class TestPlaces(PlacesContract):
+    """What waits for a place."""
+
+
+class TestJobPlaces(JobPlacesContract):
+    """Jobs that wait for one."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ledgerstone.engine import outcomes
@@ -46,7 +47,8 @@ class Crew:
     ) -> None:
         self.places = places
         self.running = 0
-        self.waiting: deque[tuple[Claim, Handler]] = deque()
+        self.waiting: deque[tuple[Claim, Handler, float]] = deque()
+        """With the moment since when each waits; who came first stands first."""
         self._calling = False
         self._handler = handler
         self._atomic = atomic
@@ -66,9 +68,10 @@ class Crew:
     def start(self, claims: Sequence[Claim]) -> None:
         """Take these on: at once where a place is free, the rest wait."""
         tasks = []
+        since = perf_counter()
         for claim in claims:
             try:
-                tasks.append((claim, self._handler(claim)))
+                tasks.append((claim, self._handler(claim), since))
             except Exception as error:  # noqa: BLE001 - nothing can run it: that is its outcome
                 self._done(claim, outcomes.of_error(claim, error))
         with self._lock:
@@ -78,9 +81,29 @@ class Crew:
     def drop_waiting(self) -> list[Claim]:
         """Take back what has not begun."""
         with self._lock:
-            dropped = [claim for claim, _ in self.waiting]
+            dropped = [claim for claim, _, _ in self.waiting]
             self.waiting.clear()
             return dropped
+
+    def drop_late(self, seconds: float) -> list[Claim]:
+        """Take back what has waited for a place for longer than this."""
+        since = perf_counter() - seconds
+        dropped: list[Claim] = []
+        with self._lock:
+            while True:
+                # Not a look and then a step: threads take from the left without the lock.
+                try:
+                    task = self.waiting.popleft()
+                except IndexError:
+                    return dropped
+                if task[2] >= since:
+                    self.waiting.appendleft(task)
+                    return dropped
+                dropped.append(task[0])
+
+    def longer_than(self, seconds: float) -> int:
+        """How many handlers run for longer than this."""
+        return self._threads.longer_than(seconds) + self._loop.longer_than(seconds)
 
     def interrupt(self, claim: Claim, error: LedgerstoneError) -> bool:
         """Raise the error into its handler; True if it only waited and is dropped."""
@@ -127,7 +150,8 @@ class Crew:
         """
         while self.waiting and self.running < self.places and not self._calling:
             self.running += 1
-            self._place(*self.waiting.popleft())
+            claim, handler, _ = self.waiting.popleft()
+            self._place(claim, handler)
 
     def _begun(self) -> None:
         """The thread that was called is there."""
@@ -154,9 +178,9 @@ class Crew:
                 value = run_coroutine(handler.call, claim)
             else:
                 value = handler.call(claim)
+            return self._came_out(claim, value)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the item's outcome
             return outcomes.of_error(claim, error)
-        return self._came_out(claim, value)
 
     def _next_for_thread(
         self, claim: Claim, outcome: Outcome | None
@@ -165,15 +189,14 @@ class Crew:
         self._done(claim, outcome)
         while True:
             try:
-                following = self.waiting.popleft()
+                following, handler, _ = self.waiting.popleft()
             except IndexError:
                 if self._leave():
                     return None
                 continue
-            handler = following[1]
             if handler.where is not Where.LOOP or handler.atomic:
-                return following
-            self._loop.start(*following)
+                return following, handler
+            self._loop.start(following, handler)
             return None
 
     def _finish(self, claim: Claim, outcome: Outcome | None) -> None:
@@ -181,12 +204,12 @@ class Crew:
         self._done(claim, outcome)
         while True:
             try:
-                following = self.waiting.popleft()
+                following, handler, _ = self.waiting.popleft()
             except IndexError:
                 if self._leave():
                     return
                 continue
-            self._place(*following)
+            self._place(following, handler)
             return
 
     def _leave(self) -> bool:

@@ -19,7 +19,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from random import random
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +26,7 @@ import msgspec
 from ledgerstone.engine import outcomes as outcome_of
 from ledgerstone.engine.breaker import Breakers
 from ledgerstone.engine.crew import Crew, run_coroutine
+from ledgerstone.engine.pace import Ahead, Pace
 from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Settled, Source, Verdict, Where
 from ledgerstone.errors import (
     HandlerTimeout,
@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from ledgerstone.store.database import Database
     from ledgerstone.store.transaction import Transaction
 
-TROUBLE_SECONDS = 0.1
-TROUBLE_SECONDS_MAX = 5.0
+WAITING_SECONDS_MIN = 0.2
+WAITING_AHEADS_MAX = 4
+"""A claim waits for a place so many times as long as claiming may run ahead, then it goes back."""
 STOP_SECONDS = 2.0
 """What handlers get after they were told to stop, and threads to end."""
 RESCUE_MAX = 500
@@ -118,12 +119,11 @@ class Pump:
         self._held: dict[str, Claim] = {}
         self._outcomes: deque[Outcome] = deque()
         self._settling = 0
-        self._handler_seconds = max(settings.claim_ahead_ms / 1000, 1e-6)
-        self._spent = (0.0, 0)
+        self._ahead = Ahead(settings, self._crew)
         self._claim_bell = Bell()
         # With one writer a single thread does both, and both kinds of news ring for it.
         self._settle_bell = self._claim_bell if database.dialect.one_writer else Bell()
-        self._pace = _Pace(settings, prompt)
+        self._pace = Pace(settings, prompt)
         self._stopping = False
         self._halted = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -226,6 +226,14 @@ class Pump:
         for claim in self._crew.overdue():
             error = HandlerTimeout(f"ran longer than {claim.timeout_seconds} s")
             self._crew.interrupt(claim, error)
+
+    def return_late(self) -> None:
+        """What has waited here too long goes back, its attempt refunded: for one with a place."""
+        ahead_seconds = self._settings.claim_ahead_ms / 1000
+        seconds = max(WAITING_AHEADS_MAX * ahead_seconds, WAITING_SECONDS_MIN)
+        late = Interrupted(f"no place was free for it within {seconds:g} s")
+        for claim in self._crew.drop_late(seconds):
+            self._done(claim, outcome_of.returned(claim, late))
 
     @property
     def running(self) -> int:
@@ -463,9 +471,7 @@ class Pump:
         unsettled = len(self._outcomes) + self._settling
         if unsettled >= self._settings.unsettled_max:
             return 0
-        self._learn_pace()
-        places, batch = self._settings.concurrency, self._settings.batch_max
-        ahead = int(places * self._settings.claim_ahead_ms / 1000 / self._handler_seconds)
+        places, batch, ahead = self._crew.places, self._settings.batch_max, self._ahead.claims()
         # Two batches, so that the next is claimed while handlers are at work on this one; but never
         # so many that their outcomes would not fit.
         capacity = places + min(ahead, 2 * batch, batch + self._settings.unsettled_max - unsettled)
@@ -474,13 +480,6 @@ class Pump:
             # Every place is taken, so there is no hurry: few large claims cost less.
             return 0
         return room
-
-    def _learn_pace(self) -> None:
-        seconds, count = self._crew.busy_seconds
-        if count > self._spent[1]:
-            average = (seconds - self._spent[0]) / (count - self._spent[1])
-            self._handler_seconds = max(0.5 * self._handler_seconds + 0.5 * average, 1e-6)
-            self._spent = (seconds, count)
 
     def _linger(self) -> None:
         """Give other outcomes a moment to come along, if any are on their way."""
@@ -516,35 +515,3 @@ class _NotKept(Exception):
     def __init__(self, outcome: Outcome) -> None:
         super().__init__()
         self.outcome = outcome
-
-
-class _Pace:
-    """When to look for work: at once while there is more, at the bell, or at the next poll."""
-
-    def __init__(self, settings: EngineSettings, prompt: Callable[[], bool]) -> None:
-        self._settings = settings
-        self._prompt = prompt
-        self._idle = 0.0
-        self._troubles = 0
-        self.more = True
-
-    def seconds(self, room: Callable[[], int]) -> float:
-        """How long to wait for the bell."""
-        if self.more:
-            return 0.0 if room() > 0 else self._settings.poll_seconds_max
-        return self._settings.poll_seconds_max if self._prompt() else self._idle
-
-    def found(self, count: int, room: int) -> None:
-        """A claim answered so many of so many."""
-        self._troubles = 0
-        self.more = count >= room
-        if count or self._idle == 0.0:
-            self._idle = self._settings.poll_seconds_min
-        else:
-            self._idle = min(self._idle * 2, self._settings.poll_seconds_max)
-
-    def trouble(self) -> float:
-        """The database is out of reach or busy: how long to leave it alone."""
-        self._troubles += 1
-        wait: float = min(TROUBLE_SECONDS * 2**self._troubles, TROUBLE_SECONDS_MAX)
-        return wait * (0.5 + random() / 2)  # noqa: S311 - spreads load, no secret

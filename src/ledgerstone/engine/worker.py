@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ledgerstone.store.database import Database
 
 KEEP_SECONDS = 0.25
-"""How often timeouts and duties are looked at."""
+"""How often timeouts, claims that wait for a place, and duties are looked at."""
 PRUNE_SECONDS = 60.0
 JOIN_SECONDS_MAX = 5.0
 STOPPING_SECONDS = 0.1
@@ -213,6 +213,7 @@ class Worker:
     def _keep(self) -> None:
         for pump in self.pumps:
             pump.expire_overdue()
+            pump.return_late()
         self._duties.tick()
 
     def _spawn(self, name: str, step: Callable[[], None], every: float) -> None:

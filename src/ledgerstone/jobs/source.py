@@ -159,8 +159,8 @@ class JobSource:
         return claims
 
     def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-        if self._limited:
-            # A place in the queue is free: whoever waits for one looks again.
+        if self._limited or any(outcome.verdict is Verdict.RETURNED for outcome in outcomes):
+            # A place in the queue is free, or a job is due again: others look.
             tx.wake(self.channel)
         return settling.settle(tx, outcomes, worker=self._worker, rules=self._rules)
 

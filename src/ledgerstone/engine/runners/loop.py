@@ -89,6 +89,11 @@ class LoopRunner:
             and now - waiting.started > claim.timeout_seconds
         ]
 
+    def longer_than(self, seconds: float) -> int:
+        """How many run for longer than this."""
+        since = perf_counter() - seconds
+        return sum(waiting.started < since for _, _, waiting in list(self._tasks.values()))
+
     def stop(self) -> None:
         """Cancel what is left and end the loop."""
         with self._lock:

@@ -115,6 +115,13 @@ class ThreadRunner:
                     found.append(claim)
         return found
 
+    def longer_than(self, seconds: float) -> int:
+        """How many run for longer than this."""
+        since = perf_counter() - seconds
+        with self._lock:
+            workers = list(self._workers)
+        return sum(worker.claim is not None and worker.started < since for worker in workers)
+
     def stop(self) -> None:
         """Idle threads end now, busy ones when their handler does."""
         with self._lock:
