@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ledgerstone.testing.contract.endings import EndingsContract, RunningEndingsContract
 from ledgerstone.testing.contract.places import JobPlacesContract, PlacesContract
 from ledgerstone.testing.contract.pumps import PumpContract
 from ledgerstone.testing.contract.running import RunningContract
@@ -13,6 +14,14 @@ class TestPump(PumpContract):
 
 class TestRunning(RunningContract):
     """In threads."""
+
+
+class TestEndings(EndingsContract):
+    """However a handler ends."""
+
+
+class TestRunningEndings(RunningEndingsContract):
+    """The same in threads."""
 
 
 class TestPlaces(PlacesContract):

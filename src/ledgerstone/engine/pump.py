@@ -29,11 +29,14 @@ from ledgerstone.engine.crew import Crew, run_coroutine
 from ledgerstone.engine.pace import Ahead, Pace
 from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Settled, Source, Verdict, Where
 from ledgerstone.errors import (
+    Duplicate,
     HandlerTimeout,
     Interrupted,
     LeaseLost,
     LedgerstoneError,
+    StoreBusy,
     StoreError,
+    StoreUnavailable,
     TargetDown,
 )
 from ledgerstone.failpoints import hit
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 WAITING_SECONDS_MIN = 0.2
 WAITING_AHEADS_MAX = 4
 """A claim waits for a place so many times as long as claiming may run ahead, then it goes back."""
+UNWRITTEN_MAX = 5
+"""Outcomes in a row that cannot be written in any words: it is no single item's doing then."""
 STOP_SECONDS = 2.0
 """What handlers get after they were told to stop, and threads to end."""
 RESCUE_MAX = 500
@@ -81,6 +86,7 @@ class Pump:
     - `start`, then `stop`: it runs in threads of its own.
     - `tick` does one bounded step in the calling thread instead: settle, claim, run, settle.
     - What cannot be helped by waiting ends it: see `failure`.
+    - An outcome that the database refuses ends nothing: that is its item's failure.
     """
 
     def __init__(
@@ -119,6 +125,7 @@ class Pump:
         self._held: dict[str, Claim] = {}
         self._outcomes: deque[Outcome] = deque()
         self._settling = 0
+        self._unwritten = 0
         self._ahead = Ahead(settings, self._crew)
         self._claim_bell = Bell()
         # With one writer a single thread does both, and both kinds of news ring for it.
@@ -201,7 +208,7 @@ class Pump:
         try:
             while self._settle(self._taken()):
                 pass
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - what could not be settled ends it no other way
             # Their leases will run out and they are rescued.
             left = len(self._held)
             _log.warning("%s: %d claims could not be returned: %s", self.source.name, left, error)
@@ -261,14 +268,13 @@ class Pump:
             if not finished and room <= 0:
                 continue
             try:
-                refused, claims = self._exchange(finished, room)
+                claims = self._exchange(finished, room)
             except LedgerstoneError as error:
                 self._trouble(error)
                 continue
-            self._settled(finished, refused)
-            if room > 0:
+            if claims is not None:
                 self._pace.found(len(claims), room)
-            self._dispatch(claims)
+                self._dispatch(claims)
 
     def _claims(self) -> None:
         while not self._halted.is_set():
@@ -294,20 +300,23 @@ class Pump:
             except LedgerstoneError as error:
                 self._trouble(error)
 
-    def _exchange(
-        self, finished: Sequence[Outcome], room: int
-    ) -> tuple[Sequence[Outcome], Sequence[Claim]]:
-        """Settle and claim in one transaction; the refused ones, and the claims."""
+    def _exchange(self, finished: Sequence[Outcome], room: int) -> Sequence[Claim] | None:
+        """Settle and claim in one transaction; the claims, None if nothing was claimed."""
 
         def work(tx: Transaction) -> tuple[Sequence[Outcome], Sequence[Claim]]:
             refused = self._settle_in(tx, finished) if finished else ()
             return refused, self._claim(tx, room, alone=False) if room > 0 else ()
 
         try:
-            return self._database.run(work, hopeful=True)
-        except BaseException:
-            self._keep(finished)
+            refused, claims = self._database.run(work, hopeful=True)
+        except BaseException as error:
+            if finished and _may_be_of_one(error):
+                self._settle_each(finished)
+                return None
+            self._keep(finished, error)
             raise
+        self._settled(finished, refused)
+        return claims if room > 0 else None
 
     def _claim_some(self, room: int) -> Sequence[Claim]:
         return self._database.run(lambda tx: self._claim(tx, room, alone=True), hopeful=True)
@@ -351,11 +360,51 @@ class Pump:
             return 0
         try:
             refused = self._database.run(lambda tx: self._settle_in(tx, finished), hopeful=True)
-        except BaseException:
-            self._keep(finished)
+        except BaseException as error:
+            if _may_be_of_one(error):
+                return self._settle_each(finished)
+            self._keep(finished, error)
             raise
         self._settled(finished, refused)
         return len(finished)
+
+    def _settle_each(self, finished: Sequence[Outcome]) -> int:
+        """Settle them one at a time, so that one that cannot be written harms no other."""
+        for i, outcome in enumerate(finished):
+            try:
+                self._settle_alone(outcome)
+            except BaseException as error:
+                self._keep(finished[i:], error)
+                raise
+        return len(finished)
+
+    def _settle_alone(self, outcome: Outcome) -> None:
+        """Settle this one; if it cannot be written, it has failed; if not even that, let it go."""
+        key = outcome.claim.key
+        try:
+            self._settle_as(outcome)
+        except Exception as error:
+            if not _may_be_of_one(error):
+                raise
+            _log.warning("%s: cannot write how %s came out: %s", self.source.name, key, error)
+            failed = outcome_of.unwritable(outcome, error)
+        else:
+            return
+        try:
+            self._settle_as(failed)
+        except Exception as error:
+            self._unwritten += 1
+            if not _may_be_of_one(error) or self._unwritten >= UNWRITTEN_MAX:
+                raise
+            _log.warning("%s: nor that %s failed: %s", self.source.name, key, error)
+            # Not held any more, so that its lease runs out and it is rescued.
+            self._release([outcome])
+            self._settling -= 1
+
+    def _settle_as(self, outcome: Outcome) -> None:
+        refused = self._database.run(lambda tx: self._settle_in(tx, [outcome]))
+        self._unwritten = 0
+        self._settled([outcome], refused)
 
     def _settle_in(self, tx: Transaction, finished: Sequence[Outcome]) -> Sequence[Outcome]:
         refused = self.source.settle(tx, finished)
@@ -408,6 +457,8 @@ class Pump:
             return
         if claim.target is not None or outcome.verdict is Verdict.RETURNED:
             outcome = self._told_breaker(claim, outcome)
+        if self.tally.trouble is not None:
+            outcome = outcome_of.spared(outcome)
         waiting = self._outcomes
         waiting.append(outcome)
         count = len(waiting)
@@ -439,12 +490,16 @@ class Pump:
 
     def _atomic(self, claim: Claim, handler: Handler) -> Outcome | None:
         """The handler's writes and its settlement, one transaction."""
+        in_handler = False
 
         def work(tx: Transaction) -> Outcome:
+            nonlocal in_handler
+            in_handler = True
             if handler.where is Where.LOOP:
                 value = run_coroutine(handler.call, tx, claim)
             else:
                 value = handler.call(tx, claim)
+            in_handler = False
             outcome = self._outcome_of(claim, value)
             if outcome.verdict is Verdict.FAILED:
                 raise _NotKept(outcome)
@@ -456,6 +511,11 @@ class Pump:
             settled = [self._handlers_database.run(work)]
         except _NotKept as not_kept:
             return not_kept.outcome
+        except (StoreBusy, StoreUnavailable) as error:
+            if in_handler:
+                return outcome_of.of_error(claim, error)
+            # Its transaction could not begin, settle or commit: that is not the item's doing.
+            return outcome_of.returned(claim, error, delay_seconds=outcome_of.REST_SECONDS)
         except BaseException as error:  # noqa: BLE001 - rolled back; it is the item's outcome
             return outcome_of.of_error(claim, error)
         self._release(settled)
@@ -494,8 +554,10 @@ class Pump:
         self._settling += len(taken)
         return taken
 
-    def _keep(self, finished: Sequence[Outcome]) -> None:
+    def _keep(self, finished: Sequence[Outcome], error: BaseException) -> None:
         """They could not be settled: they come first at the next try."""
+        if isinstance(error, StoreUnavailable):
+            finished = [outcome_of.spared(outcome) for outcome in finished]
         self._outcomes.extendleft(reversed(finished))
         self._settling -= len(finished)
 
@@ -507,6 +569,13 @@ class Pump:
             _log.warning("%s: %s: %s", self.source.name, error.code, error)
         self.tally.trouble = f"{error.code}: {error.message}"
         self._halted.wait(self._pace.trouble())
+
+
+def _may_be_of_one(error: BaseException) -> bool:
+    """Whether it may be the doing of a single outcome, and none of the database's or of a table."""
+    if isinstance(error, LedgerstoneError):
+        return type(error) in {StoreError, Duplicate}
+    return isinstance(error, Exception)
 
 
 class _NotKept(Exception):

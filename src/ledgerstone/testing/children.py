@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
-from ledgerstone.engine.source import Claim
+from ledgerstone.engine.source import Cancel, Claim
+from ledgerstone.errors import Hopeless
 
 
 def pid_or_fail(claim: Claim) -> int:
@@ -25,3 +27,60 @@ def die_on_zero(claim: Claim) -> None:
     """Dies of the number 0."""
     if int(claim.body) == 0:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Wordless(Exception):
+    """An error that cannot be put into words."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+class Closed(Hopeless):
+    """An error that can be sent to another process, and not received there."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def odd_ending(claim: Claim) -> object:
+    """A different odd ending for each number from 0 to 4; nothing odd for the others."""
+    match int(claim.body):
+        case 0:
+            raise Wordless
+        case 1:
+            return Cancel(5)  # type: ignore[arg-type]
+        case 2:
+            return Cancel(None)  # type: ignore[arg-type]
+        case 3:
+            raise Closed("for", "good")
+        case 4:
+            return lambda: None
+        case _:
+            return {"fine": True}
+
+
+def refused_inside() -> None:
+    """Raises an error that stays in its process."""
+    _refuse("not", "today")
+
+
+def _refuse(first: str, second: str) -> None:
+    raise Unsendable(first, second)
+
+
+class Unsendable(Exception):
+    """An error that can be sent to another process, and not received there."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def ended_inside() -> None:
+    """Wants to end its process."""
+    sys.exit("enough")
+
+
+def failed_inside() -> None:
+    """Raises an error that can leave its process."""
+    raise ValueError("inside")

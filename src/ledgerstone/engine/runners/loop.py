@@ -25,10 +25,14 @@ class _Interruptible:
         self._coroutine = coroutine
         self.reason: LedgerstoneError | None = None
         self.started = perf_counter()
+        self.begun = False
 
     def __await__(self) -> Generator[Any, Any, Any]:
+        self.begun = True
         inner = self._coroutine.__await__()
         step: Callable[[], Any] = inner.__next__
+        if self.reason is not None:
+            step = _throwing(inner, self.reason)
         while True:
             try:
                 waits_for = step()
@@ -142,19 +146,24 @@ class LoopRunner:
 
     def _raise(self, claim: Claim, error: LedgerstoneError) -> None:
         found = self._tasks.get(claim.key)
-        if found is not None and found[0] is claim:
-            found[2].reason = error
-            found[1].cancel()
+        if found is None or found[0] is not claim:
+            return
+        _, task, waiting = found
+        waiting.reason = error
+        if waiting.begun:
+            # One that has not begun finds the reason; canceled, it would end without a word.
+            task.cancel()
 
     async def _attempt(self, claim: Claim, waiting: _Interruptible) -> None:
-        started = perf_counter()
+        waiting.started = started = perf_counter()
         outcome: Outcome | None
         try:
-            value = await waiting
+            outcome = self._came_out(claim, await waiting)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the item's outcome
-            outcome = outcomes.of_error(claim, waiting.reason or error)
-        else:
-            outcome = self._came_out(claim, value)
+            outcome = outcomes.of_error(claim, error)
+        if waiting.reason is not None:
+            # It was told: also if it took no notice.
+            outcome = outcomes.told(claim, waiting.reason)
         self._tasks.pop(claim.key, None)
         seconds, count = self.spent
         self.spent = (seconds + perf_counter() - started, count + 1)

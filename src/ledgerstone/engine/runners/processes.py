@@ -9,28 +9,42 @@ import importlib
 import multiprocessing
 import pickle
 import signal
-import traceback
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from ledgerstone.errors import BadInput, HandlerCrashed
+import msgspec
+
+from ledgerstone.engine.outcomes import failure_of
+from ledgerstone.engine.source import Failure
+from ledgerstone.errors import BadInput, HandlerCrashed, Hopeless
 
 STOP_SECONDS_MAX = 2.0
 
 
-class HandlerError(Exception):
-    """A handler raised in a child; its traceback came along as text."""
-
-    def __init__(self, kind: str, message: str, text: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.text = text
+class InTheChild(Exception):
+    """Where a handler raised: the traceback of the child process, as text."""
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.args[0]}\n{self.text}"
+        return f"\n{self.args[0]}"
+
+
+class Raised(msgspec.Struct, frozen=True):
+    """What a handler raised in a child: in words, and the error itself if it can travel."""
+
+    failure: Failure
+    hopeless: bool
+    error: BaseException | None
+
+    def again(self) -> BaseException:
+        """The error, or one of the same name with the same words."""
+        if self.error is not None:
+            return self.error
+        base = Hopeless if self.hopeless else Exception
+        again: BaseException = type(self.failure.code, (base,), {})(self.failure.message)
+        return again
 
 
 class Child:
@@ -51,18 +65,18 @@ class Child:
             message = f"{name} cannot be imported in another process"
             raise BadInput(message, hint="define it at the top of a module")
         pipe = self._started()
+        question = pickle.dumps((name, arguments))
         try:
-            pipe.send((name, arguments))
-            ok, answer = pipe.recv()
+            pipe.send_bytes(question)
+            answered = pipe.recv_bytes()
         except (EOFError, OSError) as error:
             code = self._buried()
             message = f"the process that ran it died ({_words(code)})"
             raise HandlerCrashed(message) from error
-        if ok:
+        answer = pickle.loads(answered)  # noqa: S301 - our own child's bytes
+        if not isinstance(answer, Raised):
             return answer
-        if isinstance(answer, BaseException):
-            raise answer
-        raise HandlerError(*answer)
+        raise answer.again() from InTheChild(answer.failure.traceback or "")
 
     def kill(self) -> None:
         """Stop whatever it does, at once."""
@@ -107,22 +121,31 @@ def _serve(pipe: Connection[Any, Any]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
         try:
-            name, arguments = pipe.recv()
+            name, arguments = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our parent's bytes
         except (EOFError, OSError):
             return
-        pipe.send(_answer(name, arguments))
+        pipe.send_bytes(_answer(name, arguments))
 
 
-def _answer(name: str, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+def _answer(name: str, arguments: tuple[Any, ...]) -> bytes:
+    """What the function answers or raises, so that it can travel."""
     try:
         module, _, path = name.partition(":")
         function = importlib.import_module(module)
         for part in path.split("."):
             function = getattr(function, part)
-        return True, function(*arguments)  # type: ignore[operator]
-    except BaseException as error:  # noqa: BLE001 - it is raised again on the other side
+        value = function(*arguments)  # type: ignore[operator]
         try:
-            pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+            return pickle.dumps(value)
+        except Exception as error:
+            message = f"what it returned cannot leave its process: {error}"
+            raise BadInput(message, hint="return strings, numbers, lists, dicts, dates") from error
+    except BaseException as error:  # noqa: BLE001 - it is raised again on the other side
+        failure, hopeless = failure_of(error), isinstance(error, Hopeless)
+        try:
+            packed = pickle.dumps(Raised(failure, hopeless, error))
+            # Some can be written and not read.
+            pickle.loads(packed)  # noqa: S301 - our own bytes
         except Exception:  # noqa: BLE001 - then its words must do
-            return False, (type(error).__name__, str(error), traceback.format_exc())
-        return False, error
+            return pickle.dumps(Raised(failure, hopeless, None))
+        return packed

@@ -147,13 +147,17 @@ class ThreadRunner:
 
     def _attempt(self, worker: _Worker, claim: Claim, handler: Handler) -> Outcome | None:
         worker.started = started = perf_counter()
+        outcome: Outcome | None = None
+        caught: BaseException | None = None
         try:
             worker.claim = claim
             outcome = self._run(claim, handler, worker.child)
         except BaseException as error:  # noqa: BLE001 - the raised-in error may land anywhere above
-            outcome = outcomes.of_error(claim, error)
+            caught = error
         while True:
             try:
+                if caught is not None:
+                    outcome = outcomes.of_error(claim, caught)
                 worker.claim = None
                 if worker.error is not None:
                     outcome = self._told(worker, claim, outcome)
@@ -174,7 +178,7 @@ class ThreadRunner:
             # In this order: until it is taken back it may be raised, and then this is repeated.
             raise_in(worker.ident, None)
             worker.error = None
-        return outcomes.of_error(claim, error)
+        return outcomes.told(claim, error)
 
 
 def raise_in(ident: int, kind: type[BaseException] | None) -> None:

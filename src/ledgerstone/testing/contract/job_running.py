@@ -6,10 +6,15 @@ import asyncio
 import threading
 from typing import Any
 
+import pytest
+
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
-from ledgerstone.errors import HandlerTimeout, Hopeless
+from ledgerstone.engine.outcomes import TRACEBACK_CHARS_MAX
+from ledgerstone.errors import BadInput, HandlerTimeout, Hopeless
 from ledgerstone.jobs import AsyncJob, Cancel, Job, NewJob, Snooze, Status
 from ledgerstone.ledger import Ledger
+from ledgerstone.store.body import NESTING_MAX
+from ledgerstone.testing import children
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract.job_workshop import (
     assert_replayed,
@@ -336,6 +341,51 @@ class RunningJobsContract:
         assert traceback.rstrip().endswith("ValueError: as wished")
         assert "in _fails" in traceback
 
+    def test_a_traceback_beside_a_long_message(self, ledger: Ledger, clock: ManualClock) -> None:
+        """However long messages are, a traceback is bounded and keeps its frames and its end."""
+        lines = "\n".join(f"line {n}" for n in range(20_000))
+        messages = ["x" * 100_000 + " the end", f"{lines} the end"]
+
+        @ledger.job("a", max_attempts=1)
+        def fail(number: int) -> None:
+            try:
+                _fails()
+            except ValueError as error:
+                raise LookupError(messages[number]) from error
+
+        ids = [enqueue(ledger, fail, {"number": n}) for n in range(len(messages))]
+
+        tick(ledger)
+
+        for job_id in ids:
+            traceback = history_of(ledger, job_id)[2].detail["error"]["traceback"]
+            assert len(traceback) <= TRACEBACK_CHARS_MAX
+            assert traceback.startswith("Traceback (most recent call last):")
+            assert "in _fails" in traceback
+            assert "in fail\n" in traceback
+            assert "characters left out" in traceback
+            assert traceback.endswith(" the end\n")
+
+    def test_nesting(self, ledger: Ledger, clock: ManualClock) -> None:
+        """Arguments and results are as deep as every database takes them, and not deeper."""
+
+        @ledger.job("a", max_attempts=1)
+        def answer(value: Any, more: int) -> Any:
+            return _nested(value, more)
+
+        # One level is the arguments themselves.
+        given = _nested("[{", NESTING_MAX - 1)
+        ids = [enqueue(ledger, answer, {"value": given, "more": more}) for more in (1, 2)]
+
+        tick(ledger)
+
+        kept, refused = (standing(ledger, job_id) for job_id in ids)
+        assert (kept.payload["value"], kept.result) == (given, _nested(given, 1))
+        assert (refused.status, refused.last_error_code) == (Status.DEAD_LETTER, "bad_input")
+        assert str(NESTING_MAX) in (refused.last_error_message or "")
+        with pytest.raises(BadInput, match=str(NESTING_MAX)):
+            enqueue(ledger, answer, {"value": _nested(given, 1), "more": 0})
+
     def test_odd_answers(self, ledger: Ledger, clock: ManualClock) -> None:
         """An answer that cannot be kept is that job's failure, never its worker's."""
         answers: list[Any] = [Snooze(float("nan")), Snooze(float("inf")), Snooze(1e300)]
@@ -442,11 +492,40 @@ class ThreadedJobsContract:
                 enqueue(ledger, job)
                 assert ran.acquire(timeout=PROMPTLY)
 
+    def test_errors_of_a_process(self, ledger: Ledger) -> None:
+        """An error from a process of its own keeps its name, its words and where it was raised."""
+        expected = {
+            children.failed_inside: ("ValueError", "inside", "in failed_inside"),
+            children.refused_inside: ("Unsendable", "not today", "in _refuse"),
+            children.ended_inside: ("SystemExit", "enough", "in ended_inside"),
+        }
+        for call in expected:
+            ledger.kinds.add(call.__name__, call, process=True, max_attempts=1)
+        ids = {call: enqueue(ledger, call.__name__) for call in expected}
+
+        with started(ledger.worker()):
+            until(lambda: not _open(ledger))
+
+        for call, job_id in ids.items():
+            row = standing(ledger, job_id)
+            traceback = history_of(ledger, job_id)[2].detail["error"]["traceback"]
+            code, message, frame = expected[call]
+            assert (row.last_error_code, row.last_error_message) == (code, message)
+            assert frame in traceback
+            assert row.status is Status.DEAD_LETTER
+
 
 def _open(ledger: Ledger) -> int:
     with ledger.reading() as tx:
         standing_ = tx.jobs.counts()["default"]
     return standing_.get(Status.QUEUED, 0) + standing_.get(Status.RUNNING, 0)
+
+
+def _nested(value: Any, depth: int) -> Any:
+    """The value in so many lists and dicts."""
+    for level in range(depth):
+        value = [value] if level % 2 else {"in": value}
+    return value
 
 
 def _fails() -> None:

@@ -1,0 +1,88 @@
+"""The event loop that runs async handlers: whatever happens to a task, its claim is finished."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from ledgerstone.engine.outcomes import of_value
+from ledgerstone.engine.runners.loop import LoopRunner
+from ledgerstone.engine.source import Claim, Handler, Outcome, Verdict, Where
+from ledgerstone.errors import Interrupted
+
+PROMPTLY = 30.0
+Finished = SimpleQueue[tuple[str, Outcome | None]]
+
+
+@pytest.fixture
+def finished() -> Finished:
+    """The claims that came out, with their outcomes."""
+    return SimpleQueue()
+
+
+@pytest.fixture
+def loop(finished: Finished) -> Iterator[LoopRunner]:
+    """A loop that refuses the answer 'odd' with an error of its own."""
+
+    def came_out(claim: Claim, value: Any) -> Outcome:
+        if value == "odd":
+            raise LookupError(value)
+        return of_value(claim, value, bytes_max=1000)
+
+    runner = LoopRunner(came_out, lambda claim, outcome: finished.put((claim.key, outcome)))
+    yield runner
+    runner.stop()
+
+
+def test_interrupted_before_it_began(loop: LoopRunner, finished: Finished) -> None:
+    """A claim that is interrupted before its first step does not begin, and is returned."""
+    busy, go = threading.Event(), threading.Event()
+    begun: list[str] = []
+    claim = Claim("second", 1, 1)
+
+    async def block(_: Claim) -> None:
+        busy.set()
+        go.wait(PROMPTLY)
+
+    async def work(claim: Claim) -> None:
+        begun.append(claim.key)
+
+    loop.start(Claim("first", 1, 1), Handler(block, Where.LOOP))
+    assert busy.wait(PROMPTLY)
+    loop.start(claim, Handler(work, Where.LOOP))
+    loop.interrupt(claim, Interrupted())
+    go.set()
+    outcomes = dict(finished.get(timeout=PROMPTLY) for _ in range(2))
+
+    assert begun == []
+    assert (outcomes["second"] or Outcome(claim, Verdict.DONE)).verdict is Verdict.RETURNED
+
+
+@pytest.mark.parametrize("call", [lambda _: "no coroutine", lambda: None, lambda _: 1 / 0])
+def test_what_is_no_async_function(loop: LoopRunner, finished: Finished, call: Any) -> None:
+    """What cannot even be awaited has failed."""
+    loop.start(Claim("a", 1, 1), Handler(call, Where.LOOP))
+
+    _, outcome = finished.get(timeout=PROMPTLY)
+
+    assert outcome is not None
+    assert outcome.verdict is Verdict.FAILED
+
+
+def test_an_answer_that_nobody_understands(loop: LoopRunner, finished: Finished) -> None:
+    """If no outcome can be made of an answer, that is the failure."""
+
+    async def odd(_: Claim) -> str:
+        return "odd"
+
+    loop.start(Claim("a", 1, 1), Handler(odd, Where.LOOP))
+
+    _, outcome = finished.get(timeout=PROMPTLY)
+
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert (outcome.verdict, outcome.failure.code) == (Verdict.FAILED, "LookupError")
