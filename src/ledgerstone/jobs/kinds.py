@@ -41,6 +41,10 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     most: int = 1
 
 
+class NoLimitKey(BadInput):
+    """Give other arguments, or mend the function: it made no limit key of these."""
+
+
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
     """A type of job: its function and how it is run."""
 
@@ -83,12 +87,12 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
             key: object = call(**{name: getattr(found, name) for name in self.limited_by})
         except Exception as error:
             message = f"the limit key of {self.name} ({_called(call)}) raised {error!r}"
-            raise BadInput(
+            raise NoLimitKey(
                 message, hint="give arguments that it is made for, or mend it"
             ) from error
         if key is not None and not isinstance(key, str):
             message = f"the limit key of {self.name} ({_called(call)}) is text or None, not {key!r}"
-            raise BadInput(message, hint="return str(…) of it")
+            raise NoLimitKey(message, hint="return str(…) of it")
         return key
 
     def _misfit(self, error: Exception) -> BadInput:

@@ -42,7 +42,7 @@ from ledgerstone.errors import BadInput, NotFound, StoreError
 from ledgerstone.jobs import cron as crons
 from ledgerstone.jobs.accepting import NO_ORG, PRIORITY_MAX, Enqueued, NewJob, accept, org_of
 from ledgerstone.jobs.cron import CRON_CHARS_MAX, ZONE_CHARS_MAX, Misfire
-from ledgerstone.jobs.kinds import Kinds
+from ledgerstone.jobs.kinds import Kinds, NoLimitKey
 from ledgerstone.jobs.tables import QUEUE_CHARS_MAX, TYPE_CHARS_MAX, tables
 from ledgerstone.store.batch import ClaimEach, InsertEach, UpdateEach
 from ledgerstone.store.body import encode
@@ -437,6 +437,9 @@ class Runner:
         jobs = [_job(name, content, key=key_of(name, moment)) for moment in moments]
         try:
             answers = accept(tx, self._kinds, jobs)
+        except NoLimitKey:
+            # Unchecked it would run without its limit.
+            raise
         except BadInput:
             # Nothing was written. The queue is still that of its kind, whose worker says no to it.
             answers = accept(tx, Kinds(), [self._unchecked(new) for new in jobs])

@@ -425,7 +425,7 @@ class ScheduleContract:
         runner = Runner(ledger.kinds)
 
         assert ledger.run(runner.run) == 0
-        assert runner.trouble["report"].startswith("ZeroDivisionError")
+        assert "ZeroDivisionError" in runner.trouble["report"]
 
     def test_an_unknown_policy_is_refused(self, ledger: Ledger) -> None:
         """The database itself keeps no policy that is none."""
