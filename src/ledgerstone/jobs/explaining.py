@@ -40,7 +40,6 @@ _holders = Statement(
     select(job.c.id)
     .where(
         stands(Status.RUNNING),
-        job.c.queue == _queue_,
         job.c.limit_key == bindparam("key_", type_=job.c.limit_key.type),
     )
     .limit(bindparam("limit_", type_=Integer())),
@@ -107,7 +106,7 @@ def _gate(tx: Transaction, found: JobRow) -> list[str]:
         again = f", after attempt {found.attempt} failed" if found.attempt else ""
         return [f"it is due at {found.run_at:%Y-%m-%d %H:%M:%S} UTC, in {seconds:.0f} s{again}"]
     if found.gate is Gate.BLOCKED:
-        rows = _holders.rows(tx, queue_=found.queue, key_=found.limit_key, limit_=NAMED_MAX)
+        rows = _holders.rows(tx, key_=found.limit_key, limit_=NAMED_MAX)
         holders = ", ".join(str(row[0]) for row in rows) or "none at this moment"
         return [f"its limit key {found.limit_key!r} is used up by running jobs: {holders}"]
     return []

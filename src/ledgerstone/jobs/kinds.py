@@ -33,8 +33,9 @@ LimitKey = Callable[..., str | None]
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """At most `most` jobs with the same key run at once, on all workers together.
 
-    The key is made from those arguments of a job that its function names; None: this job is not
-    limited.
+    - The key is made from those arguments of a job that its function names; None: this job is not
+      limited.
+    - A key is the same in all queues, for all types and organisations.
     """
 
     key: LimitKey

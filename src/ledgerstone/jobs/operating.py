@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import BigInteger, bindparam, null, select, update
 
 from ledgerstone.errors import BadInput, NotAllowedNow, NotFound, StoreBusy
-from ledgerstone.jobs import history
+from ledgerstone.jobs import history, limits
 from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import (
@@ -43,6 +43,12 @@ _cancel_queued = Statement(
     .where(job.c.id == _id, still(Status.QUEUED))
     .values(
         status=Status.CANCELED.value, finished_at=now(), updated_at=now_after(job.c.updated_at)
+    ),
+)
+_place = Statement(
+    "jobs.place",
+    select(job.c.limit_key, job.c.org_id).where(
+        job.c.id == _id, job.c.limit_key.is_not(None), job.c.gate == Gate.OPEN.value
     ),
 )
 _cancel_running = Statement(
@@ -122,6 +128,8 @@ def cancel(
     words = history.detail(by=_who(by), reason=reason)
     if _cancel_queued.run(tx, id_=job_id):
         history.record(tx, [(job_id, words)], Status.QUEUED, Status.CANCELED)
+        # It may have been let in line for a place of its key, which is the next one's now.
+        limits.let_in(tx, [(key, str(org)) for key, org in _place.rows(tx, id_=job_id)])
         return Status.CANCELED
     if _cancel_running.run(tx, id_=job_id):
         words = history.detail(by=by, reason=reason, cancel_requested=True)

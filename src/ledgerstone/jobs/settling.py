@@ -188,9 +188,6 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 def settle(tx: Transaction, outcomes: Outcomes, *, worker: str | None, rules: Rules) -> Outcomes:
     """Write how these came out; the ones whose claim was lost, which is on record then."""
-    keys = [key for o in outcomes if (key := cast("JobClaim", o.claim).limit_key) is not None]
-    if keys:
-        limits.lock(tx, rules.queue)
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault(_group(outcome), []).append(outcome)
@@ -211,10 +208,14 @@ def settle(tx: Transaction, outcomes: Outcomes, *, worker: str | None, rules: Ru
                 refused = {id(outcome) for outcome in left}
                 _go_on(tx, [o for o in some if id(o) not in refused], worker, rules)
                 lost += _run(tx, _cancel_unwanted, left, Status.CANCELED, worker=worker)
-    if keys:
-        limits.pass_on(tx, rules.queue, keys)
+    refused = [outcome for outcome in lost if _refused(tx, outcome, worker)]
+    claims = [cast("JobClaim", outcome.claim) for outcome in outcomes]
+    freed = [(c.limit_key, c.org_id) for c in claims if c.limit_key is not None]
+    if freed:
+        # Last of all: see there in which order locks are taken.
+        limits.pass_on(tx, freed)
         tx.wake(channel_of(rules.queue))
-    return [outcome for outcome in lost if _refused(tx, outcome, worker)]
+    return refused
 
 
 def _group(outcome: Outcome) -> str:

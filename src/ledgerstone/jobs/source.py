@@ -71,6 +71,8 @@ _expired = Statement(
         job.c.max_attempts,
         job.c.worker,
         job.c.cancel_requested,
+        job.c.limit_key,
+        job.c.org_id,
     )
     .where(
         stands(Status.RUNNING),
@@ -142,6 +144,7 @@ class JobSource:
         self._line = Line(queue, self.types)
         self._limited = False
         self._opened_at = float("-inf")
+        self._swept = ""
 
     def handler(self, claim: Claim) -> Handler:
         kind = self._kinds.get(cast("JobClaim", claim).type)
@@ -184,9 +187,12 @@ class JobSource:
             **history.between(Status.RUNNING, Status.QUEUED),
         )
         rescued = len(again) - len(lost)
+        # All at once: each is settled by itself, and slots are locked in order.
+        limits.lock(tx, [row[7] for row in over if row[7] is not None])
         for row in over:
             self._bury(tx, row)
-        if limits.sweep(tx, self._queue) or rescued:
+        _, self._swept = limits.sweep(tx, self._swept)
+        if rescued:
             tx.wake(self.channel)
         return rescued + len(over)
 
@@ -249,11 +255,19 @@ class JobSource:
 
     def _bury(self, tx: Transaction, row: Row) -> None:
         """Too many workers died with it, or it has no attempt left."""
-        key, attempt, token, crashes, max_attempts, worker, _ = row
+        key, attempt, token, crashes, max_attempts, worker, _, limit_key, org_id = row
         # Whoever held it, and only seemed dead, must find that it is another's.
         if _disown.run(tx, [(str(key), token)]):
             return
-        claim = JobClaim(str(key), attempt, token + 1, max_attempts=max_attempts, crashes=crashes)
+        claim = JobClaim(
+            str(key),
+            attempt,
+            token + 1,
+            org_id=str(org_id),
+            max_attempts=max_attempts,
+            crashes=crashes,
+            limit_key=limit_key,
+        )
         failure = Failure("crashed", _how_it_died(tx, worker), crashed=True)
         outcome = Outcome(claim, Verdict.DEAD, failure=failure)
         settling.settle(tx, [outcome], worker=worker, rules=self._rules)

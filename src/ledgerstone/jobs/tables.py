@@ -157,8 +157,8 @@ scheduled_indexes = partial_index(
 )
 blocked_indexes = partial_index(
     "idx_job__blocked",
-    job.c.queue,
     job.c.limit_key,
+    job.c.org_id,
     job.c.urgency,
     job.c.run_at_ms,
     job.c.id,
@@ -213,7 +213,7 @@ job_queue = Table(
     Column("concurrency_max", Integer),
     **MYSQL_TABLE,
 )
-"""Only queues that are paused or limited; any other has no row."""
+"""Only queues that are paused or limited, and what is locked for limit keys: see `limits`."""
 
 history_permit = Table(
     "history_permit", tables, Column("id", id_type(), primary_key=True), **MYSQL_TABLE

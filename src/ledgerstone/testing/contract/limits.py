@@ -14,10 +14,11 @@ from sqlalchemy import text
 from ledgerstone import errors
 from ledgerstone.engine.source import Ask, Outcome, Verdict
 from ledgerstone.engine.worker import Worker
-from ledgerstone.jobs import Accepted, Limit, NewJob, Status, line, retention
+from ledgerstone.jobs import Accepted, Limit, NewJob, Status, limits, line, retention
 from ledgerstone.jobs.operating import CONCURRENCY_LIMIT
 from ledgerstone.jobs.settling import JobClaim
 from ledgerstone.jobs.source import JobSource
+from ledgerstone.jobs.states import Gate
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import JobSettings
 from ledgerstone.store.wakeup import Bell
@@ -30,7 +31,10 @@ REWRITE = "REPLACE INTO job_event (id, job_id, next_status) SELECT id, job_id, '
 """Not known to PostgreSQL, and refused there as well."""
 WORKERS = 3
 MOST = 4
+PLACES = 10
+"""What a worker asks for."""
 CUSTOMERS = ("ada", "bob", "cyd")
+ORGS = tuple(f"{letter * 8}-0000-4000-8000-000000000000" for letter in "abc")
 
 
 class Gauge:
@@ -62,14 +66,9 @@ class Gauge:
 def at_work(ledger: Ledger, count: int = WORKERS) -> Iterator[None]:
     """So many workers, each with connections of its own."""
     workers = [ledger.worker() for _ in range(count)]
-    try:
-        for worker in workers:
-            worker.start()
+    with running(*workers):
         yield
         assert [worker.failure for worker in workers] == [None] * count
-    finally:
-        for worker in workers:
-            worker.stop()
 
 
 class LimitContract:
@@ -135,21 +134,143 @@ class LimitContract:
 
         assert len(order) == len(set(order)) == 4
 
-    def test_a_forgotten_key_is_found_again(self, ledger: Ledger) -> None:
-        """A job that is blocked though nothing runs with its key gets back in line by rescue."""
+    def test_a_key_is_one_for_all_queues(self, ledger: Ledger) -> None:
+        """A limit key holds across queues: who is blocked in one follows a job of another."""
+        here, there = limited_source(ledger), ledger.job_source("elsewhere")
+        ledger.run(enqueue({"customer": "ada"}))
+        far = [ledger.run(enqueue({"customer": "ada"}, queue="elsewhere")) for _ in range(2)]
+
+        first = claimed(ledger, here)
+        held = claimed(ledger, there)
+        settled(ledger, here, first, Verdict.DONE)
+        second = claimed(ledger, there)
+
+        assert (len(first), len(held)) == (1, 0)
+        assert [claim.key for claim in second] == [far[0].id]
+
+    def test_a_key_never_runs_more_in_two_queues(self, ledger: Ledger) -> None:
+        """However many workers serve several queues, a key runs at most so many at once."""
+        gauge = Gauge()
+
+        @ledger.job("work", limit=Limit(key=lambda customer: customer, most=2))
+        def work(customer: str) -> None:
+            with gauge.inside(customer):
+                pass
+
+        jobs = [
+            NewJob(type="work", payload={"customer": CUSTOMERS[i % 3]}, queue=f"queue {i % 2}")
+            for i in range(60)
+        ]
+        ledger.run(lambda tx: tx.jobs.enqueue_many(jobs))
+        workers = [
+            ledger.worker(ledger.job_source("queue 0"), ledger.job_source("queue 1"))
+            for _ in range(WORKERS)
+        ]
+        with running(*workers):
+            until(lambda: gauge.done >= 60, what="60 done")
+
+        assert [worker.failure for worker in workers] == [None] * WORKERS
+        assert max(gauge.most.values()) <= 2
+
+    def test_keys_in_any_order(self, ledger: Ledger) -> None:
+        """A claim that finds another key only when its first is used up takes both in one go."""
+        source = limited_source(ledger)
+        names = [f"customer {number}" for number in range(40)]
+        for name in reversed(names):
+            twice = [NewJob(type="work", payload={"customer": name}) for _ in range(11)]
+            ledger.run(lambda tx, jobs=twice: tx.jobs.enqueue_many(jobs))
+
+        claims = claimed(ledger, source)
+
+        assert len({claim.limit_key for claim in claims}) == len(claims) == PLACES
+
+    def test_organisations_take_turns_with_a_key(self, ledger: Ledger) -> None:
+        """However many jobs one organisation has with a key, the place goes to the next one."""
+        source = limited_source(ledger)
+        for org, count in ((ORGS[0], 9), (ORGS[1], 2), (ORGS[2], 1)):
+            many = [NewJob(type="work", payload={"customer": "ada"}, org=org)] * count
+            ledger.run(lambda tx, jobs=many: tx.jobs.enqueue_many(jobs))
+
+        order = []
+        for _ in range(6):
+            claims = claimed(ledger, source)
+            order += [ORGS.index(claim.org_id) for claim in claims]
+            settled(ledger, source, claims, Verdict.DONE)
+
+        assert order == [0, 1, 2, 0, 1, 0]
+
+    def test_a_place_outlives_a_cancel(self, ledger: Ledger) -> None:
+        """When the one that was let in line is canceled, the next of its key gets its place."""
         source = limited_source(ledger)
         payloads = [{"customer": "ada", "number": number} for number in range(3)]
-        first, second, third = (ledger.run(enqueue(payload)) for payload in payloads)
-        (claim,) = claimed(ledger, source)
-        settled(ledger, source, [claim], Verdict.DONE)
-        assert claim.key == first.id
-        # The one that was let in line is gone before anybody took it.
+        _, second, third = (ledger.run(enqueue(payload)) for payload in payloads)
+        settled(ledger, source, claimed(ledger, source), Verdict.DONE)
+
         ledger.run(lambda tx: tx.jobs.cancel(second.id))
+
+        assert [claim.key for claim in claimed(ledger, source)] == [third.id]
+
+    def test_a_place_outlives_a_crash(self, home: Home) -> None:
+        """When a worker dies with the last attempt of a job, the next of its key gets its place."""
+        clock = ManualClock()
+        with opened(home.url, clock=clock) as ledger:
+            source = limited_source(ledger, most=2)
+            jobs = [
+                NewJob(type="work", payload={"customer": "ada"}, max_attempts=1) for _ in range(6)
+            ]
+            ledger.run(lambda tx: tx.jobs.enqueue_many(jobs))
+            dead, alive = claimed(ledger, source)
+            ledger.run(lambda tx: source.extend(tx, [alive], 3600.0))
+            clock.advance(31)
+
+            ledger.run(lambda tx: source.rescue(tx, limit=10, crashes_max=3))
+            claims = claimed(ledger, source)
+
+            with ledger.reading() as tx:
+                fate = tx.jobs.get(dead.key).status
+        assert fate is Status.DEAD_LETTER
+        assert len(claims) == 1
+
+    @pytest.mark.parametrize("count", [0, 1])
+    def test_a_forgotten_place_is_found_again(self, ledger: Ledger, count: int) -> None:
+        """Jobs that are blocked though their key has places get back in line by rescue."""
+        source = limited_source(ledger, most=3)
+        for number in range(9):
+            ledger.run(enqueue({"customer": "ada", "number": number}))
+        claims = claimed(ledger, source)
+        settled(ledger, source, claims[count:], Verdict.DONE)
+        # However it came about.
+        execute(ledger, f"UPDATE job SET gate = {Gate.BLOCKED.value} WHERE status = 'queued'")  # noqa: S608 - our own
+        assert claimed(ledger, source) == []
 
         ledger.run(lambda tx: source.rescue(tx, limit=10, crashes_max=3))
 
+        assert len(claimed(ledger, source)) == 3 - count
+
+    def test_every_key_is_looked_at(self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Rescue looks at some keys at a time, and comes to all of them."""
+        monkeypatch.setattr(limits, "SWEPT_KEYS_MAX", 2)
+        source = limited_source(ledger)
+        for name in CUSTOMERS:
+            ledger.run(enqueue({"customer": name}))
+        execute(ledger, f"UPDATE job SET gate = {Gate.BLOCKED.value}")  # noqa: S608 - our own
+
+        for _ in range(3):
+            ledger.run(lambda tx: source.rescue(tx, limit=10, crashes_max=3))
+
+        assert len(claimed(ledger, source)) == len(CUSTOMERS)
+
+    def test_kinds_that_share_a_key(self, ledger: Ledger) -> None:
+        """Of two kinds with one key, the one that lets it have more is not held up by the other."""
+        ledger.kinds.add("narrow", lambda: None, limit=Limit(key=lambda: "api", most=1), priority=9)
+        ledger.kinds.add("wide", lambda: None, limit=Limit(key=lambda: "api", most=3))
+        source = ledger.job_source()
+        for name in ("narrow", "narrow", "wide", "wide", "wide"):
+            ledger.run(lambda tx, name=name: tx.jobs.enqueue(name))
+
         claims = claimed(ledger, source)
-        assert [claim.key for claim in claims] == [third.id]
+
+        assert sorted(claim.type for claim in claims) == ["narrow", "wide", "wide"]
 
     def test_a_holder_that_only_seemed_dead(self, home: Home) -> None:
         """A job that was given up with its worker is not settled by it later; that is on record."""
@@ -309,8 +430,8 @@ class LimitContract:
 
 
 def claimed(ledger: Ledger, source: JobSource) -> Sequence[JobClaim]:
-    """What a worker gets that asks for ten."""
-    return ledger.run(lambda tx: source.claim(tx, Ask(10, "w", 30.0)))
+    """What a worker gets that asks for `PLACES`."""
+    return ledger.run(lambda tx: source.claim(tx, Ask(PLACES, "w", 30.0)))
 
 
 def settled(
@@ -327,8 +448,8 @@ def execute(ledger: Ledger, statement: str) -> None:
         tx.connection.execute(text(statement))
 
 
-def limited_source(ledger: Ledger) -> JobSource:
-    """A source that knows one job, of which one for each customer runs at once."""
+def limited_source(ledger: Ledger, *, most: int = 1) -> JobSource:
+    """A source that knows one job, of which so many for each customer run at once."""
 
     def customer_of(customer: str, number: int) -> str:  # noqa: ARG001 - a key gets all arguments
         return customer
@@ -336,7 +457,7 @@ def limited_source(ledger: Ledger) -> JobSource:
     def work(customer: str, number: int = 0) -> None:
         """Nothing: these tests claim and settle by hand."""
 
-    ledger.kinds.add("work", work, limit=Limit(key=customer_of))
+    ledger.kinds.add("work", work, limit=Limit(key=customer_of, most=most))
     return ledger.job_source()
 
 
@@ -346,13 +467,15 @@ def enqueue(payload: dict[str, Any], **options: Any) -> Callable[[Any], Any]:
 
 
 @contextmanager
-def running(worker: Worker) -> Iterator[None]:
-    """The worker is there, and gone at the end of the block."""
-    worker.start()
+def running(*workers: Worker) -> Iterator[None]:
+    """The workers are there, and gone at the end of the block."""
     try:
+        for worker in workers:
+            worker.start()
         yield
     finally:
-        worker.stop()
+        for worker in workers:
+            worker.stop()
 
 
 def ended(ledger: Ledger, verdict: Verdict) -> str:
