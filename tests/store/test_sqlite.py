@@ -12,6 +12,7 @@ from sqlalchemy import event, text
 from ledgerstone import Ledger, errors
 from ledgerstone.settings import Settings
 from ledgerstone.store.dialects import sqlite
+from ledgerstone.testing import checker
 from ledgerstone.testing.contract import Child, notes_kept, opened, tables
 from ledgerstone.testing.contract.transactions import write
 
@@ -262,3 +263,35 @@ def test_foreign_keys_are_kept(url: str) -> None:
 
         with pytest.raises(errors.StoreError):
             ledger.run(lambda tx: tx.connection.execute(text("INSERT INTO child VALUES ('no')")))
+
+
+@pytest.mark.parametrize(
+    ("statement", "refused"),
+    [
+        ("INSERT OR REPLACE INTO job (org_id, type, idempotency_key) VALUES ({org}, 'x', 'k')", 1),
+        ("INSERT OR REPLACE INTO job (rowid, org_id, type) VALUES (1, {org}, 'x')", 1),
+        ("INSERT OR REPLACE INTO job (id, org_id, type) SELECT id, org_id, 'x' FROM job", 1),
+        ("UPDATE OR REPLACE job SET idempotency_key = 'k' WHERE idempotency_key IS NULL", 1),
+        ("UPDATE OR REPLACE job SET oid = 1 WHERE idempotency_key IS NULL", 1),
+        ("UPDATE OR REPLACE job SET id = (SELECT MIN(id) FROM job) WHERE rowid = 2", 1),
+        ("INSERT OR IGNORE INTO job (org_id, type, idempotency_key) VALUES ({org}, 'x', 'k')", 0),
+        ("INSERT OR REPLACE INTO job (org_id, type, idempotency_key) VALUES ({org}, 'x', 'l')", 0),
+    ],
+)
+def test_a_job_is_not_replaced(url: str, statement: str, refused: int) -> None:
+    """No job takes the place of another, also by a connection that heeds no foreign keys."""
+    with opened(url) as ledger, ledger.transaction() as tx:
+        ids = [tx.jobs.enqueue("any", key=key).id for key in ("k", None)]
+    stranger = checker.connect(url)
+    said = []
+
+    try:
+        stranger.execute(statement.format(org="'00000000-0000-0000-0000-000000000000'"))
+        stranger.commit()
+    except Exception as error:  # noqa: BLE001 - of whichever driver it is
+        said.append(str(error))
+    left = {row[0] for row in stranger.execute("SELECT id FROM job WHERE type = 'any'")}
+    stranger.close()
+
+    assert said == ["a job is removed by retention only"] * refused
+    assert left == set(ids)

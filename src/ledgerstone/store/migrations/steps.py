@@ -11,6 +11,8 @@ from alembic import context, op
 from ledgerstone.store.schema import CHURNING
 
 PERMITTED = "EXISTS (SELECT 1 FROM history_permit)"
+ROW_NUMBERS = ("rowid", "_rowid_", "oid")
+"""What SQLite calls the number of a row."""
 _MYSQL = ("mysql", "mariadb")
 
 
@@ -98,6 +100,29 @@ def keep_history(table: str, words: str, *, verbs: Sequence[str] = ("UPDATE", "D
         own = f"SELECT 1 FROM {table} WHERE id = NEW.id"  # noqa: S608 - a name of ours
         taken = f"EXISTS ({own}) AND NOT {PERMITTED}"
         _trigger(f"tg_{table}__kept_replace", "INSERT", table, taken, words)
+
+
+def keep_from_replace(table: str, words: str, *, unique: Sequence[str] = ()) -> None:
+    """On SQLite, no row is removed without a word because another one takes its place.
+
+    - `OR REPLACE` fires no trigger for the row that it removes: so a row with a taken id or row
+      number is refused before it is added, and a row never gets another's by a change.
+    - `unique`: the columns of its unique index. What is added may meet it, as `OR IGNORE` does.
+    """
+    if dialect() != "sqlite":
+        return
+    ids = ("id", "rowid")
+    # A row that is added without a number has this one until it is there.
+    taken = (f"{name} = NEW.{name} AND NEW.{name} IS NOT -1" for name in ids)
+    found = " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE {one})" for one in taken)  # noqa: S608 - names of ours
+    _trigger(f"tg_{table}__kept_replace", "INSERT", table, f"({found}) AND NOT {PERMITTED}", words)
+    if unique:
+        moved = " OR ".join(f"NEW.{name} <> OLD.{name}" for name in ids)
+        same = " AND ".join(f"{name} = NEW.{name}" for name in unique)
+        met = f"EXISTS (SELECT 1 FROM {table} WHERE {same} AND id <> OLD.id)"  # noqa: S608 - names of ours
+        verb = f"UPDATE OF {', '.join(('id', *ROW_NUMBERS, *unique))}"
+        when = f"({moved} OR {met}) AND NOT {PERMITTED}"
+        _trigger(f"tg_{table}__kept_unique", verb, table, when, words)
 
 
 def _trigger(name: str, verb: str, table: str, when: str, words: str) -> None:

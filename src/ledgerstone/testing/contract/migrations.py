@@ -49,6 +49,8 @@ def downgrade():
     op.drop_table("later")
 """
 DECLARED = (store_tables, job_tables)
+GUARD = "history_guard"
+"""A table that only some databases need, and that refers to others."""
 FIRST_IDENTITY = "SELECT id FROM ledger_identity"
 REVISIONS = "SELECT version_num FROM ledgerstone_revision"
 SECONDS_OF_2020, SECONDS_OF_2100 = 1_577_836_800, 4_102_444_800
@@ -127,8 +129,8 @@ class MigrationContract:
 
         migrated = shape(bare)
         with bare.transaction() as tx:
-            for name in reversed(sorted_tables(DECLARED)):
-                tx.connection.execute(text(f"DROP TABLE {name}"))
+            for name in (GUARD, *reversed(sorted_tables(DECLARED))):
+                tx.connection.execute(text(f"DROP TABLE IF EXISTS {name}"))
         with bare.transaction() as tx:
             for declared in DECLARED:
                 declared.create_all(tx.connection)

@@ -139,7 +139,9 @@ class PrivateMariaDB:
     def _dumped(self, database: str) -> str:
         """What makes a copy of it; kept, so that it is asked for once."""
         if database not in self._dumps:
-            self._dumps[database] = self._ask("mariadb-dump", *DUMP, database_name(database))
+            dump = self._ask("mariadb-dump", *DUMP, database_name(database))
+            # Its tables are in the order of their names, whichever refers to which.
+            self._dumps[database] = f"SET foreign_key_checks = 0;\n{dump}"
         return self._dumps[database]
 
     def drop_database(self, name: str) -> None:
