@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import BigInteger, Text, bindparam, case, column, select
+from sqlalchemy import BigInteger, Text, bindparam, case, column, func, select
+from sqlalchemy.sql.elements import ColumnElement
 
-from ledgerstone.errors import BadInput, StoreBusy
+from ledgerstone.errors import BadInput, Duplicate, StoreBusy
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import history
 from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, Kind, Kinds
@@ -31,14 +32,16 @@ from ledgerstone.jobs.tables import (
     job,
     job_key,
 )
-from ledgerstone.store.batch import AppendEach, InsertEach
+from ledgerstone.store.batch import AppendEach, Incoming, InsertEach, WithRows
 from ledgerstone.store.body import encode
-from ledgerstone.store.expressions import as_choice, as_json, now, now_ms
+from ledgerstone.store.expressions import as_choice, as_json, json_text, now, now_ms
 from ledgerstone.store.names import check_name
 from ledgerstone.store.schema import text_type
 from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
+    from ledgerstone.store.clock import Clock
+    from ledgerstone.store.database import Database
     from ledgerstone.store.transaction import Transaction
 
 NO_ORG = "00000000-0000-0000-0000-000000000000"
@@ -112,6 +115,16 @@ _FIELDS: tuple[tuple[str, Any, str], ...] = (
     ("run_at", datetime, "a moment with a time zone"),
     ("delay_seconds", int | float, "a number of seconds"),
 )
+BY_HAND = ""
+"""The hash of a key whose job was not accepted here, but added to the table by somebody."""
+
+
+def _added(row: Incoming) -> ColumnElement[str]:
+    """The job that has this key though nobody has taken it."""
+    mine = (job.c.org_id == row.org_id, job.c.idempotency_key == row.idempotency_key)
+    return select(job.c.id).where(*mine).scalar_subquery()
+
+
 _take_keys = InsertEach(
     "jobs.take_key",
     job_key,
@@ -121,8 +134,13 @@ _take_keys = InsertEach(
         job_key.c.idempotency_key,
         job_key.c.content_hash,
     ),
-    values=lambda _: {"used_at_ms": now_ms()},
+    values=lambda row: {
+        "used_at_ms": now_ms(),
+        "job_id": func.coalesce(_added(row), row.job_id),
+        "content_hash": case((_added(row).is_not(None), BY_HAND), else_=row.content_hash),
+    },
     key=job_key.c.job_id,
+    renames=True,
 )
 _insert = AppendEach(
     "jobs.enqueue",
@@ -167,6 +185,18 @@ _by_key = Statement(
     ),
 )
 
+_there = WithRows(
+    "jobs.there",
+    incoming=(job.c.id,),
+    build=lambda row: select(job.c.id).where(job.c.id.in_(select(row.id))),
+)
+_content = Statement(
+    "jobs.content",
+    select(job.c.type, json_text(job.c.payload).label("payload")).where(
+        job.c.id == bindparam("id_", type_=job.c.id.type)
+    ),
+)
+
 
 def channel_of(queue: str) -> str:
     """What is rung when a job of this queue becomes due."""
@@ -175,15 +205,22 @@ def channel_of(queue: str) -> str:
 
 def accept(tx: Transaction, kinds: Kinds, jobs: Sequence[NewJob]) -> list[Enqueued]:
     """Accept each, or say by which job its key is taken; what is malformed refuses all."""
-    bytes_max = tx.database.settings.body_bytes_max
-    shapes: dict[Row, _Shape] = {}
-    checked = [_checked(kinds, new, shapes, bytes_max) for new in jobs]
+    desk = _Desk(kinds, tx.database)
+    checked = [desk.checked(new) for new in jobs]
     ids = [new_id() for _ in checked]
     taken = _taken(tx, ids, checked)
     fresh = [i for i in range(len(checked)) if i not in taken] if taken else range(len(checked))
     if fresh:
-        rows = [_row(ids[i], checked[i], _first_words(jobs[i])) for i in fresh]
-        _insert.run(tx, rows, **history.between(None, Status.QUEUED))
+        rows = {i: _row(ids[i], checked[i], _first_words(jobs[i])) for i in fresh}
+        try:
+            _insert.run(tx, list(rows.values()), **history.between(None, Status.QUEUED))
+        except Duplicate:
+            # Not every database tells at once that a key is that of a job which somebody added.
+            added = _added_by_hand(tx, checked, rows)
+            if not added:
+                raise
+            taken |= added
+            fresh = [i for i in fresh if i not in taken]
         for queue in {checked[i].shape.queue for i in fresh}:
             tx.wake(channel_of(queue))
     return [
@@ -201,14 +238,37 @@ def _taken(tx: Transaction, ids: Sequence[str], checked: Sequence[_Checked]) -> 
     return {i: _existing(tx, new) for i, new in left_out}
 
 
+def _added_by_hand(
+    tx: Transaction, checked: Sequence[_Checked], rows: Mapping[int, Row]
+) -> dict[int, Enqueued]:
+    """Those whose key is that of a job which somebody added; the others are written."""
+    found = {i: _existing(tx, checked[i]) for i in rows if checked[i].key is not None}
+    taken = {i: enqueued for i, enqueued in found.items() if enqueued.id != rows[i][0]}
+    if not taken:
+        return taken
+    written = {str(row[0]) for row in _there.rows(tx, [row[:1] for row in rows.values()])}
+    left = [row for i, row in rows.items() if i not in taken and row[0] not in written]
+    _insert.run(tx, left, **history.between(None, Status.QUEUED))
+    return taken
+
+
 def _existing(tx: Transaction, new: _Checked) -> Enqueued:
     found = _by_key.one(tx, org_id=new.shape.org, key=new.key)
     if found is None:
         # Taken by a transaction that this one, begun earlier, is not allowed to see.
         message = f"the key {new.key!r} was taken by another transaction at the same time"
         raise StoreBusy(message, hint="run the transaction again")
-    same = found[1] == _content_hash(new)
+    same = found[1] == _content_hash(new) if found[1] != BY_HAND else _is_like(tx, found[0], new)
     return Enqueued(str(found[0]), Accepted.EXISTING if same else Accepted.CONFLICT)
+
+
+def _is_like(tx: Transaction, job_id: Any, new: _Checked) -> bool:
+    """Whether the job that somebody added has this content; of one that is gone nobody knows."""
+    row = _content.one(tx, id_=str(job_id))
+    if row is None:
+        return True
+    payload = msgspec.json.decode(row[1]) if row[1] is not None else {}
+    return bool(row[0] == new.shape.name and payload == msgspec.json.decode(new.payload))
 
 
 def _first_words(new: NewJob) -> str | None:
@@ -221,77 +281,90 @@ def _row(job_id: str, new: _Checked, words: str | None) -> Row:
     return (job_id, new.key, new.payload, new.limit_key, *new.shape.row, words)
 
 
-def _checked(kinds: Kinds, new: NewJob, shapes: dict[Row, _Shape], bytes_max: int) -> _Checked:
-    shape = _shape(kinds, new, shapes)
-    payload = encode(new.payload, bytes_max=bytes_max)
-    if not payload.startswith("{"):
-        message = f"the arguments of {shape.name} are given by name, not as {payload[:20]}"
-        raise BadInput(message, hint='give them as a dict: {"order": 7}')
-    limit_key = shape.kind.checked(payload) if shape.kind is not None else None
-    for text, what in ((new.key, "a key"), (limit_key, "a limit key")):
-        if text is not None:
-            check_name(text, what, chars_max=KEY_CHARS_MAX)
-    return _Checked(shape, new.key, payload, limit_key)
+class _Desk:
+    """Where the jobs of one call are checked; what they have in common is checked once."""
+
+    def __init__(self, kinds: Kinds, database: Database[Any]) -> None:
+        self._kinds = kinds
+        self._bytes_max = database.settings.body_bytes_max
+        self._clock = database.clock
+        self._shapes: dict[Row, _Shape] = {}
+
+    def checked(self, new: NewJob) -> _Checked:
+        """The job as it will be written; BadInput says what is wrong with it."""
+        shape = self._shape(new)
+        payload = encode(new.payload, bytes_max=self._bytes_max)
+        if not payload.startswith("{"):
+            message = f"the arguments of {shape.name} are given by name, not as {payload[:20]}"
+            raise BadInput(message, hint='give them as a dict: {"order": 7}')
+        limit_key = shape.kind.checked(payload) if shape.kind is not None else None
+        for text, what in ((new.key, "a key"), (limit_key, "a limit key")):
+            if text is not None:
+                check_name(text, what, chars_max=KEY_CHARS_MAX)
+        return _Checked(shape, new.key, payload, limit_key)
+
+    def _shape(self, new: NewJob) -> _Shape:
+        """The checked shape of a job, made once for all of a call that have the same."""
+        given = (
+            *(new.type, new.org, new.queue, new.priority, new.max_attempts, new.run_at),
+            *(new.delay_seconds, new.requested_by, new.correlation_id, new.trace_context),
+            # 5 and 5.0 are the same key, and not both are taken.
+            *(type(new.priority), type(new.max_attempts)),
+        )
+        check_type("key", new.key, str, "text")
+        try:
+            known = self._shapes.get(given)
+        except TypeError:
+            # What cannot be a key of a dict is of no type that is taken: the checks will say which.
+            known = None
+        if known is not None:
+            return known
+        for field, kind, words in _FIELDS:
+            check_type(field, getattr(new, field), kind, words)
+        self._shapes[given] = made = self._made(new)
+        return made
+
+    def _made(self, new: NewJob) -> _Shape:
+        name = self._kinds.name_of(new.type)
+        kind = self._kinds.get(name)
+        org = org_of(new.org)
+        by_kind = kind.queue if kind is not None else DEFAULT_QUEUE
+        queue = new.queue if new.queue is not None else by_kind
+        _check_texts(new, queue)
+        run_at_ms, relative = _due(new, self._clock)
+        attempts = _given(new, kind, "max_attempts", MAX_ATTEMPTS)
+        row = (
+            org,
+            name,
+            bounded("max_attempts", attempts, 1, ATTEMPTS_LIMIT),
+            kind.backoff.policy.value if kind is not None else "exp",
+            bounded("priority", _given(new, kind, "priority", 0), -PRIORITY_MAX, PRIORITY_MAX),
+            new.requested_by,
+            queue,
+            run_at_ms,
+            relative,
+            kind.limit.most if kind is not None and kind.limit is not None else None,
+            new.correlation_id,
+            new.trace_context,
+        )
+        return _Shape(name, kind, org, queue, row)
 
 
-def _shape(kinds: Kinds, new: NewJob, shapes: dict[Row, _Shape]) -> _Shape:
-    """The checked shape of a job, made once for all of a call that have the same."""
-    given = (
-        *(new.type, new.org, new.queue, new.priority, new.max_attempts, new.run_at),
-        *(new.delay_seconds, new.requested_by, new.correlation_id, new.trace_context),
-        # 5 and 5.0 are the same key, and not both are taken.
-        *(type(new.priority), type(new.max_attempts)),
-    )
-    _check_type("key", new.key, str, "text")
-    try:
-        known = shapes.get(given)
-    except TypeError:
-        # What cannot be a key of a dict is of no type that is taken: the checks will say which.
-        known = None
-    if known is not None:
-        return known
-    for field, kind, words in _FIELDS:
-        _check_type(field, getattr(new, field), kind, words)
-    shapes[given] = made = _made(kinds, new)
-    return made
-
-
-def _made(kinds: Kinds, new: NewJob) -> _Shape:
-    name = kinds.name_of(new.type)
-    kind = kinds.get(name)
-    org = org_of(new.org)
-    by_kind = kind.queue if kind is not None else DEFAULT_QUEUE
-    queue = new.queue if new.queue is not None else by_kind
-    _check_texts(new, queue)
-    run_at_ms, relative = _due(new)
-    attempts = _given(new, kind, "max_attempts", MAX_ATTEMPTS)
-    row = (
-        org,
-        name,
-        _bounded("max_attempts", attempts, 1, ATTEMPTS_LIMIT),
-        kind.backoff.policy.value if kind is not None else "exp",
-        _bounded("priority", _given(new, kind, "priority", 0), -PRIORITY_MAX, PRIORITY_MAX),
-        new.requested_by,
-        queue,
-        run_at_ms,
-        relative,
-        kind.limit.most if kind is not None and kind.limit is not None else None,
-        new.correlation_id,
-        new.trace_context,
-    )
-    return _Shape(name, kind, org, queue, row)
-
-
-def _check_type(field: str, value: object, kind: Any, words: str) -> None:
+def check_type(field: str, value: object, kind: Any, words: str) -> None:
     """Python lets anything be given; what is of another type is refused by its name."""
     if value is not None and not isinstance(value, kind):
         message = f"{field} is {words}, not {value!r}"
         raise BadInput(message)
 
 
-@lru_cache(maxsize=ORGS_SEEN_MAX)
 def org_of(given: str | UUID) -> str:
     """The id of an organisation, as it is kept."""
+    check_type("an organisation", given, str | UUID, "a UUID")
+    return _org(given)
+
+
+@lru_cache(maxsize=ORGS_SEEN_MAX)
+def _org(given: str | UUID) -> str:
     try:
         return str(UUID(str(given)))
     except ValueError as error:
@@ -316,17 +389,19 @@ def _given(new: NewJob, kind: Kind | None, name: str, otherwise: int) -> Any:
     return given if given is not None else getattr(kind, name, otherwise)
 
 
-def _bounded(name: str, value: Any, least: int, most: int) -> int:
+def bounded(name: str, value: Any, least: int, most: int) -> int:
+    """The whole number that was given; BadInput if it is none, or beyond these."""
     if type(value) is not int or not least <= value <= most:
         message = f"{name} is {least} to {most}, not {value!r}"
         raise BadInput(message)
     return value
 
 
-def _due(new: NewJob) -> tuple[int, int]:
+def _due(new: NewJob, clock: Clock) -> tuple[int, int]:
     """When it is due: milliseconds, and 1 if they count from now by the database's clock."""
-    if not 0 <= new.delay_seconds <= DELAY_SECONDS_MAX:
-        message = f"delay_seconds is 0 to {DELAY_SECONDS_MAX}, not {new.delay_seconds}"
+    delay: float | None = new.delay_seconds
+    if delay is None or not 0 <= delay <= DELAY_SECONDS_MAX:
+        message = f"delay_seconds is 0 to {DELAY_SECONDS_MAX}, not {delay}"
         raise BadInput(message)
     if new.run_at is None:
         return round(new.delay_seconds * 1000), 1
@@ -337,10 +412,12 @@ def _due(new: NewJob) -> tuple[int, int]:
         message = f"run_at has no time zone: {new.run_at}"
         raise BadInput(message, hint="use datetime.now(UTC) or another zone")
     ms = round(new.run_at.timestamp() * 1000)
-    if ms > (time.time() + DELAY_SECONDS_MAX) * 1000:
+    now = clock.now_ms()
+    if ms > (now if now is not None else time.time() * 1000) + DELAY_SECONDS_MAX * 1000:
         message = f"run_at is too far away: {new.run_at}"
         raise BadInput(message)
-    return ms, 0
+    # What is past is due now: how long it is past makes no difference before there were computers.
+    return max(ms, 0), 0
 
 
 def _content_hash(new: _Checked) -> str:

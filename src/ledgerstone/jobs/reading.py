@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -15,7 +15,8 @@ from ledgerstone.errors import BadInput, NotFound
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job
 from ledgerstone.store.expressions import json_text
-from ledgerstone.store.moments import moment_of
+from ledgerstone.store.moments import moment_at, moment_of
+from ledgerstone.store.names import check_text
 from ledgerstone.store.pages import Keyset, Page
 from ledgerstone.store.statement import Row, Statement
 
@@ -128,6 +129,8 @@ def find(
     given = {name: value for name, value in filters.items() if value is not None}
     if "status" in given:
         given["status"] = _status_of(given["status"]).value
+    for name, value in given.items():
+        check_text(value, name)
     return _listing(tuple(sorted(given))).read(tx, limit=limit, cursor=cursor, **given)
 
 
@@ -171,7 +174,7 @@ def _made(row: Row) -> JobRow:
         values[i] = moment_of(row[i])
     for i in (16, 17):
         values[i] = msgspec.json.decode(row[i]) if row[i] is not None else None
-    values[18] = datetime.fromtimestamp(row[18] / 1000, UTC)
+    values[18] = moment_at(row[18])
     values[19] = Gate(row[19])
     values[25] = bool(row[25])
     return JobRow(*values)

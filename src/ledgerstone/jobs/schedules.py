@@ -40,7 +40,16 @@ from sqlalchemy.schema import conv
 from ledgerstone.engine.duties import Duty
 from ledgerstone.errors import BadInput, NotFound, StoreError
 from ledgerstone.jobs import cron as crons
-from ledgerstone.jobs.accepting import NO_ORG, PRIORITY_MAX, Enqueued, NewJob, accept, org_of
+from ledgerstone.jobs.accepting import (
+    NO_ORG,
+    PRIORITY_MAX,
+    Enqueued,
+    NewJob,
+    accept,
+    bounded,
+    check_type,
+    org_of,
+)
 from ledgerstone.jobs.cron import CRON_CHARS_MAX, ZONE_CHARS_MAX, Misfire
 from ledgerstone.jobs.kinds import Kinds, NoLimitKey
 from ledgerstone.jobs.tables import QUEUE_CHARS_MAX, TYPE_CHARS_MAX, tables
@@ -483,15 +492,14 @@ def key_of(name: str, moment_ms: int) -> str:
 
 def previewed(cron: str, time_zone: str, count: int, after_ms: int) -> Sequence[datetime]:
     """The moments of an expression after this one, in its zone."""
-    if type(count) is not int or not 1 <= count <= PREVIEW_MAX:
-        message = f"a preview shows 1 to {PREVIEW_MAX} moments, not {count!r}"
-        raise BadInput(message)
+    bounded("the number of moments", count, 1, PREVIEW_MAX)
     parsed = crons.parsed(cron, time_zone)
     parsed.after(after_ms)
     return crons.preview(parsed, after_ms, count)
 
 
 def _checked(kinds: Kinds, new: NewSchedule, bytes_max: int) -> _Content:
+    check_type("job", new.job, str | Callable, "the name of a job or its function")
     name = kinds.name_of(new.job)
     payload = encode(new.payload, bytes_max=bytes_max)
     if not payload.startswith("{"):
@@ -502,9 +510,8 @@ def _checked(kinds: Kinds, new: NewSchedule, bytes_max: int) -> _Content:
         kind.checked(payload)
     if new.queue is not None:
         check_name(new.queue, "a queue", chars_max=QUEUE_CHARS_MAX)
-    if new.priority is not None and not -PRIORITY_MAX <= new.priority <= PRIORITY_MAX:
-        message = f"priority is {-PRIORITY_MAX} to {PRIORITY_MAX}, not {new.priority}"
-        raise BadInput(message)
+    if new.priority is not None:
+        bounded("priority", new.priority, -PRIORITY_MAX, PRIORITY_MAX)
     return _Content(
         name,
         _canonical(payload),

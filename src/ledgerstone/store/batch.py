@@ -222,6 +222,8 @@ class InsertEach(Adding):
     - Rows left out are counted as refused duplicates.
     - `locks`: a row that is there already can be locked by whoever found it so, also by several at
       once without waiting in a circle. Which were left out is then not always known: look at them.
+    - `renames`: a row may be written with another key than travels, and counts as left out then
+      where the database tells.
     """
 
     def __init__(
@@ -233,9 +235,11 @@ class InsertEach(Adding):
         values: Callable[[Incoming], Mapping[str, Any]] | None = None,
         key: ColumnClause[Any] | None = None,
         locks: bool = False,
+        renames: bool = False,
     ) -> None:
         super().__init__(name, table, incoming=incoming, values=values)
         self.locks = locks
+        self.renames = renames
         self.key = key if key is not None else incoming[0]
         self.key_position = [column.name for column in incoming].index(self.key.name)
 
@@ -388,7 +392,11 @@ class WithRows:
 
 
 def missed(
-    rows: Sequence[Row], key_position: int, carry_out: Callable[[Sequence[Row]], Sequence[Row]]
+    rows: Sequence[Row],
+    key_position: int,
+    carry_out: Callable[[Sequence[Row]], Sequence[Row]],
+    *,
+    renames: bool = False,
 ) -> list[int]:
     """The positions of the rows whose key is not among those that carrying them out answers."""
     keys = [row[key_position] for row in rows]
@@ -396,7 +404,7 @@ def missed(
         # One by one, for a key that is answered would not say which of its rows took effect.
         return [i for i, row in enumerate(rows) if not carry_out([row])]
     done = carry_out(rows)
-    if len(done) == len(rows):
+    if len(done) == len(rows) and not renames:
         return []
     found = {str(row[0]) for row in done}
     return [i for i, key in enumerate(keys) if str(key) not in found]

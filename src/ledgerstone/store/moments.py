@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import overload
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
 @overload
@@ -20,3 +23,11 @@ def moment_of(kept: datetime | str | None) -> datetime | None:
         return None
     moment = datetime.fromisoformat(kept) if isinstance(kept, str) else kept
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def moment_at(ms: int) -> datetime:
+    """Milliseconds since 1970 as a moment in UTC; the first or the last there is if beyond."""
+    try:
+        return _EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        return _FIRST if ms < 0 else _LAST

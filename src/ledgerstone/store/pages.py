@@ -71,8 +71,8 @@ class Keyset(Generic[T]):
         self, tx: Transaction, *, limit: int, cursor: str | None = None, **filters: Any
     ) -> Page[T]:
         """One page."""
-        if not 1 <= limit <= LIMIT_MAX:
-            message = f"a page has 1 to {LIMIT_MAX} rows, not {limit}"
+        if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
+            message = f"a page has 1 to {LIMIT_MAX} rows, not {limit!r}"
             raise BadInput(message)
         key = self._key(tx, filters)
         if cursor is None:

@@ -209,7 +209,7 @@ class PostgreSQL:
         def carry_out(part: Sequence[Row]) -> Sequence[Row]:
             return statement.rows(tx, **common, **_arrays(operation.incoming, part))
 
-        return missed(rows, operation.key_position, carry_out)
+        return missed(rows, operation.key_position, carry_out, renames=operation.renames)
 
     def claim_each(
         self, operation: ClaimEach, tx: Transaction, limit: int, common: dict[str, Any]

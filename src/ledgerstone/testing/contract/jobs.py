@@ -35,6 +35,7 @@ from ledgerstone.testing.contract.job_workshop import (
     kept,
     nothing,
     standing,
+    statement,
     tick,
 )
 from ledgerstone.testing.fixtures import Home
@@ -82,6 +83,7 @@ BAD_OPTIONS: dict[str, dict[str, Any]] = {
     "many attempts": {"max_attempts": ATTEMPTS_LIMIT + 1},
     "a moment without a zone": {"run_at": datetime(2030, 1, 1)},  # noqa: DTZ001 - that is the case
     "a moment too far away": {"run_at": datetime(9999, 1, 1, tzinfo=UTC)},
+    "no delay": {"delay_seconds": None},
     "a delay that is over": {"delay_seconds": -1},
     "a delay without an end": {"delay_seconds": float("inf")},
     "a delay that is no number": {"delay_seconds": float("nan")},
@@ -162,6 +164,59 @@ class AcceptingContract:
         assert (at.run_at, at.gate) == (due, Gate.SCHEDULED)
         assert (delayed.run_at, delayed.gate) == (due, Gate.SCHEDULED)
         assert (over.run_at, over.gate) == (past, Gate.OPEN)
+
+    def test_moments_of_long_ago(self, ledger: Ledger, clock: ManualClock) -> None:
+        """A moment before 1970 is due now; one beyond all calendars, by anybody, can be read."""
+        first = datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))
+        odd = enqueue(ledger, "later")
+        statement(ledger, "UPDATE job SET run_at_ms = :ms", ms=10**18)
+
+        old = standing(ledger, enqueue(ledger, "later", run_at=first))
+
+        assert (old.run_at, old.gate) == (datetime(1970, 1, 1, tzinfo=UTC), Gate.OPEN)
+        assert standing(ledger, odd).run_at == datetime.max.replace(tzinfo=UTC)
+
+    def test_the_clock_that_bounds(self, home: Home) -> None:
+        """How far away a moment may be goes by the ledger's clock, not by this machine's."""
+        years = timedelta(seconds=DELAY_SECONDS_MAX)
+        start = datetime(1985, 1, 1, tzinfo=UTC)
+        clock = ManualClock(round(start.timestamp() * 1000))
+        settings = Settings.load(url=home.url, environ={})
+
+        with Ledger(home.url, settings=settings, clock=clock) as ledger:
+            ledger.migrate()
+            job_id = enqueue(ledger, "later", run_at=start + years)
+            refused = _refused(ledger, "later", {}, run_at=start + years + timedelta(days=1))
+
+            assert standing(ledger, job_id).run_at == start + years
+        assert refused
+
+    def test_a_key_that_was_added_by_hand(self, ledger: Ledger, clock: ManualClock) -> None:
+        """A job that somebody added to the table has its key like one that was accepted here."""
+        for key, payload in (("hand", '{"n": 1.0}'), ("bare", None)):
+            statement(
+                ledger,
+                "INSERT INTO job (id, org_id, type, idempotency_key, payload) "
+                "VALUES (:id, :org, 'a', :key, :payload)",
+                id=new_id(),
+                org=NO_ORG,
+                key=key,
+                payload=payload,
+            )
+        calls = [("hand", {"n": 1}), ("bare", {}), ("bare", {"n": 1}), ("new", {}), (None, {})]
+        many = [NewJob(type="a", key=key, payload=payload) for key, payload in calls]
+
+        answers = ledger.run(lambda tx: tx.jobs.enqueue_many(many))
+        again = ledger.run(lambda tx: tx.jobs.enqueue_many(many[:4]))
+
+        words = ["existing", "existing", "conflict", "created", "created"]
+        assert [answer.accepted.value for answer in answers] == words
+        assert [answer.accepted.value for answer in again] == [*words[:3], "existing"]
+        assert [answer.id for answer in again] == [answer.id for answer in answers[:4]]
+        assert standing(ledger, answers[0].id).key == "hand"
+        assert kept(ledger) == (4, 2, 3)
+        with pytest.raises(KeyConflict), ledger.transaction() as tx:
+            tx.jobs.enqueue("b", {"n": 1}, key="hand")
 
     def test_many_with_an_answer_for_each(self, ledger: Ledger, clock: ManualClock) -> None:
         """Each row of a batch is created, existing or a conflict, also against its own twins."""
