@@ -111,11 +111,13 @@ def test_operators_act_on_every_database(program: Program, home: Home, ledger: L
     explained = jobs("explain", queued)
     canceled = jobs("cancel", queued, "--reason", "not needed", "--by", "ann")
     retried = jobs("retry", one)
+    others = jobs("retry", "--all", "--org", new_id(), "--yes")
     rest = jobs("retry", "--all", "--error-code", "ValueError", "--yes")
     unknown = [jobs(verb, new_id()) for verb in ("show", "cancel", "retry")]
     last_words = jobs("events", queued).json["events"][-1]["detail"]
 
     assert "no worker serves its queue" in explained.json["reasons"][0]
+    assert others.json["retried"] == []
     assert canceled.json == {"id": queued, "status": "canceled"}
     assert last_words == {"by": "ann", "reason": "not needed"}
     assert retried.json == {"retried": [one], "changed": [], "dry_run": False}
@@ -261,6 +263,7 @@ def test_bad_input_is_told(
         ["retry", ORG, "--all"],
         ["retry", ORG, "--queue", "mail"],
         ["retry", ORG, "--limit", "5"],
+        ["retry", ORG, "--org", ORG],
         ["watch", "--json"],
     ],
     ids=" ".join,

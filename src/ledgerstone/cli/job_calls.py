@@ -19,6 +19,9 @@ from ledgerstone.store.statement import Statement
 _now = Statement("jobs.moment", select(now_ms()))
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the job.")]
+OrgOption = Annotated[
+    str | None, typer.Option("--org", metavar="UUID", help="Only jobs of this organisation.")
+]
 TypeOption = Annotated[
     str | None, typer.Option("--type", metavar="TYPE", help="Only jobs of this type.")
 ]

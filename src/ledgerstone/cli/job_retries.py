@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from ledgerstone.cli import job_views, output
 from ledgerstone.cli.application import ByOption, ledger_of, who
 from ledgerstone.cli.call import EXIT_REFUSED, Call, flag
-from ledgerstone.cli.job_calls import QueueOption, TypeOption, hinting, id_of, moment_of
+from ledgerstone.cli.job_calls import OrgOption, QueueOption, TypeOption, hinting, id_of, moment_of
 from ledgerstone.cli.output import Text
 from ledgerstone.errors import NotAllowedNow, NotFound
 from ledgerstone.jobs import JobRow, Status
@@ -30,6 +30,7 @@ def retry(
     every: Annotated[
         bool, flag("--all", help="All dead letters that the options name, the oldest first.")
     ] = False,
+    org: OrgOption = None,
     type_: TypeOption = None,
     queue: QueueOption = None,
     error_code: Annotated[
@@ -50,11 +51,11 @@ def retry(
 
     Example: ledgerstone jobs retry --all --queue mail --error-code timeout --dry-run
     """
-    filters = {"type": type_, "queue": queue, "error_code": error_code}
+    filters = {"org": org, "type": type_, "queue": queue, "error_code": error_code}
     if (job_id is None) is not every:
         raise typer.BadParameter("name one ID, or --all")
     if not every and any(value is not None for value in (*filters.values(), limit)):
-        raise typer.BadParameter("--type, --queue, --error-code and --limit go with --all")
+        raise typer.BadParameter("--org, --type, --queue, --error-code and --limit go with --all")
     if job_id is not None:
         _retry_one(call, id_of(job_id), dry_run=dry_run, by=who(by))
     else:
@@ -99,6 +100,7 @@ def _retry_all(
     with ledger_of(call) as ledger:
         with ledger.reading() as tx:
             found = tx.jobs.retry_all(
+                org=filters["org"],
                 type=filters["type"],
                 queue=filters["queue"],
                 error_code=filters["error_code"],

@@ -13,6 +13,7 @@ from ledgerstone.cli.application import ByOption, group, ledger_of, who
 from ledgerstone.cli.call import EXIT_REFUSED, Call, command
 from ledgerstone.cli.job_calls import (
     IdArgument,
+    OrgOption,
     QueueOption,
     TypeOption,
     hinting,
@@ -137,9 +138,7 @@ def list_(
     ] = None,
     type_: TypeOption = None,
     queue: QueueOption = None,
-    org: Annotated[
-        str | None, typer.Option("--org", metavar="UUID", help="Only jobs of this organisation.")
-    ] = None,
+    org: OrgOption = None,
     key: Annotated[
         str | None, typer.Option("--key", metavar="KEY", help="Only the job with this key.")
     ] = None,

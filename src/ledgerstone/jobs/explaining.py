@@ -104,7 +104,10 @@ def _gate(tx: Transaction, found: JobRow) -> list[str]:
         row = _now.one(tx)
         seconds = found.run_at.timestamp() - (row[0] / 1000 if row is not None else 0)
         again = f", after attempt {found.attempt} failed" if found.attempt else ""
-        return [f"it is due at {found.run_at:%Y-%m-%d %H:%M:%S} UTC, in {seconds:.0f} s{again}"]
+        due = f"{found.run_at:%Y-%m-%d %H:%M:%S} UTC"
+        if seconds <= 0:
+            return [f"it has been due since {due}{again}: the next worker that looks lets it in"]
+        return [f"it is due at {due}, in {seconds:.0f} s{again}"]
     if found.gate is Gate.BLOCKED:
         rows = _holders.rows(tx, key_=found.limit_key, limit_=NAMED_MAX)
         holders = ", ".join(str(row[0]) for row in rows) or "none at this moment"

@@ -130,6 +130,7 @@ class Jobs:
     def retry_all(
         self,
         *,
+        org: str | UUID | None = None,
         type: str | None = None,  # noqa: A002 - the column's own name
         queue: str | None = None,
         error_code: str | None = None,
@@ -140,6 +141,7 @@ class Jobs:
         """Queue dead letters again, the oldest first, at most so many."""
         return operating.retry_all(
             self._tx,
+            org=accepting.org_of(org) if org is not None else None,
             type=type,
             queue=queue,
             error_code=error_code,

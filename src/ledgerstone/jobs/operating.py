@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from sqlalchemy import BigInteger, bindparam, null, select, update
 
 from ledgerstone.errors import BadInput, NotAllowedNow, NotFound, StoreBusy
 from ledgerstone.jobs import history, limits
-from ledgerstone.jobs.accepting import channel_of
+from ledgerstone.jobs.accepting import bounded, channel_of
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import (
     ERROR_MESSAGE_CHARS_MAX,
@@ -22,7 +22,7 @@ from ledgerstone.jobs.tables import (
 )
 from ledgerstone.store.batch import InsertEach, UpdateEach
 from ledgerstone.store.expressions import now, now_after, now_ms
-from ledgerstone.store.names import check_name
+from ledgerstone.store.names import check_name, check_text
 from ledgerstone.store.statement import Statement
 
 if TYPE_CHECKING:
@@ -32,6 +32,14 @@ RETRY_MAX = 1000
 """Dead letters that one call retries."""
 CONCURRENCY_LIMIT = 1_000_000
 """The widest limit that a queue can be given."""
+_NEW_LIFE = {
+    "reason": "retried",
+    "attempt": 0,
+    "crashes": 0,
+    "stage": None,
+    "progress": None,
+    "cancel_requested": False,
+}
 
 _id = bindparam("id_", type_=job.c.id.type)
 _standing = Statement(
@@ -69,6 +77,8 @@ _revive = UpdateEach(
             attempt=0,
             crashes=0,
             cancel_requested=0,
+            stage=null(),
+            progress=null(),
             finished_at=null(),
             updated_at=now_after(job.c.updated_at),
             run_at_ms=now_ms(),
@@ -85,6 +95,8 @@ _dead = Statement(
         | bindparam("type_", type_=job.c.type.type).is_(None),
         (job.c.queue == bindparam("queue_", type_=job.c.queue.type))
         | bindparam("queue_", type_=job.c.queue.type).is_(None),
+        (job.c.org_id == bindparam("org_", type_=job.c.org_id.type))
+        | bindparam("org_", type_=job.c.org_id.type).is_(None),
         (job.c.last_error_code == bindparam("code_", type_=job.c.last_error_code.type))
         | bindparam("code_", type_=job.c.last_error_code.type).is_(None),
     )
@@ -165,6 +177,7 @@ def retry(tx: Transaction, job_id: str, *, by: str | None = None) -> None:
 def retry_all(
     tx: Transaction,
     *,
+    org: str | None = None,
     type: str | None = None,  # noqa: A002 - the column's own name
     queue: str | None = None,
     error_code: str | None = None,
@@ -173,10 +186,13 @@ def retry_all(
     by: str | None = None,
 ) -> Retried:
     """Queue dead letters again, the oldest first, at most so many."""
+    for text, what in ((type, "type"), (queue, "queue"), (error_code, "error_code")):
+        if text is not None:
+            check_text(text, what)
     if not _is_count(limit, RETRY_MAX):
         message = f"at most {RETRY_MAX} dead letters are retried at once, not {limit!r}"
         raise BadInput(message, hint="call again for the rest")
-    rows = _dead.rows(tx, type_=type, queue_=queue, code_=error_code, limit_=limit)
+    rows = _dead.rows(tx, org_=org, type_=type, queue_=queue, code_=error_code, limit_=limit)
     found = [(str(row[0]), row[1]) for row in rows]
     return Retried([job_id for job_id, _ in found] if dry_run else _revived(tx, found, by), dry_run)
 
@@ -214,11 +230,13 @@ def _known(tx: Transaction, queue: str) -> None:
 
 
 def _revived(tx: Transaction, found: list[tuple[str, str]], by: str | None) -> list[str]:
+    who = _who(by)
     if not found:
         return []
     gone = set(_revive.run(tx, [(job_id,) for job_id, _ in found]))
     revived = [pair for i, pair in enumerate(found) if i not in gone]
-    words: Any = history.detail(by=_who(by), reason="retried", attempt=0, crashes=0)
+    # A new life: how far the old one came is told by the events before this one.
+    words = msgspec.json.encode({**_NEW_LIFE, **({"by": who} if who is not None else {})}).decode()
     moves = [(job_id, words) for job_id, _ in revived]
     history.record(tx, moves, Status.DEAD_LETTER, Status.QUEUED)
     for queue in {queue for _, queue in revived}:

@@ -22,6 +22,7 @@ from ledgerstone.testing.contract.job_workshop import (
     LEASE_SECONDS,
     assert_replayed,
     claim,
+    count,
     dead_letter,
     drain,
     enqueue,
@@ -150,7 +151,11 @@ class OperatingContract:
         """Who and why are checked like everything else, before anything is written."""
         job_id = enqueue(ledger, "a")
 
-        for words in ({"by": "a\0b"}, {"by": "w" * 256}, {"reason": "a\0b"}, {"reason": "\ud83d"}):
+        wrong: list[dict[str, Any]] = [
+            *({"by": who} for who in ("a\0b", "w" * 256, 5)),
+            *({"reason": why} for why in ("a\0b", "\ud83d", 5)),
+        ]
+        for words in wrong:
             with pytest.raises(BadInput):
                 _cancel(ledger, job_id, **words)
 
@@ -180,6 +185,52 @@ class OperatingContract:
         assert (taken.key, taken.attempt) == (job_id, 1)
         assert_replayed(ledger, job_id)
 
+    def test_a_new_life(self, ledger: Ledger, clock: ManualClock, source: JobSource) -> None:
+        """A dead letter that is queued again is at no stage; how far it came stays on record."""
+
+        @ledger.job("halfway", queue="halfway", max_attempts=1)
+        def halfway(job: Job) -> None:
+            job.progress(0.5, "there")
+            raise ValueError
+
+        job_id = enqueue(ledger, "halfway")
+        tick(ledger, ledger.job_source("halfway"))
+        dead = standing(ledger, job_id)
+
+        ledger.run(lambda tx: tx.jobs.retry(job_id))
+
+        row = standing(ledger, job_id)
+        assert (dead.status, dead.stage, dead.progress) == (Status.DEAD_LETTER, "there", 0.5)
+        assert (row.status, row.stage, row.progress) == (Status.QUEUED, None, None)
+        assert_replayed(ledger, job_id)
+
+    def test_what_nobody_can_mean(self, ledger: Ledger, clock: ManualClock) -> None:
+        """What is of another type, or no text, is refused as such by every call."""
+        five: Any = 5
+        calls: list[Callable[[Any], Any]] = [
+            lambda jobs: jobs.pause(five),
+            lambda jobs: jobs.pause("q", by=five),
+            lambda jobs: jobs.limit("q", 1.5),
+            lambda jobs: jobs.limit("q", True),
+            lambda jobs: jobs.limit("q", "many"),
+            lambda jobs: jobs.limit("q", 2**31),
+            lambda jobs: jobs.find(org=[]),
+            lambda jobs: jobs.find(queue="\ud800"),
+            lambda jobs: jobs.find(key="a\0"),
+            lambda jobs: jobs.find(type=five),
+            lambda jobs: jobs.find(limit="many"),
+            lambda jobs: jobs.retry_all(type="\0"),
+            lambda jobs: jobs.retry_all(queue=five),
+            lambda jobs: jobs.retry_all(org="acme"),
+            lambda jobs: jobs.retry_all(limit="many"),
+        ]
+
+        for call in calls:
+            with pytest.raises(BadInput), ledger.transaction() as tx:
+                call(tx.jobs)
+
+        assert count(ledger, "job_queue") == 0
+
     def test_retry_what_is_no_dead_letter(
         self, ledger: Ledger, clock: ManualClock, source: JobSource
     ) -> None:
@@ -204,9 +255,11 @@ class OperatingContract:
     def test_retry_many(self, ledger: Ledger, clock: ManualClock, source: JobSource) -> None:
         """Filters choose, a dry run only answers, the oldest come first, at most so many."""
         ledger.kinds.add("other", nothing, queue="other")
+        org = new_id()
         dead = []
         for job, queue in itertools.product(("a", "dies"), ("default", "other")):
-            dead.append(dead_letter(ledger, job, queue=queue))
+            whose = {"org": org} if (job, queue) == ("dies", "default") else {}
+            dead.append(dead_letter(ledger, job, queue=queue, **whose))
             clock.advance(1)
         queued = enqueue(ledger, "a", delay_seconds=60)
 
@@ -220,6 +273,7 @@ class OperatingContract:
             "both": asked(dry_run=True, type="dies", queue="other", error_code="test"),
             "code": asked(dry_run=True, error_code="timeout"),
             "two": asked(dry_run=True, limit=2),
+            "org": asked(dry_run=True, org=org),
         }
         untouched = {standing(ledger, job_id).status for job_id in dead}
         two = asked(limit=2, by="ada")
@@ -232,6 +286,7 @@ class OperatingContract:
             "both": [dead[3]],
             "code": [],
             "two": dead[:2],
+            "org": [dead[2]],
         }
         assert untouched == {Status.DEAD_LETTER}
         assert (two, rest) == (dead[:2], dead[2:])

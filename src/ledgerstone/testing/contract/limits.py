@@ -362,6 +362,18 @@ class LimitContract:
         assert any("paused by olga" in words for words in paused.reasons)
         assert any("no worker serves its queue 'elsewhere'" in words for words in paused.reasons)
 
+    def test_explain_what_is_overdue(self, home: Home) -> None:
+        """A scheduled job whose time has come says since when, not in how many seconds."""
+        clock = ManualClock()
+        with opened(home.url, clock=clock) as ledger:
+            job = ledger.run(lambda tx: tx.jobs.enqueue("work", delay_seconds=60))
+            clock.advance(90)
+
+            with ledger.reading() as tx:
+                reason = tx.jobs.explain(job.id).reasons[0]
+
+        assert reason.startswith("it has been due since 20")
+
     def test_explain_knows_the_workers(self, ledger: Ledger) -> None:
         """With a worker on its queue a job is told whether that one knows its type."""
         ledger.kinds.add("known", lambda: None)
