@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sqlalchemy import BigInteger, bindparam, delete, insert, select
+from sqlalchemy import BigInteger, bindparam, delete, exists, insert, or_, select
 
 from ledgerstone.engine.duties import Duty
 from ledgerstone.ids import new_id
 from ledgerstone.jobs.states import Status
-from ledgerstone.jobs.tables import history_permit, job, job_key, stands
+from ledgerstone.jobs.tables import history_permit, job, job_event, job_key, stands
 from ledgerstone.settings import JobSettings
 from ledgerstone.store.batch import WithRows
 from ledgerstone.store.expressions import moment, now_ms
@@ -27,6 +27,8 @@ EVERY_SECONDS = 60.0
 ROWS_MAX = 500
 """Rows that one transaction removes of each kind: it holds others up for no longer than that."""
 DAY_MS = 86_400_000
+LEGACY = "legacy"
+"""The type of what was taken over by the migration."""
 
 _age = bindparam("age_ms", type_=BigInteger())
 _limit = bindparam("limit_", type_=BigInteger())
@@ -42,11 +44,18 @@ _withdraw = Statement(
 
 def _old(status: Status) -> Statement:
     before = moment(now_ms() - _age)
+    # What was taken over from another table ended long before it came here: it is kept from then.
+    came_later = exists().where(job_event.c.job_id == job.c.id, job_event.c.ts >= before)
     # By the time of creation, which an index knows; what is over was created before it was over.
     return Statement(
         f"jobs.old_{status.value}",
         select(job.c.id)
-        .where(stands(status), job.c.created_at < before, job.c.finished_at < before)
+        .where(
+            stands(status),
+            job.c.created_at < before,
+            job.c.finished_at < before,
+            or_(job.c.type != LEGACY, ~came_later),
+        )
         .order_by(job.c.created_at)
         .limit(_limit),
     )

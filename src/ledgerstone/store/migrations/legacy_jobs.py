@@ -9,7 +9,8 @@
 
 Every row is a job of type `legacy` in the queue `legacy`, of the organisation of those who have
 only one, with one event that says where it came from. What the old table did not know stays empty.
-Its progress was in percent where its column holds whole numbers or more than 1; ours is 0 to 1.
+Its progress was in percent where its column holds whole numbers or more than 1; ours is 0 to 1, and
+what lay beyond is 0 or 1. Retention counts from the day of the migration, whenever a row ended.
 
 The database copies, row by row and in one statement, so memory does not grow with the table. The
 copy leaves out what is there already: where DDL commits by itself, an interrupted run is taken up.
@@ -277,9 +278,11 @@ def _error(words: Words) -> str:
 
 
 def _progress(kind: Any) -> str:
-    if isinstance(kind, sa.Integer):
-        return "jobs.progress / 100.0"
-    return "CASE WHEN jobs.progress > 1 THEN jobs.progress / 100.0 ELSE jobs.progress END"
+    told = "jobs.progress"
+    percent = f"{told} / 100.0"
+    if not isinstance(kind, sa.Integer):
+        percent = f"CASE WHEN {told} > 1 THEN {percent} ELSE {told} END"
+    return f"CASE WHEN {told} < 0 THEN 0 WHEN {told} > 100 THEN 1 ELSE {percent} END"
 
 
 def _moment(words: Words, name: str, kind: Any) -> str:

@@ -28,12 +28,14 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql, postgresql
 
 from ledgerstone import errors
-from ledgerstone.jobs import Status, history
+from ledgerstone.jobs import Status, history, retention
 from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.ledger import Ledger
+from ledgerstone.settings import JobSettings
 from ledgerstone.store import migrating
 from ledgerstone.store.migrations import legacy_jobs
-from ledgerstone.testing.contract import Child, aside, still_waits
+from ledgerstone.testing.clock import ManualClock
+from ledgerstone.testing.contract import Child, aside, opened, still_waits
 from ledgerstone.testing.contract.migrations import MIGRATE, asked, never_migrating
 from ledgerstone.testing.fixtures import Home
 
@@ -243,6 +245,30 @@ class LegacyJobContract:
 
         with bare.reading() as tx:
             assert [tx.jobs.get(row.id).progress for row in rows] == [0.25, 1.0, 0.75, None]
+
+    @pytest.mark.parametrize("kind", [Integer(), Float(53)], ids=["percent", "fraction"])
+    def test_progress_beyond(self, bare: Ledger, kind: Any) -> None:
+        """Progress that was less than nothing or more than all is nothing or all."""
+        rows = [LegacyJob(number=i, progress=p) for i, p in enumerate((-5, 150, 100, 0))]
+        make_legacy(bare, rows, progress=kind)
+
+        bare.migrate()
+
+        with bare.reading() as tx:
+            assert [tx.jobs.get(row.id).progress for row in rows] == [0, 1, 1, 0]
+
+    def test_what_was_taken_over_is_kept(self, bare: Ledger, home: Home) -> None:
+        """Retention counts from the migration: what ended long ago is not gone the next day."""
+        make_legacy(bare, [LegacyJob(number=i, status="completed") for i in range(3)])
+        bare.migrate()
+        day = JobSettings(keep_days=1)
+
+        at_once = bare.run(lambda tx: retention.retire(tx, day))
+        in_two_days = ManualClock(round((datetime.now(UTC) + timedelta(days=2)).timestamp() * 1000))
+        with opened(home.url, clock=in_two_days) as later:
+            in_time = later.run(lambda tx: retention.retire(tx, day))
+
+        assert (at_once, in_time) == (0, 3)
 
     def test_migrating_again(self, bare: Ledger) -> None:
         """The second migration changes nothing of what was taken over."""
