@@ -19,7 +19,7 @@ from ledgerstone.errors import BadInput, Duplicate, StoreBusy
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import history
 from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, Kind, Kinds
-from ledgerstone.jobs.states import Gate, Status
+from ledgerstone.jobs.states import Gate
 from ledgerstone.jobs.tables import (
     CORRELATION_CHARS_MAX,
     DEFAULT_QUEUE,
@@ -34,7 +34,7 @@ from ledgerstone.jobs.tables import (
 )
 from ledgerstone.store.batch import AppendEach, Incoming, InsertEach, WithRows
 from ledgerstone.store.body import encode
-from ledgerstone.store.expressions import as_choice, as_json, json_text, now, now_ms
+from ledgerstone.store.expressions import as_choice, as_json, begun_at, json_text, now_ms
 from ledgerstone.store.names import check_name
 from ledgerstone.store.schema import text_type
 from ledgerstone.store.statement import Row, Statement
@@ -172,10 +172,9 @@ _insert = AppendEach(
             (row.run_at_ms + row.relative * now_ms() > now_ms(), Gate.SCHEDULED.value),
             else_=Gate.OPEN.value,
         ),
-        "created_at": now(),
-        "updated_at": now(),
+        "created_at": begun_at(),
+        "updated_at": begun_at(),
     },
-    journal=history.moved,
 )
 _by_key = Statement(
     "jobs.by_key",
@@ -211,16 +210,16 @@ def accept(tx: Transaction, kinds: Kinds, jobs: Sequence[NewJob]) -> list[Enqueu
     taken = _taken(tx, ids, checked)
     fresh = [i for i in range(len(checked)) if i not in taken] if taken else range(len(checked))
     if fresh:
-        rows = {i: _row(ids[i], checked[i], _first_words(jobs[i])) for i in fresh}
         try:
-            _insert.run(tx, list(rows.values()), **history.between(None, Status.QUEUED))
+            _insert.run(tx, [_row(ids[i], checked[i]) for i in fresh])
         except Duplicate:
             # Not every database tells at once that a key is that of a job which somebody added.
-            added = _added_by_hand(tx, checked, rows)
+            added = _added_by_hand(tx, ids, checked, fresh)
             if not added:
                 raise
             taken |= added
             fresh = [i for i in fresh if i not in taken]
+        history.record_first(tx, [(ids[i], _first_words(jobs[i])) for i in fresh])
         for queue in {checked[i].shape.queue for i in fresh}:
             tx.wake(channel_of(queue))
     return [
@@ -239,16 +238,17 @@ def _taken(tx: Transaction, ids: Sequence[str], checked: Sequence[_Checked]) -> 
 
 
 def _added_by_hand(
-    tx: Transaction, checked: Sequence[_Checked], rows: Mapping[int, Row]
+    tx: Transaction, ids: Sequence[str], checked: Sequence[_Checked], fresh: Sequence[int]
 ) -> dict[int, Enqueued]:
     """Those whose key is that of a job which somebody added; the others are written."""
-    found = {i: _existing(tx, checked[i]) for i in rows if checked[i].key is not None}
-    taken = {i: enqueued for i, enqueued in found.items() if enqueued.id != rows[i][0]}
+    keyed = [i for i in fresh if checked[i].key is not None]
+    found = {i: _existing(tx, checked[i]) for i in keyed}
+    taken = {i: enqueued for i, enqueued in found.items() if enqueued.id != ids[i]}
     if not taken:
         return taken
-    written = {str(row[0]) for row in _there.rows(tx, [row[:1] for row in rows.values()])}
-    left = [row for i, row in rows.items() if i not in taken and row[0] not in written]
-    _insert.run(tx, left, **history.between(None, Status.QUEUED))
+    written = {str(row[0]) for row in _there.rows(tx, [(ids[i],) for i in fresh])}
+    left = [i for i in fresh if i not in taken and ids[i] not in written]
+    _insert.run(tx, [_row(ids[i], checked[i]) for i in left])
     return taken
 
 
@@ -277,8 +277,8 @@ def _first_words(new: NewJob) -> str | None:
     return history.detail(by=new.requested_by, correlation_id=new.correlation_id)
 
 
-def _row(job_id: str, new: _Checked, words: str | None) -> Row:
-    return (job_id, new.key, new.payload, new.limit_key, *new.shape.row, words)
+def _row(job_id: str, new: _Checked) -> Row:
+    return (job_id, new.key, new.payload, new.limit_key, *new.shape.row)
 
 
 class _Desk:

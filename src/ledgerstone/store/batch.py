@@ -163,40 +163,11 @@ class Adding:
 
 
 class AppendEach(Adding):
-    """Add many rows of which none can be taken already.
-
-    With a `journal` it is told of each.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        table: Table,
-        *,
-        incoming: Sequence[ColumnClause[Any]],
-        values: Callable[[Incoming], Mapping[str, Any]] | None = None,
-        journal: Journal | None = None,
-    ) -> None:
-        super().__init__(name, table, incoming=incoming, values=values)
-        self.journal = journal
+    """Add many rows of which none can be taken already."""
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> None:
-        for _, part in _parts(rows, self.carried):
-            self._run(tx, part, common)
-
-    def _run(self, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]) -> None:
-        dialect = tx.database.dialect
-        if self.journal is None or dialect.tells:
-            dialect.append_each(self, tx, rows, common)
-            return
-        width = len(self.incoming)
-        dialect.append_each(self, tx, [row[:width] for row in rows], common)
-        self.journal.run(tx, rows, common)
-
-    @property
-    def carried(self) -> tuple[ColumnClause[Any], ...]:
-        """The columns that travel: its own, then those for its journal."""
-        return (*self.incoming, *(self.journal.carried if self.journal is not None else ()))
+        for _, part in _parts(rows, self.incoming):
+            tx.database.dialect.append_each(self, tx, part, common)
 
 
 class AddEach(Adding):

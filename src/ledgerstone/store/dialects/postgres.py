@@ -21,7 +21,6 @@ from sqlalchemy import (
     create_engine,
     event,
     func,
-    literal,
     literal_column,
     select,
     text,
@@ -159,29 +158,22 @@ class PostgreSQL:
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> None:
-        columns = operation.carried
-        ids = _ids(operation.journal)
+        columns = operation.incoming
         if len(rows) == 1:
             # Arrays of one are most of the work for a single row.
             alone = operation.statements.get(f"{self.name}.alone")
             if alone is None:
-                alone = Statement(operation.name, _appending(operation, _alone(columns)))
+                alone = Statement(operation.name, _inserting(operation, _alone(columns)))
                 operation.statements[f"{self.name}.alone"] = alone
             names = [f"one_{c.name}" for c in columns]
-            alone.send(tx, **common, **dict(zip(names, rows[0], strict=True)), **ids)
+            alone.send(tx, **common, **dict(zip(names, rows[0], strict=True)))
             return
         statement = operation.statements.get(self.name)
         if statement is None:
-            row = _travelling_in_short(columns)
-            if operation.journal is not None:
-                names = [*(c.name for c in columns), _POSITION]
-                # Two statements read them.
-                read = select(*[getattr(row, name).label(name) for name in names]).cte("incoming")
-                row = Incoming(dict(read.c))
             statement = operation.statements[self.name] = Statement(
-                operation.name, _appending(operation, row)
+                operation.name, _inserting(operation, _travelling_in_short(columns))
             )
-        statement.send(tx, **common, **_in_short(columns, rows), **ids)
+        statement.send(tx, **common, **_in_short(columns, rows))
 
     def add_each(
         self, operation: AddEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
@@ -365,8 +357,7 @@ def _travelling(columns: Sequence[Any]) -> Incoming:
 
 def _alone(columns: Sequence[Any]) -> Incoming:
     """One row, each of its values a parameter."""
-    values = {c.name: bindparam(f"one_{c.name}", type_=_uncut(c.type)) for c in columns}
-    return Incoming({**values, _POSITION: literal(1)})
+    return Incoming({c.name: bindparam(f"one_{c.name}", type_=_uncut(c.type)) for c in columns})
 
 
 def _travelling_in_short(columns: Sequence[Any], *, whole: int = 1) -> Incoming:
@@ -417,19 +408,6 @@ def _claiming(operation: ClaimEach, claiming: Update) -> Statement:
     return Statement(operation.name, main.add_cte(told.cte("told")), writes=True)
 
 
-def _appending(operation: AppendEach, row: Incoming) -> Insert:
-    adding = _inserting(operation, row)
-    journal = operation.journal
-    if journal is None:
-        return adding
-    values = operation.assignments(row)
-    copied = {_copy(name): values[c.name] for name, c in journal.copied.items()}
-    names = [c.name for c in operation.carried]
-    both = Incoming({**{name: getattr(row, name) for name in names}, **copied})
-    told = _telling(journal, both, getattr(row, _POSITION))
-    return told.add_cte(adding.cte("added"))
-
-
 def _copied(journal: Journal) -> list[ColumnElement[Any]]:
     return [c.label(_copy(name)) for name, c in journal.copied.items()]
 
@@ -438,16 +416,14 @@ def _copy(name: str) -> str:
     return f"copied_{name}"
 
 
-def _telling(journal: Journal, row: Incoming, number: Any, origin: CTE | None = None) -> Insert:
+def _telling(journal: Journal, row: Incoming, number: Any, origin: CTE) -> Insert:
     """One row of the journal for each of these."""
     first = bindparam(_TOLD, type_=Text()) + func.lpad(func.to_hex(number), _NUMBER_DIGITS, "0")
     append = journal.append
     pairs = zip(append.incoming, (first, *journal.columns(row)), strict=True)
     values = append.assignments(Incoming({c.name: cast(value, c.type) for c, value in pairs}))
     values.update({name: getattr(row, _copy(name)) for name in journal.copied})
-    selected = select(*values.values())
-    if origin is not None:
-        selected = selected.select_from(origin)
+    selected = select(*values.values()).select_from(origin)
     return insert(append.table).from_select(list(values), selected)
 
 
