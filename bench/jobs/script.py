@@ -26,6 +26,8 @@ from ledgerstone.jobs import NewJob
 
 ID_BEGINNING = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{4}")
 ELEMENT = re.compile(r'"((?:[^"\\]|\\.)*)"|(NULL)|(-?[0-9]+)')
+ARRAY = re.compile(rf"\{{(?:{ELEMENT.pattern})(?:,(?:{ELEMENT.pattern}))*\}}")
+FIRST_ATTEMPT = 1
 
 
 class Travel(Enum):
@@ -155,11 +157,23 @@ def _call(heard: Heard, marks: _Marks) -> Call:
     return Call(
         text=heard.text,
         travel=travel,
-        parameters=given.copy() if isinstance(given, dict) else list(given),
+        parameters=_first_attempts(given),
         slots=tuple(texts or documents),
         parts=tuple(marks.part(column) for column in travelling),
         beginning=next((slot for slot, value in named.items() if _is_beginning(value)), None),
     )
+
+
+def _first_attempts(given: Any) -> Any:
+    """What is always given, told of a first attempt: the driver makes no other."""
+
+    def told(value: Any) -> Any:
+        marked = isinstance(value, str) and str(ATTEMPT_MARK + 1) in value
+        return value.replace(str(ATTEMPT_MARK + 1), str(FIRST_ATTEMPT)) if marked else value
+
+    if isinstance(given, dict):
+        return {name: told(value) for name, value in given.items()}
+    return [told(value) for value in given]
 
 
 def _is_beginning(value: Any) -> bool:
@@ -168,7 +182,7 @@ def _is_beginning(value: Any) -> bool:
 
 def _is_array(value: Any) -> bool:
     # An empty one stays as it is: what it lacks is the same in all rows.
-    return isinstance(value, str) and value.startswith("{") and value != "{}"
+    return isinstance(value, str) and ARRAY.fullmatch(value) is not None
 
 
 def _elements(text: str) -> list[Any]:
