@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ledgerstone.store.database import Database
     from ledgerstone.store.transaction import Transaction
 
-OPEN_SECONDS = 0.1
+OPEN_SECONDS = 0.25
 """How often a busy worker looks for scheduled jobs whose time has come."""
 OPEN_MAX = 1000
 

@@ -15,6 +15,7 @@ from ledgerstone.engine.source import Ask, Claim, Failure, Outcome, Verdict
 from ledgerstone.errors import KeyConflict, NotAllowedNow
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import JobSource, Status
+from ledgerstone.jobs.source import OPEN_SECONDS
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract.job_workshop import (
@@ -195,7 +196,7 @@ class JobHistories(RuleBasedStateMachine):
                 model.go("queued")
                 model.waits_until = None
 
-    @rule(seconds=st.sampled_from([0.2, WAIT_SECONDS, LEASE_SECONDS + 1, 400]))
+    @rule(seconds=st.sampled_from([2 * OPEN_SECONDS, WAIT_SECONDS, LEASE_SECONDS + 1, 400]))
     def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
@@ -204,7 +205,7 @@ class JobHistories(RuleBasedStateMachine):
         """As an operator would, forward or back."""
         self.clock.jump(seconds)
         # What is put off is looked at only so often.
-        self.clock.advance(0.2)
+        self.clock.advance(2 * OPEN_SECONDS)
 
     @invariant()
     def agrees(self) -> None:
