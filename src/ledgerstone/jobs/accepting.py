@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 NO_ORG = "00000000-0000-0000-0000-000000000000"
 """The organisation of those who have only one."""
+_NOTHING = "{}"
 DELAY_SECONDS_MAX = 10 * 366 * 86_400
 PRIORITY_MAX = 1_000_000
 ORGS_SEEN_MAX = 1024
@@ -289,19 +290,24 @@ class _Desk:
         self._bytes_max = database.settings.body_bytes_max
         self._clock = database.clock
         self._shapes: dict[Row, _Shape] = {}
+        # The last one that was checked: many of a call are alike.
+        self._known: tuple[_Shape | None, str, str | None] = (None, "", None)
 
     def checked(self, new: NewJob) -> _Checked:
         """The job as it will be written; BadInput says what is wrong with it."""
         shape = self._shape(new)
-        payload = encode(new.payload, bytes_max=self._bytes_max)
+        payload = _NOTHING if new.payload == {} else encode(new.payload, bytes_max=self._bytes_max)
         if not payload.startswith("{"):
             message = f"the arguments of {shape.name} are given by name, not as {payload[:20]}"
             raise BadInput(message, hint='give them as a dict: {"order": 7}')
-        limit_key = shape.kind.checked(payload) if shape.kind is not None else None
-        for text, what in ((new.key, "a key"), (limit_key, "a limit key")):
-            if text is not None:
-                check_name(text, what, chars_max=KEY_CHARS_MAX)
-        return _Checked(shape, new.key, payload, limit_key)
+        if new.key is not None:
+            check_name(new.key, "a key", chars_max=KEY_CHARS_MAX)
+        if shape is not self._known[0] or payload != self._known[1]:
+            limit_key = shape.kind.checked(payload) if shape.kind is not None else None
+            if limit_key is not None:
+                check_name(limit_key, "a limit key", chars_max=KEY_CHARS_MAX)
+            self._known = (shape, payload, limit_key)
+        return _Checked(shape, new.key, payload, self._known[2])
 
     def _shape(self, new: NewJob) -> _Shape:
         """The checked shape of a job, made once for all of a call that have the same."""
@@ -320,7 +326,9 @@ class _Desk:
         if known is not None:
             return known
         for field, kind, words in _FIELDS:
-            check_type(field, getattr(new, field), kind, words)
+            value = getattr(new, field)
+            if value is not None:
+                check_type(field, value, kind, words)
         self._shapes[given] = made = self._made(new)
         return made
 

@@ -184,6 +184,8 @@ class Database(Generic[Tx]):
         """A transaction of our own: committed at the end of the block."""
         with self._writing_turn(), self._lent() as lent:
             tx = self._begun(lent)
+            if tx.pipeline is not None and not self._is_sibling:
+                tx.pipeline.rouse()
             yield tx
             tx.finish()
             if tx.woken:

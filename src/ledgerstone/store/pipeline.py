@@ -116,6 +116,16 @@ class Pipeline:
             self.flush()
         return answer
 
+    def rouse(self) -> None:
+        """Let the server wake up while the first statement is still being made.
+
+        Nothing is asked of it, and it answers nothing.
+        """
+        pgconn = self.driver.pgconn
+        with self.driver.lock, _pipeline_mode(self.driver):
+            pgconn.send_flush_request()
+            pgconn.flush()
+
     def flush(self) -> None:
         """Send what is held and wait for the answers."""
         if self._held:

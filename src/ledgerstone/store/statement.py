@@ -73,7 +73,8 @@ class Compiled:
         text, names = self._numbered
         given = self.parameters(values)
         try:
-            return text, [_WIRED[type(given[name])](given[name]) for name in names]
+            values_in_order = [given[name] for name in names]
+            return text, [None if v is None else _WIRED[type(v)](v) for v in values_in_order]
         except (KeyError, ValueError):
             return None
 
@@ -100,13 +101,12 @@ def _text(value: str) -> bytes:
     return value.encode()
 
 
-_WIRED: dict[type, Callable[[Any], bytes | None]] = {
+_WIRED: dict[type, Callable[[Any], bytes]] = {
     str: _text,
     int: lambda value: b"%d" % value,
     float: lambda value: repr(value).encode(),
     bool: lambda value: b"true" if value else b"false",
     bytes: lambda value: b"\\x" + value.hex().encode(),
-    type(None): lambda _: None,
 }
 """How PostgreSQL reads a value of each type from text."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -441,7 +441,7 @@ def _uncut(kind: Any) -> Any:
 def _arrays(columns: Sequence[Any], rows: Sequence[Row]) -> dict[str, str]:
     """Each column as the text of an array: the driver takes twenty times as long for a list."""
     return {
-        f"in_{c.name}": "{" + ",".join(_words(values)) + "}"
+        f"in_{c.name}": _array(values)
         for c, values in zip(columns, zip(*rows, strict=True), strict=True)
     }
 
@@ -454,16 +454,21 @@ def _in_short(columns: Sequence[Any], rows: Sequence[Row], *, whole: int = 1) ->
     sent: dict[str, Any] = _arrays(columns[:whole], [row[:whole] for row in rows])
     for c, values in zip(columns[whole:], list(zip(*rows, strict=True))[whole:], strict=True):
         alike = values.count(values[0]) == len(values)
-        sent[f"in_{c.name}"] = "{}" if alike else "{" + ",".join(map(_word, values)) + "}"
+        sent[f"in_{c.name}"] = "{}" if alike else _array(values)
         sent[f"all_{c.name}"] = values[0] if alike else None
     return sent
 
 
-def _words(values: Sequence[Any]) -> Iterable[str]:
+def _array(values: Sequence[Any]) -> str:
     first = values[0]
     if values.count(first) == len(values):
-        return [_word(first)] * len(values)
-    return map(_word, values)
+        return "{" + ",".join([_word(first)] * len(values)) + "}"
+    if all(type(value) is str for value in values):
+        # Nothing in them has to be spelled for it, as in no id: then they are joined as they are.
+        joined = '","'.join(values)
+        if "\\" not in joined and joined.count('"') == 2 * (len(values) - 1):
+            return '{"' + joined + '"}'
+    return "{" + ",".join(map(_word, values)) + "}"
 
 
 def _word(value: Any) -> str:
