@@ -165,7 +165,7 @@ def test_preview(program: Program) -> None:
         (("30 25 * * *",), "the hour of the cron expression '30 25 * * *' is wrong: '25'"),
         (("* * * *",), "a cron expression has 5 fields, '* * * *' has 4"),
         (("* * * * *", "--time-zone", "Mars"), "no time zone 'Mars' is known here"),
-        (("* * * * *", "--count", "0"), "a preview shows 1 to 1000 moments, not 0"),
+        (("* * * * *", "--count", "0"), "the number of moments is 1 to 1000, not 0"),
     ],
 )
 def test_a_bad_preview(program: Program, arguments: tuple[str, ...], words: str) -> None:

@@ -107,11 +107,14 @@ def test_what_is_wrapped_is_unwrapped() -> None:
 @pytest.mark.parametrize(
     ("error", "table"),
     [
-        (psycopg.errors.UndefinedTable('relation "orders" does not exist\nLINE 1: …'), "orders"),
-        (psycopg.errors.UndefinedTable('relation "public.orders" does not exist'), "orders"),
-        (pymysql.err.ProgrammingError(1146, "Table 'shop.orders' doesn't exist"), "orders"),
-        (sqlite3.OperationalError("no such table: orders"), "orders"),
-        (sqlite3.OperationalError("no such table: main.orders"), "orders"),
+        (
+            psycopg.errors.UndefinedTable('relation "purchases" does not exist\nLINE 1: …'),
+            "purchases",
+        ),
+        (psycopg.errors.UndefinedTable('relation "public.purchases" does not exist'), "purchases"),
+        (pymysql.err.ProgrammingError(1146, "Table 'shop.purchases' doesn't exist"), "purchases"),
+        (sqlite3.OperationalError("no such table: purchases"), "purchases"),
+        (sqlite3.OperationalError("no such table: main.purchases"), "purchases"),
     ],
     ids=["postgresql", "postgresql in a schema", "mysql", "sqlite", "sqlite in a schema"],
 )

@@ -492,9 +492,7 @@ def key_of(name: str, moment_ms: int) -> str:
 
 def previewed(cron: str, time_zone: str, count: int, after_ms: int) -> Sequence[datetime]:
     """The moments of an expression after this one, in its zone."""
-    if type(count) is not int or not 1 <= count <= PREVIEW_MAX:
-        message = f"a preview shows 1 to {PREVIEW_MAX} moments, not {count!r}"
-        raise BadInput(message)
+    bounded("the number of moments", count, 1, PREVIEW_MAX)
     parsed = crons.parsed(cron, time_zone)
     parsed.after(after_ms)
     return crons.preview(parsed, after_ms, count)

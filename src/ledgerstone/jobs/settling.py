@@ -140,7 +140,12 @@ _return = UpdateEach(
     journal=history.moved,
     incoming=(*_held, _delay),
     build=lambda row: _claimed(row, _wanted).values(
-        {**_due_again(row), "attempt": job.c.attempt - 1}
+        {
+            **_due_again(row),
+            "attempt": job.c.attempt - 1,
+            # What is only given back keeps its place in line.
+            "run_at_ms": case((row.delay_ms > 0, now_ms() + row.delay_ms), else_=job.c.run_at_ms),
+        }
     ),
 )
 
