@@ -18,7 +18,7 @@ import msgspec
 from ledgerstone import failpoints
 from ledgerstone.testing.forks import PipedFork, preload
 
-READY_SECONDS_MAX = 30.0
+READY_SECONDS_MAX = 60.0
 WORK = "ledgerstone.testing.work"
 END_SECONDS_MAX = 30.0
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LOOK_SECONDS = 0.01
-SECONDS_MAX = 60.0
+SECONDS_MAX = 120.0
 
 
 def until(look: Callable[[], T], *, seconds_max: float = SECONDS_MAX, what: str = "it") -> T:
