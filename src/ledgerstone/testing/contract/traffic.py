@@ -73,14 +73,14 @@ class TrafficContract:
 
 def _lets_others_write(victim: WorkerProcess, home: Home) -> bool:
     """Whether it stands still outside of transactions; if not, it goes on for a moment."""
-    with opened(home.url, store={"busy_timeout_seconds": 1}) as look:
-        try:
-            with look.database.transaction():
-                return True
-        except StoreBusy:
-            victim.resume()
-            victim.pause()
-            return False
+    try:
+        # Opening it may write, too.
+        with opened(home.url, store={"busy_timeout_seconds": 1}) as look, look.transaction():
+            return True
+    except StoreBusy:
+        victim.resume()
+        victim.pause()
+        return False
 
 
 class Crew(msgspec.Struct):
