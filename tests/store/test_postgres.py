@@ -12,8 +12,9 @@ from sqlalchemy import text
 
 from ledgerstone import Ledger, errors
 from ledgerstone.chores import ChoreSource, Status
-from ledgerstone.engine.source import Handler
+from ledgerstone.engine.source import Ask, Handler
 from ledgerstone.jobs import NewJob
+from ledgerstone.jobs import Status as JobStatus
 from ledgerstone.store.dialects.postgres import PostgreSQL
 from ledgerstone.store.wakeups.listen import CHANNEL, ListenWatcher
 from ledgerstone.testing.contract import opened, tables
@@ -286,3 +287,22 @@ def test_a_transaction_that_enqueues_is_one_trip(ledger: Ledger) -> None:
     assert begun == 0
     with ledger.reading() as tx:
         assert len(tx.jobs.find().rows) == 1
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "among others"])
+def test_a_claim_is_committed_by_its_statement(ledger: Ledger, alone: bool) -> None:
+    """If nothing else happens in its transaction; what follows all the same stands by itself."""
+    ledger.kinds.add("a", lambda: None)
+    job = ledger.run(lambda tx: tx.jobs.enqueue("a"))
+    source = ledger.job_source()
+
+    with pytest.raises(LookupError), ledger.transaction() as tx:
+        taken = source.claim(tx, Ask(10, "w", 30.0, alone=alone))
+        tx.jobs.enqueue("a", key="second")
+        raise LookupError
+
+    with ledger.reading() as tx:
+        row, second = tx.jobs.get(job.id), tx.jobs.find(key="second").rows
+    assert [claim.key for claim in taken] == [job.id]
+    assert row.status is (JobStatus.RUNNING if alone else JobStatus.QUEUED)
+    assert second == []

@@ -58,6 +58,15 @@ note = Table(
 """A table of the user's own."""
 
 
+class OwnTable:
+    """For clauses about what a user writes beside the ledger. Fixtures: `ledger`."""
+
+    @pytest.fixture(autouse=True)
+    def own_table(self, ledger: Ledger) -> None:
+        """A table of the user's own beside the ledger's."""
+        tables.create_all(ledger.database.engine)
+
+
 def notes(connection: Connection) -> list[str]:
     """The names in the user's table, as this connection sees them."""
     return sorted(connection.execute(select(note.c.name)).scalars())

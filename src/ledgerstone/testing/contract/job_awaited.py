@@ -16,7 +16,7 @@ from ledgerstone.jobs import AsyncJob, Cancel, Job, Status
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import note, notes_kept, tables
+from ledgerstone.testing.contract import OwnTable, note, notes_kept, tables
 from ledgerstone.testing.contract.job_workshop import (
     GRACE,
     assert_replayed,
@@ -32,13 +32,8 @@ from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.guests import async_url, url_for
 
 
-class AwaitedContract:
+class AwaitedContract(OwnTable):
     """What an async handler can do with its job. Fixtures: `ledger`, `clock`."""
-
-    @pytest.fixture(autouse=True)
-    def notes(self, ledger: Ledger) -> None:
-        """A table of the user's own."""
-        tables.create_all(ledger.database.engine)
 
     def test_progress_is_seen_at_once(self, ledger: Ledger, clock: ManualClock) -> None:
         """Stage and progress are seen by others while the handler still runs."""

@@ -17,7 +17,7 @@ from ledgerstone.errors import BadInput, LeaseLost, NotAllowedNow
 from ledgerstone.jobs import Job, Status
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import WAIT_SECONDS_MAX, note, notes_kept, tables
+from ledgerstone.testing.contract import WAIT_SECONDS_MAX, OwnTable, note, notes_kept
 from ledgerstone.testing.contract.job_workshop import (
     GRACE,
     assert_replayed,
@@ -32,13 +32,8 @@ from ledgerstone.testing.contract.job_workshop import (
 )
 
 
-class InsideContract:
+class InsideContract(OwnTable):
     """What a handler can do with its job. Fixtures: `ledger`, `clock`."""
-
-    @pytest.fixture(autouse=True)
-    def notes(self, ledger: Ledger) -> None:
-        """A table of the user's own."""
-        tables.create_all(ledger.database.engine)
 
     def test_progress_is_seen_at_once(self, ledger: Ledger, clock: ManualClock) -> None:
         """Stage and progress are seen by others while the handler still runs."""

@@ -10,7 +10,7 @@ from ledgerstone.chores import NewChore
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.store.batch import AppendEach
 from ledgerstone.store.statement import Statement
-from ledgerstone.testing.contract import note, notes, notes_kept, opened, tables
+from ledgerstone.testing.contract import OwnTable, note, notes, notes_kept, opened
 from ledgerstone.testing.fixtures import Home
 
 FAILURES_MANY = 30
@@ -33,13 +33,8 @@ counted = Statement(
 )
 
 
-class PipelineContract:
+class PipelineContract(OwnTable):
     """What holds for statements whose answers nobody reads. Fixtures: `ledger`, `home`."""
-
-    @pytest.fixture(autouse=True)
-    def own_table(self, ledger: Ledger) -> None:
-        """A table of the user's own beside the ledger's."""
-        tables.create_all(ledger.database.engine)
 
     def test_a_late_error_is_raised(self, ledger: Ledger) -> None:
         """What the database refuses is raised by the end of the block, as the error that it is."""

@@ -17,6 +17,7 @@ from ledgerstone import errors
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing.contract import (
     WAIT_SECONDS_MAX,
+    OwnTable,
     another,
     aside,
     note,
@@ -24,7 +25,6 @@ from ledgerstone.testing.contract import (
     notes_kept,
     opened,
     signaled,
-    tables,
     together,
 )
 from ledgerstone.testing.fixtures import Home
@@ -37,13 +37,8 @@ class Interruption(BaseException):
     """Like Ctrl-C: not an Exception."""
 
 
-class TransactionContract:
+class TransactionContract(OwnTable):
     """What holds for `transaction`, `reading`, `savepoint`, `run`. Fixtures: `ledger`, `home`."""
-
-    @pytest.fixture(autouse=True)
-    def own_table(self, ledger: Ledger) -> None:
-        """A table of the user's own beside the ledger's."""
-        tables.create_all(ledger.database.engine)
 
     def test_a_commit_keeps_both(self, ledger: Ledger) -> None:
         """At the end of the block the user's rows and the ledger's are kept together."""
