@@ -16,6 +16,7 @@ import pytest
 from ledgerstone import errors, settings
 from ledgerstone.errors import LedgerstoneError, SettingsError
 from ledgerstone.settings import EngineSettings, Settings
+from ledgerstone.store.batch import ROWS_MAX
 
 ROOT = Path(__file__).resolve().parents[1]
 PASSWORD = "hunter2"
@@ -148,6 +149,11 @@ def test_precedence() -> None:
 
     assert (engine.concurrency, engine.batch_max, engine.crashes_max) == (4, 3, 2)
     assert engine.unsettled_max == EngineSettings().unsettled_max
+
+
+def test_a_batch_is_one_statement() -> None:
+    """No more is asked for than a claim can answer: it would seem that nothing else is due."""
+    assert SCHEMA["engine.batch_max"]["maximum"] == ROWS_MAX
 
 
 def test_process_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ledgerstone.testing.contract.batches import BatchContract
 from ledgerstone.testing.contract.joins import JoinContract, JoinedWorkContract
+from ledgerstone.testing.contract.journals import JournalContract
 from ledgerstone.testing.contract.leases import LeaseContract
 from ledgerstone.testing.contract.measures import MeasureContract
 from ledgerstone.testing.contract.migrations import MigrationContract
@@ -31,6 +32,10 @@ class TestPages(PageContract):
 
 class TestBatches(BatchContract):
     """Many rows in one statement."""
+
+
+class TestJournals(JournalContract):
+    """What changes rows, and tells of them."""
 
 
 class TestMeasures(MeasureContract):

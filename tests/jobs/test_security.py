@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,17 @@ def test_what_is_refused(service: Ledger, home: Home, role: str, ids: dict[str, 
         answers = {statement: refusal(connection, statement) for statement in statements}
 
     assert answers == dict.fromkeys(statements, DENIED)
+
+
+def test_a_table_of_the_same_name_is_not_asked(home: Home, role: str, ids: dict[str, str]) -> None:
+    """Which jobs are its own is looked up in ours, also where the role has put another first."""
+    theirs = ids[THEIRS]
+    told = f"INSERT INTO job_event (job_id, next_status) VALUES ('{theirs}', 'queued')"  # noqa: S608 - ours
+
+    with connected(home, role, OURS) as connection:
+        connection.execute(f"CREATE TEMPORARY TABLE job AS SELECT '{theirs}'::uuid AS id")
+        connection.execute("SET search_path = pg_temp, public")
+        assert refusal(connection, told) == DENIED
 
 
 @pytest.mark.usefixtures("ids")
@@ -480,6 +492,20 @@ def rules(ledger: Ledger) -> list[tuple[Any, ...]]:
             for query in RULES
             for row in sorted(map(tuple, tx.connection.execute(text(query))), key=str)
         ]
+
+
+def test_rules_of_before_are_made_anew(home: Home, tenant: Ledger) -> None:
+    """Organisations that were kept apart before jobs came with their first event still are."""
+    migration = import_module("ledgerstone.store.migrations.versions.0007_fewer_steps")
+    own = "EXISTS (SELECT 1 FROM job WHERE job.id = job_event.job_id)"
+    with psycopg.connect(home.url, autocommit=True) as connection:
+        connection.execute(f"ALTER POLICY ledgerstone_org ON job_event WITH CHECK ({own})")
+        with pytest.raises(errors.StoreDenied):
+            tenant.run(lambda tx: scoped(tx, OURS).jobs.enqueue("work", org=OURS))
+
+        connection.execute(migration.KNOWN_BY_SIGHT)
+
+    assert tenant.run(lambda tx: scoped(tx, OURS).jobs.enqueue("work", org=OURS)).created
 
 
 def test_rights_from_before_are_taken_away(service: Ledger, home: Home, role: str) -> None:

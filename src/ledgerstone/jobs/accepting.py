@@ -19,7 +19,7 @@ from ledgerstone.errors import BadInput, Duplicate, StoreBusy
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import history
 from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, Kind, Kinds
-from ledgerstone.jobs.states import Gate
+from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import (
     CORRELATION_CHARS_MAX,
     DEFAULT_QUEUE,
@@ -34,7 +34,7 @@ from ledgerstone.jobs.tables import (
 )
 from ledgerstone.store.batch import AppendEach, Incoming, InsertEach, WithRows
 from ledgerstone.store.body import encode
-from ledgerstone.store.expressions import as_choice, as_json, begun_at, json_text, now_ms
+from ledgerstone.store.expressions import as_choice, as_json, json_text, now, now_ms
 from ledgerstone.store.names import check_name
 from ledgerstone.store.schema import text_type
 from ledgerstone.store.statement import Row, Statement
@@ -173,9 +173,10 @@ _insert = AppendEach(
             (row.run_at_ms + row.relative * now_ms() > now_ms(), Gate.SCHEDULED.value),
             else_=Gate.OPEN.value,
         ),
-        "created_at": begun_at(),
-        "updated_at": begun_at(),
+        "created_at": now(),
+        "updated_at": now(),
     },
+    journal=history.moved,
 )
 _by_key = Statement(
     "jobs.by_key",
@@ -212,7 +213,7 @@ def accept(tx: Transaction, kinds: Kinds, jobs: Sequence[NewJob]) -> list[Enqueu
     fresh = [i for i in range(len(checked)) if i not in taken] if taken else range(len(checked))
     if fresh:
         try:
-            _insert.run(tx, [_row(ids[i], checked[i]) for i in fresh])
+            _write(tx, [_row(ids[i], checked[i]) for i in fresh])
         except Duplicate:
             # Not every database tells at once that a key is that of a job which somebody added.
             added = _added_by_hand(tx, ids, checked, fresh)
@@ -220,7 +221,6 @@ def accept(tx: Transaction, kinds: Kinds, jobs: Sequence[NewJob]) -> list[Enqueu
                 raise
             taken |= added
             fresh = [i for i in fresh if i not in taken]
-        history.record_first(tx, [(ids[i], _first_words(jobs[i])) for i in fresh])
         for queue in {checked[i].shape.queue for i in fresh}:
             tx.wake(channel_of(queue))
     return [
@@ -249,7 +249,7 @@ def _added_by_hand(
         return taken
     written = {str(row[0]) for row in _there.rows(tx, [(ids[i],) for i in fresh])}
     left = [i for i in fresh if i not in taken and ids[i] not in written]
-    _insert.run(tx, [_row(ids[i], checked[i]) for i in left])
+    _write(tx, [_row(ids[i], checked[i]) for i in left])
     return taken
 
 
@@ -272,10 +272,9 @@ def _is_like(tx: Transaction, job_id: Any, new: _Checked) -> bool:
     return bool(row[0] == new.shape.name and payload == msgspec.json.decode(new.payload))
 
 
-def _first_words(new: NewJob) -> str | None:
-    if new.requested_by is None and new.correlation_id is None:
-        return None
-    return history.detail(by=new.requested_by, correlation_id=new.correlation_id)
+def _write(tx: Transaction, rows: Sequence[Row]) -> None:
+    """The jobs, and the first event of each."""
+    _insert.run(tx, rows, **history.between(None, Status.QUEUED))
 
 
 def _row(job_id: str, new: _Checked) -> Row:
@@ -354,6 +353,7 @@ class _Desk:
             kind.limit.most if kind is not None and kind.limit is not None else None,
             new.correlation_id,
             new.trace_context,
+            _first_words(new),
         )
         return _Shape(name, kind, org, queue, row)
 
@@ -378,6 +378,12 @@ def _org(given: str | UUID) -> str:
     except ValueError as error:
         message = f"an organisation is named by a UUID, not by {given!r}"
         raise BadInput(message) from error
+
+
+def _first_words(new: NewJob) -> str | None:
+    if new.requested_by is None and new.correlation_id is None:
+        return None
+    return history.detail(by=new.requested_by, correlation_id=new.correlation_id)
 
 
 def _check_texts(new: NewJob, queue: str) -> None:

@@ -8,7 +8,7 @@ step that the database knows, also when clocks are set back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from ledgerstone.ids import new_id
 from ledgerstone.jobs.states import Status
 from ledgerstone.jobs.tables import job, job_event
 from ledgerstone.store.batch import AppendEach, Journal
-from ledgerstone.store.expressions import as_json, begun_at_or, json_text, now_after
+from ledgerstone.store.expressions import as_json, json_text, now_after
 from ledgerstone.store.moments import moment_of
 from ledgerstone.store.pages import Keyset, Page
 from ledgerstone.store.schema import text_type
@@ -81,25 +81,21 @@ _STAMPED = {"ts": job.c.updated_at}
 _worker = bindparam("worker", type_=job.c.worker.type)
 
 
-def _appending(name: str, moment: Callable[[ColumnElement[Any]], ColumnElement[Any]]) -> AppendEach:
-    def looked_up(job_id: Any) -> ColumnElement[Any]:
-        return select(job.c.updated_at).where(job.c.id == job_id).scalar_subquery()
-
-    return AppendEach(
-        name,
-        job_event,
-        incoming=(job_event.c.id, job_event.c.job_id, column("detail_json", text_type())),
-        values=lambda row: {
-            "ts": moment(looked_up(row.job_id)),
-            "prev_status": bindparam("prev", type_=job_event.c.prev_status.type),
-            "next_status": bindparam("next", type_=job_event.c.next_status.type),
-            "detail_json": as_json(row.detail_json),
-        },
-    )
+def _moment_of(job_id: Any) -> ColumnElement[Any]:
+    return select(job.c.updated_at).where(job.c.id == job_id).scalar_subquery()
 
 
-_append = _appending("jobs.record", lambda looked_up: looked_up)
-_append_first = _appending("jobs.record_first", begun_at_or)
+_append = AppendEach(
+    "jobs.record",
+    job_event,
+    incoming=(job_event.c.id, job_event.c.job_id, column("detail_json", text_type())),
+    values=lambda row: {
+        "ts": _moment_of(row.job_id),
+        "prev_status": bindparam("prev", type_=job_event.c.prev_status.type),
+        "next_status": bindparam("next", type_=job_event.c.next_status.type),
+        "detail_json": as_json(row.detail_json),
+    },
+)
 _touch = Statement(
     "jobs.touch",
     update(job)
@@ -115,7 +111,7 @@ moved = Journal(
     columns=lambda row: (row.id, row.words),
     copied=_STAMPED,
 )
-"""What is told of a job that is found by its id, the first that travels; its words are the last."""
+"""What is told of a job that is added, or found by its id, which travels first; its words last."""
 claimed = Journal(
     append=_append,
     told=lambda row, common: (new_id(), str(row[0]), begun(row[1], common["worker"])),
@@ -178,12 +174,6 @@ def record(tx: Transaction, moves: Sequence[Move], prev: Status, following: Stat
     if moves:
         rows = [(new_id(), job_id, words) for job_id, words in moves]
         _append.run(tx, rows, **between(prev, following))
-
-
-def record_first(tx: Transaction, moves: Sequence[Move]) -> None:
-    """Write the first event of jobs that this transaction adds, of the moment at which it began."""
-    rows = [(new_id(), job_id, words) for job_id, words in moves]
-    _append_first.run(tx, rows, **between(None, Status.QUEUED))
 
 
 def note(tx: Transaction, job_id: str, status: Status, words: str) -> None:

@@ -73,7 +73,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(ge=1, le=10_000, description="Handlers of one source that a process runs at once."),
     ] = 10
     batch_max: Annotated[
-        int, Meta(ge=1, le=5000, description="Items claimed or settled in one transaction.")
+        int, Meta(ge=1, le=1000, description="Items claimed or settled in one transaction.")
     ] = 500
     claim_ahead_ms: Annotated[
         float, Meta(ge=0, le=10_000, description="How far claiming runs ahead of the handlers.")

@@ -106,6 +106,7 @@ class UpdateEach:
         self.name = name
         self.key = key
         self.incoming = incoming
+        self.carried = _carried(incoming, journal)
         self.build = build
         self.journal = journal
         self.key_position = [column.name for column in incoming].index(key.name)
@@ -116,11 +117,6 @@ class UpdateEach:
         for start, part in _parts(rows, self.carried):
             unmatched.extend(start + i for i in self._run(tx, part, common))
         return unmatched
-
-    @property
-    def carried(self) -> tuple[ColumnClause[Any], ...]:
-        """The columns that travel: its own, then those for its journal."""
-        return (*self.incoming, *(self.journal.carried if self.journal is not None else ()))
 
     def _run(self, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]) -> list[int]:
         dialect = tx.database.dialect
@@ -163,11 +159,36 @@ class Adding:
 
 
 class AppendEach(Adding):
-    """Add many rows of which none can be taken already."""
+    """Add many rows of which none can be taken already.
+
+    With a `journal` it is told of each of them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        table: Table,
+        *,
+        incoming: Sequence[ColumnClause[Any]],
+        values: Callable[[Incoming], Mapping[str, Any]] | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        super().__init__(name, table, incoming=incoming, values=values)
+        self.journal = journal
+        self.carried = _carried(incoming, journal)
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> None:
-        for _, part in _parts(rows, self.incoming):
-            tx.database.dialect.append_each(self, tx, part, common)
+        for _, part in _parts(rows, self.carried):
+            self._run(tx, part, common)
+
+    def _run(self, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]) -> None:
+        dialect = tx.database.dialect
+        if self.journal is None or dialect.tells:
+            dialect.append_each(self, tx, rows, common)
+            return
+        width = len(self.incoming)
+        dialect.append_each(self, tx, [row[:width] for row in rows], common)
+        self.journal.run(tx, rows, common)
 
 
 class AddEach(Adding):
@@ -379,6 +400,13 @@ def missed(
         return []
     found = {str(row[0]) for row in done}
     return [i for i, key in enumerate(keys) if str(key) not in found]
+
+
+def _carried(
+    incoming: Sequence[ColumnClause[Any]], journal: Journal | None
+) -> tuple[ColumnClause[Any], ...]:
+    """The columns that travel: those of an operation, then those for its journal."""
+    return (*incoming, *(journal.carried if journal is not None else ()))
 
 
 def document(rows: Sequence[Row]) -> str:

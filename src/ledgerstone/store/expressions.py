@@ -139,49 +139,6 @@ def now() -> ColumnElement[Any]:
     return func.coalesce(moment(bindparam(NOW, None, type_=BigInteger())), _DatabaseMoment())
 
 
-class _TransactionMoment(FunctionElement[Any]):
-    """The moment at which the transaction began, by the database's clock."""
-
-    inherit_cache = True
-
-
-@compiles(_TransactionMoment)
-def _other_transaction_moment(_: Any, compiler: Any, **kw: Any) -> str:
-    return str(compiler.process(_DatabaseMoment(), **kw))
-
-
-@compiles(_TransactionMoment, "postgresql")
-def _postgresql_transaction_moment(*_: Any, **__: Any) -> str:
-    return "transaction_timestamp()"
-
-
-def begun_at() -> ColumnElement[Any]:
-    """The moment at which the transaction began; where no database tells that, now."""
-    moment_now = moment(bindparam(NOW, None, type_=BigInteger()))
-    return func.coalesce(moment_now, _TransactionMoment())
-
-
-class _BegunOr(FunctionElement[Any]):
-    """The moment at which the transaction began, or what it takes to look it up."""
-
-    inherit_cache = True
-
-
-@compiles(_BegunOr)
-def _looked_up(element: Any, compiler: Any, **kw: Any) -> str:
-    return _argument(element, compiler, kw)
-
-
-@compiles(_BegunOr, "postgresql")
-def _begun(_: Any, compiler: Any, **kw: Any) -> str:
-    return str(compiler.process(begun_at(), **kw))
-
-
-def begun_at_or(looked_up: ColumnElement[Any]) -> ColumnElement[Any]:
-    """What another statement of this transaction wrote as `begun_at`, looked up if need be."""
-    return _BegunOr(looked_up)
-
-
 class _FirstAfter(FunctionElement[Any]):
     """The first moment after another one that its column can tell from it."""
 

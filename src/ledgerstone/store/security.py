@@ -195,21 +195,22 @@ def _check_kind(kind: str) -> None:
 
 def _statements(role: str | None) -> Iterator[str]:
     for table in OWNED:
-        yield from _guarded(table, _MINE)
+        yield from _guarded(table, _MINE, written=_MINE)
     for table in BY_JOB:
-        # The policy of `job` decides what is found here.
+        # The policy of `job` decides what is found here. What is written may be of a job that the
+        # same statement adds: that is seen only by a function, which looks anew.
         own = f"EXISTS (SELECT 1 FROM job WHERE job.id = {table}.job_id)"  # noqa: S608 - names of ours
-        yield from _guarded(table, own)
+        yield from _guarded(table, own, written="ledgerstone_sees(job_id)")
     yield from _locked_not_changed(SHARED)
     if role is not None:
         yield from _granted(_quoted(role))
 
 
-def _guarded(table: str, own: str) -> Iterator[str]:
+def _guarded(table: str, own: str, *, written: str) -> Iterator[str]:
     """Only own rows are seen, and only own rows are written."""
     yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"
     yield f"DROP POLICY IF EXISTS {POLICY} ON {table}"
-    yield f"CREATE POLICY {POLICY} ON {table} USING ({own}) WITH CHECK ({own})"
+    yield f"CREATE POLICY {POLICY} ON {table} USING ({own}) WITH CHECK ({written})"
 
 
 def _locked_not_changed(table: str) -> Iterator[str]:

@@ -158,22 +158,23 @@ class PostgreSQL:
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> None:
-        columns = operation.incoming
+        columns = operation.carried
+        told = _ids(operation.journal)
         if len(rows) == 1:
             # Arrays of one are most of the work for a single row.
             alone = operation.statements.get(f"{self.name}.alone")
             if alone is None:
-                alone = Statement(operation.name, _inserting(operation, _alone(columns)))
+                alone = Statement(operation.name, _appending(operation, _alone(columns)))
                 operation.statements[f"{self.name}.alone"] = alone
             names = [f"one_{c.name}" for c in columns]
-            alone.send(tx, **common, **dict(zip(names, rows[0], strict=True)))
+            alone.send(tx, **common, **dict(zip(names, rows[0], strict=True)), **told)
             return
         statement = operation.statements.get(self.name)
         if statement is None:
             statement = operation.statements[self.name] = Statement(
-                operation.name, _inserting(operation, _travelling_in_short(columns))
+                operation.name, _appending(operation, _travelling_in_short(columns))
             )
-        statement.send(tx, **common, **_in_short(columns, rows))
+        statement.send(tx, **common, **_in_short(columns, rows), **told)
 
     def add_each(
         self, operation: AddEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
@@ -357,7 +358,10 @@ def _travelling(columns: Sequence[Any]) -> Incoming:
 
 def _alone(columns: Sequence[Any]) -> Incoming:
     """One row, each of its values a parameter."""
-    return Incoming({c.name: bindparam(f"one_{c.name}", type_=_uncut(c.type)) for c in columns})
+    values: dict[str, ColumnElement[Any]] = {
+        c.name: bindparam(f"one_{c.name}", type_=_uncut(c.type)) for c in columns
+    }
+    return Incoming(values | {_POSITION: literal_column("1")})
 
 
 def _travelling_in_short(columns: Sequence[Any], *, whole: int = 1) -> Incoming:
@@ -392,6 +396,20 @@ def _updating(operation: UpdateEach) -> Statement:
     told = _telling(journal, Incoming(dict(changed.c)), changed.c[_POSITION], changed)
     main = select(changed.c[_POSITION]).add_cte(told.cte("told"))
     return Statement(operation.name, main, writes=True)
+
+
+def _appending(operation: AppendEach, row: Incoming) -> Insert:
+    journal = operation.journal
+    if journal is None:
+        return _inserting(operation, row)
+    names = [*(c.name for c in operation.carried), _POSITION]
+    sent = select(*[getattr(row, name).label(name) for name in names]).cte("sent")
+    row = Incoming(dict(sent.c))
+    values = operation.assignments(row)
+    copied = {_copy(name): values[c.name] for name, c in journal.copied.items()}
+    told = _telling(journal, Incoming(dict(sent.c) | copied), sent.c[_POSITION], sent)
+    # In this order: what else is written is written at last, when the rows that it is of are there.
+    return _inserting(operation, row).add_cte(told.cte("told"))
 
 
 def _claiming(operation: ClaimEach, claiming: Update) -> Statement:
