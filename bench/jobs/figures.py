@@ -10,6 +10,7 @@ AT_LEAST = {
     "jobs.postgres.drain_1w.vs_procrastinate": 20.0,
     "jobs.postgres.bulk_enqueue.vs_pgqueuer": 0.7,
     "jobs.sqlite.drain_1w.vs_huey": 4.0,
+    "jobs.sqlite.drain_1w.vs_huey_with_threads": 4.0,
 }
 AT_MOST = {"jobs.postgres.latency_p50.vs_pgqueuer": 1.0}
 FIGURES = (
@@ -22,6 +23,7 @@ FIGURES = (
     "jobs.postgres.drain_million.vs_empty",
     "jobs.postgres.drain_held_xmin.vs_empty",
     "jobs.sqlite.drain_1w.vs_huey",
+    "jobs.sqlite.drain_1w.vs_huey_with_threads",
     "jobs.sqlite.drain_1w.vs_driver",
     "jobs.mysql.drain_1w.vs_driver",
 )
