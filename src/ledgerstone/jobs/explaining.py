@@ -31,6 +31,12 @@ _state = Statement(
     ).where(job_queue.c.name == _queue_),
 )
 _now = Statement("jobs.explain.now", select(now_ms()))
+_lease = Statement(
+    "jobs.explain.lease",
+    select(now_ms() - job.c.lease_until_ms).where(
+        job.c.id == bindparam("id_", type_=job.c.id.type), stands(Status.RUNNING)
+    ),
+)
 _running = Statement(
     "jobs.explain.running",
     select(func.count()).select_from(job).where(stands(Status.RUNNING), job.c.queue == _queue_),
@@ -75,6 +81,8 @@ class Explanation(msgspec.Struct, frozen=True):
 def explain(tx: Transaction, job_id: str) -> Explanation:
     """Why a job is not running."""
     found = reading.get(tx, job_id)
+    if found.status is Status.RUNNING:
+        return Explanation(_standing(found), _overdue(tx, found))
     if found.status is not Status.QUEUED:
         return Explanation(_standing(found), [])
     reasons = [*_gate(tx, found), *_queue(tx, found), *_serving(tx, found)]
@@ -97,6 +105,18 @@ def _standing(found: JobRow) -> str:
             )
         case _:
             return f"the job is over: {found.status.value} at {found.finished_at}"
+
+
+def _overdue(tx: Transaction, found: JobRow) -> list[str]:
+    """Of one whose worker does not renew its lease."""
+    row = _lease.one(tx, id_=found.id)
+    if row is None or row[0] is None or row[0] <= 0:
+        return []
+    gone = (
+        f"its lease ran out {row[0] / 1000:.0f} s ago: its worker is gone, or cut off; the next"
+        " worker that looks makes it due again"
+    )
+    return [gone, *_serving(tx, found)]
 
 
 def _gate(tx: Transaction, found: JobRow) -> list[str]:

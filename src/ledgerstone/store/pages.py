@@ -117,8 +117,9 @@ def _spelled(raw: bytes) -> str:
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
-def _opened(cursor: str, key: bytes) -> list[Any]:
-    if len(cursor) > CURSOR_CHARS_MAX:
+def _opened(cursor: Any, key: bytes) -> list[Any]:
+    # Python lets anything be given.
+    if not isinstance(cursor, str) or len(cursor) > CURSOR_CHARS_MAX:
         raise _foreign()
     try:
         raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))

@@ -374,6 +374,25 @@ class LimitContract:
 
         assert reason.startswith("it has been due since 20")
 
+    def test_explain_what_nobody_holds_any_more(self, home: Home) -> None:
+        """A job whose worker is gone is still running; it says that its lease ran out, and when."""
+        clock = ManualClock()
+        with opened(home.url, clock=clock) as ledger:
+            source = limited_source(ledger)
+            job = ledger.run(enqueue({"customer": "ada"}))
+            claimed(ledger, source)
+            clock.advance(29)
+            with ledger.reading() as tx:
+                held = tx.jobs.explain(job.id).reasons
+            clock.advance(11)
+
+            with ledger.reading() as tx:
+                gone = tx.jobs.explain(job.id).reasons
+
+        assert held == []
+        assert gone[0].startswith("its lease ran out 10 s ago")
+        assert gone[1].startswith("no worker serves its queue")
+
     def test_explain_knows_the_workers(self, ledger: Ledger) -> None:
         """With a worker on its queue a job is told whether that one knows its type."""
         ledger.kinds.add("known", lambda: None)

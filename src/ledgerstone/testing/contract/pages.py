@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -180,9 +180,9 @@ class PageContract:
             altered.append(cursor[:place] + char + cursor[place + 1 :])
 
         with ledger.reading() as tx:
-            for spoiled in altered:
+            for spoiled in (*altered, 5, cursor.encode()):
                 with pytest.raises(BadInput):
-                    oldest_first.read(tx, limit=2, cursor=spoiled)
+                    oldest_first.read(tx, limit=2, cursor=cast("str", spoiled))
 
             assert oldest_first.read(tx, limit=2, cursor=cursor).rows
 
