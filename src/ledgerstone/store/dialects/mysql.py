@@ -88,6 +88,7 @@ class MySQL:
             pool_size=settings.pool_size_max,
             max_overflow=0,
             pool_timeout=settings.lock_timeout_seconds,
+            pool_use_lifo=True,
             connect_args=patience,
         )
         event.listen(engine, "connect", lambda connection, _: _configure(connection, settings))

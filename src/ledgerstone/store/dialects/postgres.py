@@ -114,6 +114,8 @@ class PostgreSQL:
             max_overflow=0,
             pool_timeout=settings.lock_timeout_seconds,
             pool_reset_on_return=None,
+            # The one that was used last: its server process has the statements and pages at hand.
+            pool_use_lifo=True,
             connect_args={
                 "connect_timeout": max(1, round(settings.connect_timeout_seconds)),
                 "application_name": "ledgerstone",
