@@ -503,7 +503,7 @@ def test_rules_of_before_are_made_anew(home: Home, tenant: Ledger) -> None:
         with pytest.raises(errors.StoreDenied):
             tenant.run(lambda tx: scoped(tx, OURS).jobs.enqueue("work", org=OURS))
 
-        connection.execute(migration.KNOWN_BY_SIGHT)
+        connection.execute(migration.known_by_sight("job_event"))
 
     assert tenant.run(lambda tx: scoped(tx, OURS).jobs.enqueue("work", org=OURS)).created
 

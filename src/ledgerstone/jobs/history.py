@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sqlalchemy import BigInteger, Text, bindparam, cast, column, func, literal, select, update
-from sqlalchemy.sql.elements import ColumnElement
 
 from ledgerstone.ids import new_id
 from ledgerstone.jobs.states import Status
@@ -80,17 +79,12 @@ _STAMPED = {"ts": job.c.updated_at}
 """An event is of the moment of its job: each is after the one before, also if the clock is not."""
 _worker = bindparam("worker", type_=job.c.worker.type)
 
-
-def _moment_of(job_id: Any) -> ColumnElement[Any]:
-    return select(job.c.updated_at).where(job.c.id == job_id).scalar_subquery()
-
-
 _append = AppendEach(
     "jobs.record",
     job_event,
     incoming=(job_event.c.id, job_event.c.job_id, column("detail_json", text_type())),
     values=lambda row: {
-        "ts": _moment_of(row.job_id),
+        "ts": select(job.c.updated_at).where(job.c.id == row.job_id).scalar_subquery(),
         "prev_status": bindparam("prev", type_=job_event.c.prev_status.type),
         "next_status": bindparam("next", type_=job_event.c.next_status.type),
         "detail_json": as_json(row.detail_json),

@@ -46,24 +46,30 @@ DO $$ BEGIN EXECUTE format(
     )
 ); END $$
 """
-KNOWN_BY_SIGHT = f"""
-DO $$ BEGIN IF EXISTS (
-    SELECT 1 FROM pg_policy WHERE polname = '{POLICY}' AND polrelid = 'job_event'::regclass
-) THEN ALTER POLICY {POLICY} ON job_event WITH CHECK (ledgerstone_sees(job_id)); END IF; END $$
-"""  # noqa: S608 - names of ours
+BY_JOB = ("job_event", "job_step")
 
 
 def upgrade() -> None:
-    """Make the trigger for the moment after, and the rule of the events by the function."""
+    """Make the trigger for the moment after, and rules of what belongs to a job by the function."""
     _check_moves("BEFORE", "AFTER")
     if steps.dialect() == "postgresql":
         op.execute(SEES)
-        op.execute(KNOWN_BY_SIGHT)
+        for table in BY_JOB:
+            op.execute(known_by_sight(table))
 
 
 def downgrade() -> None:
     """Make the trigger as it was; the rule holds for what was written before as well."""
     _check_moves("AFTER", "BEFORE")
+
+
+def known_by_sight(table: str) -> str:
+    """Where organisations are kept apart: what is written there is looked up by the function."""
+    return f"""
+DO $$ BEGIN IF EXISTS (
+    SELECT 1 FROM pg_policy WHERE polname = '{POLICY}' AND polrelid = '{table}'::regclass
+) THEN ALTER POLICY {POLICY} ON {table} WITH CHECK (ledgerstone_sees(job_id)); END IF; END $$
+"""  # noqa: S608 - names of ours
 
 
 def _check_moves(was: str, becomes: str) -> None:
