@@ -233,10 +233,11 @@ class _Servers:
                 )
                 self._demand_tls(context)
         except BaseException as error:
+            # What is heard while closing, a reset for one, is no reason.
+            why = heard[-1] if heard and isinstance(error, NatsError) else error
             await _closed(client)
             if not isinstance(error, TimeoutError | OSError | NatsError):
                 raise
-            why = heard[-1] if heard and isinstance(error, NatsError) else error
             raise _Unreachable(f"{self._where} cannot be used: {_words(why)}") from error
         return client
 
