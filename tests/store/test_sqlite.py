@@ -41,7 +41,7 @@ def pragma(ledger: Ledger, name: str) -> object:
 
 
 def test_every_connection_has_the_settings(url: str) -> None:
-    """WAL, NORMAL, 30 s for another writer, foreign keys, 20 MB of cache, incremental vacuum."""
+    """WAL of 16 MB, NORMAL, 30 s for a writer, foreign keys, 20 MB of cache, incremental vacuum."""
     expected = {
         "journal_mode": "wal",
         "synchronous": 1,
@@ -49,6 +49,7 @@ def test_every_connection_has_the_settings(url: str) -> None:
         "foreign_keys": 1,
         "cache_size": -20_000,
         "auto_vacuum": 2,
+        "wal_autocheckpoint": 4000,
     }
 
     with opened(url) as ledger, ledger.reading():
