@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast, overload
 from uuid import UUID
@@ -218,19 +218,15 @@ class Ledger:
     ) -> None:
         self.close()
 
-    @contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def transaction(self) -> AbstractContextManager[Transaction]:
         """A transaction of our own: committed at the end of the block, undone if it raises."""
         self._ready()
-        with self.database.transaction() as tx:
-            yield tx
+        return self.database.transaction()
 
-    @contextmanager
-    def reading(self) -> Iterator[Transaction]:
+    def reading(self) -> AbstractContextManager[Transaction]:
         """A transaction that only reads."""
         self._ready()
-        with self.database.reading() as tx:
-            yield tx
+        return self.database.reading()
 
     def run(self, work: Callable[[Transaction], T]) -> T:
         """`work(tx)` in a transaction; if it met another one, all of it again."""

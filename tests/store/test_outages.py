@@ -50,6 +50,36 @@ def test_a_stale_connection_is_replaced(ledger: Ledger, mortal: Home, clock: Man
     ledger.close()
 
 
+def test_one_at_hand_is_replaced(ledger: Ledger, mortal: Home, clock: ManualClock) -> None:
+    """So is one that was kept at hand, for it carried nothing but statements of ours."""
+    ledger.run(lambda tx: tx.jobs.enqueue("before"))
+    restart(mortal)
+    clock.advance(1)
+
+    ledger.run(lambda tx: tx.jobs.enqueue("after"))
+
+    with ledger.reading() as tx:
+        assert {row.type for row in tx.jobs.find().rows} == {"before", "after"}
+    ledger.close()
+
+
+def test_one_at_hand_is_warned_of(ledger: Ledger, mortal: Home) -> None:
+    """Without a rest its first use fails as retryable; what was in the pool is doubted then."""
+    with ledger.reading() as one, ledger.reading() as two:
+        assert notes_in(one) == notes_in(two) == []
+    ledger.run(lambda tx: tx.jobs.enqueue("before"))
+    restart(mortal)
+
+    with pytest.raises(errors.StoreUnavailable) as raised:
+        ledger.run(lambda tx: tx.jobs.enqueue("lost"))
+    ledger.run(lambda tx: tx.jobs.enqueue("after"))
+
+    assert raised.value.retryable
+    with ledger.reading() as tx:
+        assert {row.type for row in tx.jobs.find().rows} == {"before", "after"}
+    ledger.close()
+
+
 def test_one_failure_warns_of_the_others(ledger: Ledger, mortal: Home) -> None:
     """Without a rest the first use fails as retryable; after it no other connection does."""
     with ledger.transaction() as one, ledger.reading() as two, ledger.reading() as three:

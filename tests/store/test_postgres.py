@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from ledgerstone.chores import ChoreSource, Status
 from ledgerstone.engine.source import Ask, Handler
 from ledgerstone.jobs import NewJob
 from ledgerstone.jobs import Status as JobStatus
+from ledgerstone.jobs.accepting import channel_of
+from ledgerstone.store import pipeline
 from ledgerstone.store.dialects.postgres import PostgreSQL
 from ledgerstone.store.wakeups.listen import CHANNEL, ListenWatcher
 from ledgerstone.testing.contract import opened, tables
@@ -33,6 +36,22 @@ IDLE_IN_TRANSACTION = """
     SELECT COUNT(*) FROM pg_stat_activity
     WHERE datname = current_database() AND state LIKE 'idle in transaction%'
 """
+
+OTHERS = """
+    SELECT COUNT(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+OBJECTING = (
+    """
+    CREATE FUNCTION object() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN RAISE EXCEPTION 'no thirteen'; END $$
+    """,
+    """
+    CREATE CONSTRAINT TRIGGER no_thirteen AFTER INSERT ON job DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW WHEN (NEW.type = 'thirteen') EXECUTE FUNCTION object()
+    """,
+)
+"""What a user may have added to a table of ours."""
 
 
 @pytest.fixture
@@ -287,6 +306,46 @@ def test_a_transaction_that_enqueues_is_one_trip(ledger: Ledger) -> None:
     assert begun == 0
     with ledger.reading() as tx:
         assert len(tx.jobs.find().rows) == 1
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "dropped"])
+def test_nothing_stays_at_hand(ledger: Ledger, listener: Any, closed: bool) -> None:
+    """The connection that is kept for the next transaction ends with its ledger or its worker."""
+    ledger.close()
+    database = ledger.database.sibling(connections=2)
+    database.run(lambda tx: tx.jobs.enqueue("nothing"))
+
+    open_before = listener.execute(OTHERS).fetchone()
+    if closed:
+        # And is still referred to: nobody but itself lets go of the connection.
+        database.close()
+    else:
+        del database
+        gc.collect()
+
+    assert open_before == (1,)
+    until(lambda: listener.execute(OTHERS).fetchone() == (0,))
+
+
+@pytest.mark.parametrize("trips_commit", [True, False], ids=["by the trip", "by COMMIT"])
+def test_a_commit_can_be_refused(
+    ledger: Ledger, listener: Any, monkeypatch: pytest.MonkeyPatch, trips_commit: bool
+) -> None:
+    """What the database objects to only at the commit is raised by it: nothing is kept or told."""
+    monkeypatch.setattr(pipeline, "_TRIPS_COMMIT", trips_commit)
+    for statement in OBJECTING:
+        listener.execute(statement)
+
+    for _ in range(2):
+        with pytest.raises(errors.StoreError, match="no thirteen"), ledger.transaction() as tx:
+            tx.jobs.enqueue("twelve")
+            tx.jobs.enqueue("thirteen")
+    ledger.run(lambda tx: tx.jobs.enqueue("twelve"))
+
+    assert heard(listener) == [channel_of("default")]
+    with ledger.reading() as tx:
+        assert len(tx.jobs.find().rows) == 1
+    assert ledger.database.measure.by_name()["jobs.enqueue"].written == 1
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "among others"])

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakSet, finalize
 
 import msgspec
-from sqlalchemy import event, select
-from sqlalchemy import exc as sa_exc
+from sqlalchemy import select
 
 from ledgerstone.errors import (
     SchemaMissing,
@@ -24,7 +23,7 @@ from ledgerstone.failpoints import hit
 from ledgerstone.store.clock import Clock, DatabaseClock
 from ledgerstone.store.dialect import dialect_of
 from ledgerstone.store.faults import translated
-from ledgerstone.store.lending import Lent
+from ledgerstone.store.lending import Lender, Lent
 from ledgerstone.store.measure import Measure
 from ledgerstone.store.sharing import library_of, shared_file
 from ledgerstone.store.statement import Statement
@@ -43,9 +42,6 @@ Tx = TypeVar("Tx", bound=Transaction)
 
 RETRY_SECONDS = 0.01
 RETRY_SECONDS_MAX = 1.0
-IDLE_SECONDS_TRUSTED = 1.0
-"""A pooled connection that rested longer is asked whether it lives before it is used."""
-
 
 _identity = Statement("store.identity", select(ledger_identity.c.id))
 
@@ -73,9 +69,8 @@ class Database(Generic[Tx]):
         self.bells = Bells()
         self._wrap = wrap
         self._file = shared_file(self.url.database or "") if self.dialect.one_writer else None
-        self._engine: Engine | None = None
+        self._lender: Lender | None = None
         self._identity: str | None = None
-        self._trust: _Trust | None = None
         self._retire: finalize[..., Any] | None = None
         self._siblings: WeakSet[Database[Tx]] = WeakSet()
         self._is_sibling = False
@@ -88,15 +83,19 @@ class Database(Generic[Tx]):
 
     @property
     def engine(self) -> Engine:
-        """The SQLAlchemy engine; opened at first use."""
+        """The SQLAlchemy engine, all connections that rest in its pool; opened at first use."""
+        lender = self._lending()
+        lender.put_back()
+        return lender.engine
+
+    def _lending(self) -> Lender:
         with self._lock:
-            if self._engine is None:
-                self._engine = self._opened()
-                self._trust = _Trust(self._engine, self.clock)
+            if self._lender is None:
+                self._lender = Lender(self._opened(), self.clock)
                 # Also for one that is dropped and was never closed, as a worker's may be.
-                self._retire = finalize(self, self._trust.retire)
+                self._retire = finalize(self, self._lender.retire)
                 self._retire.atexit = False
-            return self._engine
+            return self._lender
 
     def _opened(self) -> Engine:
         try:
@@ -118,7 +117,7 @@ class Database(Generic[Tx]):
     @property
     def open(self) -> bool:
         """Whether it has connections."""
-        return self._engine is not None
+        return self._lender is not None
 
     @property
     def bound(self) -> bool:
@@ -128,10 +127,10 @@ class Database(Generic[Tx]):
     def let_go(self) -> Engine | None:
         """The connections that are open: they are used no more, and new ones made when needed."""
         with self._lock:
-            engine, self._engine = self._engine, None
+            lender, self._lender = self._lender, None
             if self._retire is not None:
                 self._retire.detach()
-            return engine
+            return lender.engine if lender is not None else None
 
     @property
     def identity(self) -> str:
@@ -184,8 +183,6 @@ class Database(Generic[Tx]):
         """A transaction of our own: committed at the end of the block."""
         with self._writing_turn(), self._lent() as lent:
             tx = self._begun(lent)
-            if tx.pipeline is not None and not self._is_sibling:
-                tx.pipeline.rouse()
             yield tx
             tx.finish()
             if tx.woken:
@@ -238,7 +235,7 @@ class Database(Generic[Tx]):
         for sibling in list(self._siblings):
             sibling.close()
         with self._lock:
-            self._engine = None
+            self._lender = None
             retire = self._retire
         if retire is not None:
             retire()
@@ -259,18 +256,18 @@ class Database(Generic[Tx]):
 
     @contextmanager
     def _lent(self, *, reads: bool = False) -> Iterator[Lent]:
-        engine = self.engine
+        lender = self._lending()
         lent: Lent | None = None
         try:
-            lent = Lent(engine, reads=reads)
+            lent = lender.lend(reads=reads)
             yield lent
             lent.close()
         except BaseException as error:
             fault = translated(error)
             if lent is not None:
                 lent.give_up(lost=isinstance(fault, StoreUnavailable))
-            if isinstance(fault, StoreUnavailable) and self._trust is not None:
-                self._trust.outage()
+            if isinstance(fault, StoreUnavailable):
+                lender.outage()
             if fault is error:
                 raise
             raise fault from error
@@ -279,45 +276,3 @@ class Database(Generic[Tx]):
         if self._file is None:
             return nullcontext()
         return self._file.turn(self.settings.busy_timeout_seconds)
-
-
-class _Trust:
-    """A connection that rested, or one from before an outage, is asked whether it lives.
-
-    One that does not answer is replaced in silence. After the end none is kept.
-    """
-
-    def __init__(self, engine: Engine, clock: Clock) -> None:
-        self._engine = engine
-        self._monotonic = clock.monotonic
-        self._outage = float("-inf")
-        self._retired = False
-        event.listen(engine, "checkin", self._returned)
-        event.listen(engine, "checkout", self._taken)
-
-    def outage(self) -> None:
-        """The server went away: every other connection to it is as doubtful as this one."""
-        self._outage = self._monotonic()
-
-    def retire(self) -> None:
-        """Close the connections: those at rest now, and the others when they come back."""
-        self._retired = True
-        self._engine.dispose()
-
-    def _returned(self, _: Any, record: Any) -> None:
-        if self._retired:
-            record.invalidate()
-            return
-        record.info["seen_alive"] = self._monotonic()
-
-    def _taken(self, connection: Any, record: Any, _: Any) -> None:
-        seen = record.info.get("seen_alive")
-        now = self._monotonic()
-        if seen is None or (now - seen < IDLE_SECONDS_TRUSTED and seen > self._outage):
-            return
-        try:
-            alive = self._engine.dialect.do_ping(connection)
-        except Exception as error:
-            raise sa_exc.DisconnectionError(str(error)) from error
-        if not alive:
-            raise sa_exc.DisconnectionError

@@ -1,13 +1,118 @@
-"""A connection that the pool has lent for one transaction of ours."""
+"""Connections, lent by an engine's pool for one transaction of ours each.
+
+    pool ──lend──▶ transaction ──committed──▶ at hand, at most one ──lend──▶ the next transaction
+      ▲                │                         │
+      └───otherwise────┴────somebody waits───────┘
+
+Committed, and nothing but statements of ours: then there is nothing to undo.
+"""
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event
+from sqlalchemy import exc as sa_exc
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
+    from sqlalchemy.pool import PoolProxiedConnection
+
+    from ledgerstone.store.clock import Clock
+
+IDLE_SECONDS_TRUSTED = 1.0
+"""A connection that rested longer is asked whether it lives before it is used."""
+_SEEN_ALIVE = "seen_alive"
+
+
+class Lender:
+    """Lends the connections of an engine.
+
+    - One that rested, or one from before an outage, is asked whether it lives. One that does not
+      answer is replaced in silence.
+    - The one that was used last is kept at hand: to take it out of the pool and to put it back
+      costs as much as a short statement. Whoever waits at the pool goes first.
+    - After the end none is kept.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self.engine = engine
+        self._monotonic = clock.monotonic
+        self._outage = float("-inf")
+        self._retired = False
+        self._at_hand: PoolProxiedConnection | None = None
+        self._at_pool = 0
+        self._lock = threading.Lock()
+        event.listen(engine, "checkin", self._returned)
+        event.listen(engine, "checkout", self._taken)
+
+    def lend(self, *, reads: bool = False) -> Lent:
+        """A connection, for one transaction."""
+        while (taken := self._from_hand()) is not None:
+            if self._lives(taken.dbapi_connection, taken.info):
+                return Lent(self, taken, reads=reads)
+            taken.invalidate()
+        try:
+            return Lent(self, self.engine.raw_connection(), reads=reads)
+        finally:
+            with self._lock:
+                self._at_pool -= 1
+
+    def keep(self, lent: PoolProxiedConnection) -> None:
+        """Take back one that has nothing left to commit or to undo."""
+        with self._lock:
+            kept = self._at_hand is None and self._at_pool == 0 and not self._retired
+            if kept:
+                lent.info[_SEEN_ALIVE] = self._monotonic()
+                self._at_hand = lent
+        if not kept:
+            lent.close()
+
+    def put_back(self) -> None:
+        """Put what is at hand into the pool: for whoever takes from there."""
+        with self._lock:
+            kept, self._at_hand = self._at_hand, None
+        if kept is not None:
+            kept.close()
+
+    def outage(self) -> None:
+        """The server went away: every other connection to it is as doubtful as this one."""
+        self._outage = self._monotonic()
+
+    def retire(self) -> None:
+        """Close the connections: those at rest now, and the others when they come back."""
+        self._retired = True
+        self.put_back()
+        self.engine.dispose()
+
+    def _from_hand(self) -> PoolProxiedConnection | None:
+        """What is at hand; if that is nothing, who asks goes to the pool."""
+        with self._lock:
+            taken, self._at_hand = self._at_hand, None
+            if taken is None:
+                self._at_pool += 1
+            return taken
+
+    def _returned(self, _: Any, record: Any) -> None:
+        if self._retired:
+            record.invalidate()
+            return
+        record.info[_SEEN_ALIVE] = self._monotonic()
+
+    def _taken(self, connection: Any, record: Any, _: Any) -> None:
+        if not self._lives(connection, record.info):
+            raise sa_exc.DisconnectionError
+
+    def _lives(self, connection: Any, info: Any) -> bool:
+        seen = info.get(_SEEN_ALIVE)
+        now = self._monotonic()
+        if seen is None or (now - seen < IDLE_SECONDS_TRUSTED and seen > self._outage):
+            return True
+        try:
+            return self.engine.dialect.do_ping(connection)
+        except Exception:  # noqa: BLE001 - whatever a driver says of one that is gone
+            return False
 
 
 class Lent:
@@ -17,18 +122,19 @@ class Lent:
     ours have no use for it.
     """
 
-    def __init__(self, engine: Engine, *, reads: bool = False) -> None:
-        self.dialect = engine.dialect
-        self.fairy = engine.raw_connection()
-        self._engine = engine
+    def __init__(self, lender: Lender, fairy: PoolProxiedConnection, *, reads: bool) -> None:
+        self.dialect = lender.engine.dialect
+        self.fairy = fairy
+        self._lender = lender
         self._reads = reads
+        self._committed = False
         self._connection: Connection | None = None
 
     @property
     def connection(self) -> Connection:
         """SQLAlchemy's connection, its transaction begun."""
         if self._connection is None:
-            made = Connection(self._engine, self.fairy)
+            made = Connection(self._lender.engine, self.fairy)
             if self._reads:
                 made = made.execution_options(ledgerstone_read=True)
             self._connection = made
@@ -36,14 +142,19 @@ class Lent:
         return self._connection
 
     def commit(self) -> None:
-        """Commit what SQLAlchemy's connection began, if it was asked for."""
+        """Commit what SQLAlchemy's connection began, if it was asked for; the rest is committed."""
         if self._connection is not None:
             self._connection.commit()
+        self._committed = True
 
     def close(self) -> None:
         """Give it back; what is not committed is undone."""
-        lent: Any = self._connection if self._connection is not None else self.fairy
-        lent.close()
+        if self._connection is not None:
+            self._connection.close()
+        elif self._committed:
+            self._lender.keep(self.fairy)
+        else:
+            self.fairy.close()
 
     def give_up(self, *, lost: bool) -> None:
         """Undo and give back one whose transaction failed, or throw it away."""

@@ -4,15 +4,15 @@
 
 A trip to the server costs more than most statements. One whose answer nobody waits for is held
 until another one's answer is read, or until the commit, and goes with it, in order. Nothing is ever
-half done: after one that fails the server skips all that came with it, the COMMIT too.
+half done: after one that fails the server skips all that came with it, the COMMIT too. A
+transaction that is a single trip needs no BEGIN and no COMMIT: to the server a trip is one.
 
 Between two trips the connection is as the driver knows it: whoever uses it then notices nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, MutableMapping, Sequence
 from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,9 @@ HELD_BYTES_MAX = 1_048_576
 """What the parameters of held statements may be together; a larger one does not wait."""
 PREPARED_MAX = 500
 """Statements that the server prepares for one connection; further ones it does not."""
+_LIBRARY_SURE = 170000
+_TRIPS_COMMIT = pq.version() >= _LIBRARY_SURE
+"""Older libraries of the driver may lose count if the commit at the end of a trip is refused."""
 _NAMES = "ledgerstone_prepared"
 _NO_SUCH_STATEMENT = "26000"
 _numbers = count()
@@ -116,37 +119,27 @@ class Pipeline:
             self.flush()
         return answer
 
-    def rouse(self) -> None:
-        """Let the server wake up while the first statement is still being made.
-
-        Nothing is asked of it, and it answers nothing.
-        """
-        pgconn = self.driver.pgconn
-        with self.driver.lock, _pipeline_mode(self.driver):
-            pgconn.send_flush_request()
-            pgconn.flush()
-
     def flush(self) -> None:
         """Send what is held and wait for the answers."""
         if self._held:
-            self._travel([Answer(self, b"COMMIT", None, None)] if self.ends else [])
+            self._travel(ends=self.ends)
 
     def commit(self) -> None:
         """Send what is held and commit; a transaction in which nothing was done is none."""
         if self._held or self.driver.pgconn.transaction_status != pq.TransactionStatus.IDLE:
-            self._travel([Answer(self, b"COMMIT", None, None)])
+            self._travel(ends=True)
 
     def drop(self) -> None:
         """Forget what is held: it is not to happen."""
         self._held, self._bytes = [], 0
 
-    def _travel(self, last: list[Answer]) -> None:
+    def _travel(self, *, ends: bool) -> None:
         held = self._held
         self.drop()
         self.ends = False
         began = perf_counter()
         try:
-            self._exchange(held + last)
+            self._exchange(self._framed(held, ends=ends))
         except Exception as error:
             raise refused(error) from error
         seconds = perf_counter() - began
@@ -154,29 +147,49 @@ class Pipeline:
             if answer.noted is not None and answer.result is not None:
                 answer.noted(_count(answer.result), seconds / len(held), seconds)
 
+    def _framed(self, held: list[Answer], *, ends: bool) -> list[Answer]:
+        """With what begins and what ends the transaction, where that has to be said."""
+        begun = self.driver.pgconn.transaction_status != pq.TransactionStatus.IDLE
+        # What nobody notes is a command, and some commands must be told that it has begun.
+        told = begun or not ends or any(answer.noted is None for answer in held)
+        if not told and _TRIPS_COMMIT:
+            return held
+        first = [] if begun else [Answer(self, b"BEGIN", None, None)]
+        last = [Answer(self, b"COMMIT", None, None)] if ends else []
+        return [*first, *held, *last]
+
     def _exchange(self, sent: list[Answer]) -> None:
         driver, pgconn = self.driver, self.driver.pgconn
-        if pgconn.transaction_status == pq.TransactionStatus.IDLE:
-            sent = [Answer(self, b"BEGIN", None, None), *sent]
-        with driver.lock, _pipeline_mode(driver):
-            answered: list[Answer | bytes] = []
-            for answer in sent:
-                answered += self._queued(pgconn, answer)
-            pgconn.pipeline_sync()
-            results = driver.wait(_results(pgconn))
-        failed: PGresult | None = None
+        answered: list[Answer | bytes] = []
+        with driver.lock:
+            pgconn.enter_pipeline_mode()
+            try:
+                for answer in sent:
+                    answered += self._queued(pgconn, answer)
+                pgconn.pipeline_sync()
+                results = driver.wait(_results(pgconn))
+            finally:
+                self._leave_pipeline_mode()
         for to, result in zip(answered, results, strict=False):
+            good = result.status in _GOOD
+            if isinstance(to, Answer):
+                to.result = result if good else None
+            elif not good and self._names is not None:
+                del self._names[to]
+        # Also what is no statement's answer: the commit at the end of a trip may be refused.
+        for result in results:
             if result.status not in _GOOD:
-                failed = result if failed is None else failed
-                if isinstance(to, bytes) and self._names is not None:
-                    del self._names[to]
-            elif isinstance(to, Answer):
-                to.result = result
-        if failed is not None:
-            raise self._error(failed)
+                raise self._error(result)
         if len(results) <= len(answered):
             message = "the server did not answer everything"
             raise errors.OperationalError(message)
+
+    def _leave_pipeline_mode(self) -> None:
+        try:
+            self.driver.pgconn.exit_pipeline_mode()
+        except Error:
+            # Something is still on its way, and nobody will wait for it.
+            self.driver.close()
 
     def _queued(self, pgconn: PGconn, answer: Answer) -> list[Answer | bytes]:
         """Hand it to the driver; who is to be told of the results, a text if it is prepared."""
@@ -206,20 +219,12 @@ class Pipeline:
         return error
 
 
-_GOOD = {pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY}
-
-
-@contextmanager
-def _pipeline_mode(driver: Connection[Any]) -> Iterator[None]:
-    driver.pgconn.enter_pipeline_mode()
-    try:
-        yield
-    finally:
-        try:
-            driver.pgconn.exit_pipeline_mode()
-        except Error:
-            # Something is still on its way, and nobody will wait for it.
-            driver.close()
+_GOOD = {
+    pq.ExecStatus.COMMAND_OK,
+    pq.ExecStatus.TUPLES_OK,
+    pq.ExecStatus.EMPTY_QUERY,
+    pq.ExecStatus.PIPELINE_SYNC,
+}
 
 
 def _results(pgconn: PGconn) -> Generator[Any, Any, list[PGresult]]:

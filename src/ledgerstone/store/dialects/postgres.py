@@ -269,7 +269,7 @@ class PostgreSQL:
         return Pipeline(driver, lent.info, prepares=self._prepares)
 
     def check_unspoiled(self, connection: Any) -> None:
-        if connection.dbapi_connection.info.transaction_status == _IN_ERROR:
+        if connection.dbapi_connection.pgconn.transaction_status == _IN_ERROR:
             # The server would answer a COMMIT with ROLLBACK, and call that a success.
             message = "an error inside the transaction was caught: nothing of it can be kept"
             raise StoreError(message, hint="let the error through, or use a savepoint around it")

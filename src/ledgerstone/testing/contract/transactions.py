@@ -31,6 +31,7 @@ from ledgerstone.testing.fixtures import Home
 
 FAILURES_MANY = 30
 """More than a pool has connections."""
+TURNS_MANY = 25
 
 
 class Interruption(BaseException):
@@ -345,6 +346,22 @@ class TransactionContract(OwnTable):
 
         assert is_closed(connection)
         assert notes_kept(ledger) == ["mine"]
+
+    def test_one_connection_serves_everybody(self, home: Home) -> None:
+        """Whoever waits for the only connection gets it, however often another wants it too."""
+        with opened(home.url, store={"pool_size_max": 1}) as ledger:
+
+            def enqueue_some() -> None:
+                for _ in range(TURNS_MANY):
+                    with ledger.transaction() as tx:
+                        tx.jobs.enqueue("mine")
+
+            together(*[enqueue_some] * 4)
+            # Also who takes it from the engine, and not for a transaction of ours.
+            with ledger.database.engine.connect() as connection:
+                kept = connection.execute(text("SELECT COUNT(*) FROM job")).scalar()
+
+        assert kept == 4 * TURNS_MANY
 
     def test_what_is_dropped_leaves_no_connection(self, ledger: Ledger) -> None:
         """Connections of a worker that nobody closed end with it, and not when they like."""
