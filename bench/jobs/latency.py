@@ -5,6 +5,8 @@ All moments are read from the system's monotonic clock, which all processes of a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from random import Random
 from time import sleep
@@ -13,9 +15,10 @@ from typing import Any
 import msgspec
 
 from bench.engine.wake import NS_IN_MS, Rests
-from bench.jobs.side import Prompt
+from bench.jobs.side import Prompt, Sent
 from bench.measure import settle_memory
 from bench.places import Place
+from bench.side import Looked
 from bench.workers import LOOK_SECONDS, Workers
 
 START_SECONDS_MAX = 30.0
@@ -28,8 +31,46 @@ class Latencies(msgspec.Struct, frozen=True, kw_only=True):
     since_commit: list[float]
 
 
-def latencies(place: Place, side: Prompt, rests: Rests) -> Latencies:
-    """Send jobs to an idle worker of another process, at moments that follow no rhythm."""
+def latencies(place: Place, sides: Sequence[Prompt], rests: Rests) -> dict[str, Latencies]:
+    """Send jobs to idle workers of other processes, at moments that follow no rhythm.
+
+    The sides take turns, job by job: what else happens on the machine happens to all of them.
+    """
+    # Seeded: it is the same every time. Spread: no phase of a poll is favoured.
+    random = Random(rests.count)  # noqa: S311 - no secret
+    with ExitStack() as opened:
+        desks = [opened.enter_context(_desk(place, side)) for side in sides]
+        settle_memory()
+        for _ in range(rests.count):
+            rest = random.uniform(rests.seconds_min, rests.seconds_max)
+            for desk in random.sample(desks, len(desks)):
+                sleep(rest)
+                desk()
+        return {side.name: desk.found for side, desk in zip(sides, desks, strict=True)}
+
+
+class _Desk:
+    """Where the jobs of one side are sent, and how soon they began."""
+
+    def __init__(self, crew: Workers, looked: Looked, send: Callable[[], Sent]) -> None:
+        self.found = Latencies(since_call=[], since_commit=[])
+        self._crew = crew
+        self._looked = looked
+        self._send = send
+
+    def __call__(self) -> None:
+        """One job, from beginning to end."""
+        called, committed = self._send()
+        began = _arrived(self._crew)
+        self.found.since_call.append((began - called) / NS_IN_MS)
+        self.found.since_commit.append((began - committed) / NS_IN_MS)
+        while self._looked():
+            self._crew.check()
+            sleep(LOOK_SECONDS)
+
+
+@contextmanager
+def _desk(place: Place, side: Prompt) -> Iterator[_Desk]:
     with (
         place.fresh(side.prepare) as url,
         Workers(side, url, 1, stamps=True) as crew,
@@ -38,20 +79,7 @@ def latencies(place: Place, side: Prompt, rests: Rests) -> Latencies:
     ):
         crew.rehearse(looked)
         _empty(crew.pipes[0])
-        settle_memory()
-        # Seeded: each side rests for the same times. Spread: no phase of a poll is favoured.
-        random = Random(rests.count)  # noqa: S311 - no secret
-        found = Latencies(since_call=[], since_commit=[])
-        for _ in range(rests.count):
-            sleep(random.uniform(rests.seconds_min, rests.seconds_max))
-            called, committed = send()
-            began = _arrived(crew)
-            found.since_call.append((began - called) / NS_IN_MS)
-            found.since_commit.append((began - committed) / NS_IN_MS)
-            while looked():
-                crew.check()
-                sleep(LOOK_SECONDS)
-    return found
+        yield _Desk(crew, looked, send)
 
 
 def _empty(pipe: Connection[Any, Any]) -> None:

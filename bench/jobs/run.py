@@ -56,7 +56,8 @@ median of the ratios of the rounds. CPU is that of the worker processes, for eac
   connection, `batch_max` rows and one commit for each claim and each settlement.
 
 Bulk enqueue: {LOT_MAX} jobs in each transaction. Latency: from the call that sends a job to its
-first line, in an idle worker of another process; "committed": from the end of the commit.
+first line, in an idle worker of another process, the sides in turn job by job; "committed": from
+the end of the commit.
 Million: finished jobs with their events in the same tables. Held: a transaction with an older
 snapshot is open all the time, while drain follows drain on the same tables; the last one counts."""
 
@@ -69,6 +70,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     jobs_procrastinate: int
     finished: int
     rounds: int
+    rounds_conditions: int
     rounds_procrastinate: int
     rests: Rests
     peers: bool = True
@@ -82,7 +84,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             jobs=max(2000, round(20_000 * scale)),
             jobs_procrastinate=max(300, round(2000 * scale)),
             finished=max(10_000, round(1_000_000 * scale)),
-            rounds=7 if scale >= 1 else 3,
+            rounds=9 if scale >= 1 else 3,
+            rounds_conditions=7 if scale >= 1 else 3,
             rounds_procrastinate=3,
             rests=Rests(count=max(20, round(60 * scale)), seconds_min=0.02, seconds_max=0.2),
         )
@@ -148,7 +151,8 @@ class Bench:
         taken: dict[tuple[str, int], list[Drained]] = {}
         for number in range(self.plan.rounds):
             for workers, some in sides.items():
-                for side in some:
+                # Each is first and last in its turn: what one leaves to do meets every other.
+                for side in some if number % 2 == 0 else reversed(some):
                     self._drain(taken, side, workers, self.plan.jobs)
             self._say_round("drain", number, self.plan.rounds, taken)
         for workers, some in sides.items():
@@ -158,10 +162,13 @@ class Bench:
             for side in some[1:]:
                 self._compare(taken, workers, side.name)
         if ("pgqueuer", 1) in taken:
-            fills = {key: [found.filled for found in some] for key, some in taken.items()}
-            for name in ("ours", "pgqueuer"):
-                self._rates(f"enqueue {name}", fills[name, 1])
-            found = ratios(fills["ours", 1], fills["pgqueuer", 1])
+            fills = {
+                name: [found.filled for workers in sides for found in taken[name, workers]]
+                for name in ("ours", "pgqueuer")
+            }
+            for name, filled in fills.items():
+                self._rates(f"enqueue {name}", filled)
+            found = ratios(fills["ours"], fills["pgqueuer"])
             self._ratio("bulk_enqueue.vs_pgqueuer", "enqueue ours/pgqueuer", found)
 
     def _procrastinate(self) -> None:
@@ -193,15 +200,14 @@ class Bench:
             self._add(case, "ratio", found)
 
     def _latencies(self, sides: Sequence[Prompt]) -> None:
-        """In turn, three times; the ratio is of the medians."""
+        """In turn, job by job, three times; the ratio is of the medians."""
         calls: dict[str, list[list[float]]] = {side.name: [] for side in sides}
         commits: dict[str, list[float]] = {side.name: [] for side in sides}
         for number in range(self.plan.rounds_procrastinate):
-            for side in sides:
-                found = latencies(self.place, side, self.plan.rests)
-                calls[side.name].append(found.since_call)
-                commits[side.name] += found.since_commit
-            told = ", ".join(f"{side} {median(some[-1]):.2f} ms" for side, some in calls.items())
+            for name, found in latencies(self.place, sides, self.plan.rests).items():
+                calls[name].append(found.since_call)
+                commits[name] += found.since_commit
+            told = ", ".join(f"{name} {median(some[-1]):.2f} ms" for name, some in calls.items())
             self.say(f"{self.name} latency {number + 1}: {told}")
         for side in sides:
             every = [value for some in calls[side.name] for value in some]
@@ -216,7 +222,8 @@ class Bench:
         rates: dict[str, list[Timing]] = {"empty": [], "million": [], "held": []}
         with self._million() as (full, finished), self._held() as held:
             totals = {full: finished, held: 0}
-            for number in range(self.plan.rounds):
+            rounds = self.plan.rounds_conditions
+            for number in range(rounds):
                 found = drain_fresh(self.place, self.ours, workers=1, count=self.plan.jobs)
                 rates["empty"].append(found.drained)
                 for case, url in (("million", full), ("held", held)):
@@ -231,7 +238,7 @@ class Bench:
                     totals[url] = found.total
                     rates[case].append(found.drained)
                 told = ", ".join(f"{case} {some[-1].rate:,.0f}/s" for case, some in rates.items())
-                self.say(f"{self.name} condition {number + 1} of {self.plan.rounds}: {told}")
+                self.say(f"{self.name} condition {number + 1} of {rounds}: {told}")
         for case, some in rates.items():
             self._rates(f"condition {case}", some)
         beside_empty = ratios(rates["million"], rates["empty"])

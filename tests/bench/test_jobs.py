@@ -20,6 +20,7 @@ SMALLEST = Plan(
     jobs_procrastinate=10,
     finished=10,
     rounds=1,
+    rounds_conditions=1,
     rounds_procrastinate=1,
     rests=Rests(count=2, seconds_min=0.01, seconds_max=0.02),
     peers=False,
