@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,6 +33,8 @@ NEWEST_MAX = 500
 """Events of a job that are read at once, the newest of them."""
 EARLIER_MAX = 10_000
 """So many that came earlier are counted; more are told as more."""
+BEGUN_MAX = 100
+"""Words of beginnings that are kept at hand."""
 ENDS_MAX = 20
 """Ends of attempts among which the last error is looked for."""
 
@@ -75,6 +78,12 @@ class Replayed(msgspec.Struct):
     cancel_requested: bool = False
 
 
+@lru_cache(maxsize=BEGUN_MAX)
+def begun(attempt: int, worker: str) -> str:
+    """What is told of an attempt; the same for almost all jobs of a worker."""
+    return f'{{"attempt":{attempt},"worker":"{worker}"}}'
+
+
 _STAMPED = {"ts": job.c.updated_at}
 """An event is of the moment of its job: each is after the one before, also if the clock is not."""
 _worker = bindparam("worker", type_=job.c.worker.type)
@@ -114,13 +123,9 @@ claimed = Journal(
         literal('{"attempt":') + cast(row.attempt, Text) + ',"worker":"' + _worker + '"}',
     ),
     copied=_STAMPED,
+    usual={"attempt": 1},
 )
 """What is told of a job that begins."""
-
-
-def begun(attempt: int, worker: str) -> str:
-    """What is told of an attempt."""
-    return f'{{"attempt":{attempt},"worker":"{worker}"}}'
 
 
 def _event(row: Any) -> JobEvent:

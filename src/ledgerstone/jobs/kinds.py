@@ -64,22 +64,22 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     limited_by: tuple[str, ...] = ()
     """The arguments that its limit key is made from."""
 
-    def parsed(self, payload: Any) -> dict[str, Any]:
-        """The arguments that a payload holds, by name; BadInput if they do not fit."""
-        try:
-            # The keys of a JSON object are text, whatever they were before.
-            found = msgspec.convert(payload, self.arguments, strict=True, str_keys=True)
-        except (msgspec.ValidationError, TypeError) as error:
-            raise self._misfit(error) from error
-        return self._by_name(found)
+    def parsed(self, payload: str) -> dict[str, Any]:
+        """The arguments that a payload holds as JSON, by name; BadInput if they do not fit."""
+        found = self._decoded(payload)
+        return {name: getattr(found, name) for name in self.arguments.__struct_fields__}
 
     def checked(self, payload: str) -> str | None:
         """What a job with this payload, as JSON, is limited by; BadInput if it does not fit."""
-        try:
-            found = self.decoder.decode(payload)
-        except msgspec.ValidationError as error:
-            raise self._misfit(error) from error
+        found = self._decoded(payload)
         return self._limit_key(found) if self.limit is not None else None
+
+    def _decoded(self, payload: str) -> msgspec.Struct:
+        try:
+            return self.decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            message = f"the arguments of {self.name} do not fit: {error}"
+            raise BadInput(message, hint=f"it takes {self.takes}") from error
 
     def _limit_key(self, found: msgspec.Struct) -> str | None:
         assert self.limit is not None
@@ -95,13 +95,6 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
             message = f"the limit key of {self.name} ({_called(call)}) is text or None, not {key!r}"
             raise NoLimitKey(message, hint="return str(…) of it")
         return key
-
-    def _misfit(self, error: Exception) -> BadInput:
-        message = f"the arguments of {self.name} do not fit: {error}"
-        return BadInput(message, hint=f"it takes {self.takes}")
-
-    def _by_name(self, found: msgspec.Struct) -> dict[str, Any]:
-        return {name: getattr(found, name) for name in self.arguments.__struct_fields__}
 
     @property
     def takes(self) -> str:

@@ -91,15 +91,13 @@ class Job:
     - `transaction` makes the handler's writes and the job's success one commit.
     """
 
-    def __init__(
-        self, claim: JobClaim, payload: Any, database: Database[Any], rules: Rules
-    ) -> None:
+    def __init__(self, claim: JobClaim, database: Database[Any], rules: Rules) -> None:
         self.id = claim.key
         self.type = claim.type
         self.org_id = claim.org_id
         self.attempt = claim.attempt
         self.max_attempts = claim.max_attempts
-        self.payload = payload
+        self.payload = decode(claim.body)
         self.requested_by = claim.requested_by
         self.correlation_id = claim.correlation_id
         self.trace_context = claim.trace_context
@@ -269,16 +267,19 @@ def _awaits(step: str) -> BadInput:
 class Runner:
     """Makes the handler of each kind: job and arguments in, what the function answers out."""
 
-    def __init__(self, database: Database[Any], rules: Rules) -> None:
+    def __init__(self, database: Database[Any], kinds: Kinds, rules: Rules) -> None:
         self._database = database
+        self._kinds = kinds
         self._rules = rules
         self._handlers: dict[str, Handler] = {}
 
-    def handler(self, kind: Kind) -> Handler:
-        """What runs a claim of this kind."""
-        handler = self._handlers.get(kind.name)
+    def handler(self, name: str) -> Handler:
+        """What runs a claim of this kind, which is known."""
+        handler = self._handlers.get(name)
         if handler is None:
-            handler = self._handlers[kind.name] = self._made(kind)
+            kind = self._kinds.get(name)
+            assert kind is not None
+            handler = self._handlers[name] = self._made(kind)
         return handler
 
     def _made(self, kind: Kind) -> Handler:
@@ -291,17 +292,17 @@ class Runner:
                 return Handler(partial(_run_in_process, kind.name, kind.call), Where.PROCESS)
 
     def _run(self, kind: Kind, claim: JobClaim) -> Any:
-        payload, arguments = _opened(kind, claim)
+        arguments = _arguments(kind, claim)
         if not kind.takes_job:
             return kind.call(**arguments)
-        running = Job(claim, payload, self._database, self._rules)
+        running = Job(claim, self._database, self._rules)
         return running.ended(kind.call(running, **arguments))
 
     async def _run_async(self, kind: Kind, claim: JobClaim) -> Any:
-        payload, arguments = _opened(kind, claim)
+        arguments = _arguments(kind, claim)
         if not kind.takes_job:
             return await kind.call(**arguments)
-        running = AsyncJob(Job(claim, payload, self._database, self._rules))
+        running = AsyncJob(Job(claim, self._database, self._rules))
         try:
             return await running.ended(await kind.call(running, **arguments))
         finally:
@@ -310,14 +311,12 @@ class Runner:
 
 def _run_in_process(name: str, call: Callable[..., Any], claim: JobClaim) -> Any:
     """In a child process, which knows nothing but the function."""
-    _, arguments = _opened(Kinds().add(name, call), claim)
-    return call(**arguments)
+    return call(**_arguments(Kinds().add(name, call), claim))
 
 
-def _opened(kind: Kind, claim: JobClaim) -> tuple[Any, dict[str, Any]]:
-    payload = decode(claim.body) if claim.body else {}
+def _arguments(kind: Kind, claim: JobClaim) -> dict[str, Any]:
     try:
-        return payload, kind.parsed(payload)
+        return kind.parsed(claim.body)
     except BadInput as error:
         # The code has changed since it was accepted: no attempt will go better.
         raise Hopeless(error.message, hint=error.hint) from error

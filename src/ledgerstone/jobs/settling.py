@@ -214,7 +214,7 @@ def settle(tx: Transaction, outcomes: Outcomes, *, worker: str | None, rules: Ru
                 _go_on(tx, [o for o in some if id(o) not in refused], worker, rules)
                 lost += _run(tx, _cancel_unwanted, left, Status.CANCELED, worker=worker)
     late = [outcome for outcome in lost if _refused(tx, outcome, worker)]
-    claims = [cast("JobClaim", outcome.claim) for outcome in outcomes]
+    claims = cast("list[JobClaim]", [outcome.claim for outcome in outcomes])
     freed = [(c.limit_key, c.org_id) for c in claims if c.limit_key is not None]
     if freed:
         # Last of all: see there in which order locks are taken.

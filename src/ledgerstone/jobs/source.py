@@ -137,7 +137,7 @@ class JobSource:
         self._queue = queue
         self._kinds = kinds
         self._rules = settling.Rules(queue=queue, backoff=self._backoff, crashes_max=crashes_max)
-        self._runner = Runner(database, self._rules)
+        self._runner = Runner(database, kinds, self._rules)
         self._worker: str | None = None
         self._known = len(kinds)
         self.types = sorted(kinds.all())
@@ -147,10 +147,7 @@ class JobSource:
         self._swept = ""
 
     def handler(self, claim: Claim) -> Handler:
-        kind = self._kinds.get(cast("JobClaim", claim).type)
-        if kind is None:
-            raise AssertionError(claim)
-        return self._runner.handler(kind)
+        return self._runner.handler(cast("JobClaim", claim).type)
 
     def claim(self, tx: Transaction, ask: Ask) -> Sequence[JobClaim]:
         self._worker = ask.worker
@@ -243,7 +240,7 @@ class JobSource:
         kind = self._kinds.get(row[4])
         timeout = kind.timeout_seconds if kind is not None else None
         about = (row[4], str(row[5]), *row[ABOUT])
-        return JobClaim(str(row[0]), row[1], row[2], row[3], None, timeout, *about)
+        return JobClaim(str(row[0]), row[1], row[2], row[3] or "{}", None, timeout, *about)
 
     def _backoff(self, claim: JobClaim) -> Backoff:
         kind = self._kinds.get(claim.type)

@@ -73,6 +73,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
       carried, or over what a claim returns.
     - `copied` are columns of the journal and of the changed row: they hold the same. A second
       statement has to look that up, in the `values` of `append`.
+    - `usual` are values that most rows have, by column: what is told of these is worked out once.
     """
 
     append: AppendEach
@@ -80,6 +81,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     told: Callable[[Row, Mapping[str, Any]], Row]
     columns: Callable[[Incoming], Sequence[ColumnElement[Any]]]
     copied: Mapping[str, ColumnClause[Any]] = {}
+    usual: Mapping[str, Any] = {}
 
     def run(self, tx: Transaction, rows: Sequence[Row], common: Mapping[str, Any]) -> None:
         self.append.run(tx, [self.told(row, common) for row in rows], **common)

@@ -28,9 +28,11 @@ class Bell:
         self._silence.acquire()
 
     def ring(self) -> None:
-        with suppress(RuntimeError):
-            # It was free: it rings already.
-            self._silence.release()
+        # If it is free it rings already. Asked first: a thread may ring once for each item.
+        if self._silence.locked():
+            with suppress(RuntimeError):
+                # Somebody else rang in between.
+                self._silence.release()
 
     def wait(self, seconds: float) -> bool:
         """Until it rings or the time is up; says which, and is silent again."""

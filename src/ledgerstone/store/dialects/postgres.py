@@ -15,12 +15,15 @@ from sqlalchemy import (
     String,
     Text,
     Update,
+    and_,
     bindparam,
+    case,
     cast,
     column,
     create_engine,
     event,
     func,
+    literal,
     literal_column,
     select,
     text,
@@ -28,7 +31,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import Insert, insert
-from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.elements import BindParameter, ColumnElement
+from sqlalchemy.sql.visitors import iterate
 
 from ledgerstone.errors import StoreError, Unsupported
 from ledgerstone.ids import new_id
@@ -62,6 +66,7 @@ MIGRATION_LOCK = 0x1ED6E5
 PREPARE_AFTER = 5
 _NEUTRAL: Any = postgresql.dialect()  # type: ignore[no-untyped-call]
 _POSITION = "position"
+_Columns = Mapping[str, ColumnElement[Any]]
 _TOLD, _NUMBER_DIGITS = "told_id", 8
 _TRANSACTION_STATUS_IDLE = 0
 _IN_ERROR = 3
@@ -166,7 +171,9 @@ class PostgreSQL:
             # Arrays of one are most of the work for a single row.
             alone = operation.statements.get(f"{self.name}.alone")
             if alone is None:
-                alone = Statement(operation.name, _appending(operation, _alone(columns)))
+                alone = Statement(
+                    operation.name, _appending(operation, _alone(columns), alone=True)
+                )
                 operation.statements[f"{self.name}.alone"] = alone
             names = [f"one_{c.name}" for c in columns]
             alone.send(tx, **common, **dict(zip(names, rows[0], strict=True)), **told)
@@ -370,12 +377,7 @@ def _travelling_in_short(columns: Sequence[Any], *, whole: int = 1) -> Incoming:
     """As `_travelling`, of what `_in_short` sends."""
     row = _travelling(columns)
     # An array that is shorter than the first gives NULL for what it lacks.
-    short = {
-        c.name: func.coalesce(
-            getattr(row, c.name), bindparam(f"all_{c.name}", type_=_uncut(c.type))
-        )
-        for c in columns[whole:]
-    }
+    short = {c.name: func.coalesce(getattr(row, c.name), _for_all(c)) for c in columns[whole:]}
     names = [*(c.name for c in columns[:whole]), _POSITION]
     return Incoming({name: getattr(row, name) for name in names} | short)
 
@@ -395,12 +397,12 @@ def _updating(operation: UpdateEach) -> Statement:
     names = [operation.key.name, *(c.name for c in journal.carried)]
     told_of = [getattr(row, name).label(name) for name in names]
     changed = changing.returning(position, *told_of, *_copied(journal)).cte("changed")
-    told = _telling(journal, Incoming(dict(changed.c)), changed.c[_POSITION], changed)
+    told = _telling(journal, dict(changed.c), changed.c[_POSITION], changed, _alike(journal))
     main = select(changed.c[_POSITION]).add_cte(told.cte("told"))
     return Statement(operation.name, main, writes=True)
 
 
-def _appending(operation: AppendEach, row: Incoming) -> Insert:
+def _appending(operation: AppendEach, row: Incoming, *, alone: bool = False) -> Insert:
     journal = operation.journal
     if journal is None:
         return _inserting(operation, row)
@@ -409,7 +411,8 @@ def _appending(operation: AppendEach, row: Incoming) -> Insert:
     row = Incoming(dict(sent.c))
     values = operation.assignments(row)
     copied = {_copy(name): values[c.name] for name, c in journal.copied.items()}
-    told = _telling(journal, Incoming(dict(sent.c) | copied), sent.c[_POSITION], sent)
+    usual = {} if alone else _alike(journal)
+    told = _telling(journal, {**dict(sent.c), **copied}, sent.c[_POSITION], sent, usual)
     # In this order: what else is written is written at last, when the rows that it is of are there.
     return _inserting(operation, row).add_cte(told.cte("told"))
 
@@ -422,8 +425,8 @@ def _claiming(operation: ClaimEach, claiming: Update) -> Statement:
     labels = [c.label(f"c{i}") for i, c in enumerate(answered)]
     changed = claiming.returning(*labels, *_copied(journal)).cte("changed")
     after = {c.name: changed.c[f"c{i}"] for i, c in enumerate(operation.returning)}
-    row = Incoming({**dict(changed.c), **after})
-    told = _telling(journal, row, func.row_number().over(), changed)
+    usual = {name: literal(value) for name, value in journal.usual.items()}
+    told = _telling(journal, {**dict(changed.c), **after}, func.row_number().over(), changed, usual)
     main = select(*[changed.c[label.name] for label in labels])
     return Statement(operation.name, main.add_cte(told.cte("told")), writes=True)
 
@@ -436,15 +439,40 @@ def _copy(name: str) -> str:
     return f"copied_{name}"
 
 
-def _telling(journal: Journal, row: Incoming, number: Any, origin: CTE) -> Insert:
-    """One row of the journal for each of these."""
+def _telling(journal: Journal, row: _Columns, number: Any, origin: CTE, usual: _Columns) -> Insert:
+    """One row of the journal for each of these; `usual` is what most of them have."""
+    values = _told(journal, row, number)
+    if usual:
+        same = _told(journal, {**row, **usual}, number)
+        is_usual = and_(*[row[name] == value for name, value in usual.items()])
+        for name, value in values.items():
+            if not value.compare(same[name]) and not _is_of(origin, same[name]):
+                # As a query of its own it runs once.
+                once = select(same[name]).scalar_subquery()
+                values[name] = case((is_usual, once), else_=value)
+    selected = select(*values.values()).select_from(origin)
+    return insert(journal.append.table).from_select(list(values), selected)
+
+
+def _told(journal: Journal, row: _Columns, number: Any) -> dict[str, Any]:
     first = bindparam(_TOLD, type_=Text()) + func.lpad(func.to_hex(number), _NUMBER_DIGITS, "0")
     append = journal.append
-    pairs = zip(append.incoming, (first, *journal.columns(row)), strict=True)
+    pairs = zip(append.incoming, (first, *journal.columns(Incoming(row))), strict=True)
     values = append.assignments(Incoming({c.name: cast(value, c.type) for c, value in pairs}))
-    values.update({name: getattr(row, _copy(name)) for name in journal.copied})
-    selected = select(*values.values()).select_from(origin)
-    return insert(append.table).from_select(list(values), selected)
+    return values | {name: row[_copy(name)] for name in journal.copied}
+
+
+def _is_of(origin: CTE, value: ColumnElement[Any]) -> bool:
+    return any(getattr(part, "table", None) is origin for part in iterate(value))
+
+
+def _alike(journal: Journal) -> _Columns:
+    """What `_in_short` sends for all rows; NULL, which nothing is like, where they differ."""
+    return {c.name: _for_all(c) for c in journal.carried}
+
+
+def _for_all(c: Any) -> BindParameter[Any]:
+    return bindparam(f"all_{c.name}", type_=_uncut(c.type))
 
 
 def _inserting(operation: Adding, row: Incoming) -> Insert:
