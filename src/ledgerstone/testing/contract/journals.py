@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger, Column, Index, String, Table, bindparam, column, select, update
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Index,
+    String,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    column,
+    select,
+    update,
+)
 
 from ledgerstone import errors
 from ledgerstone.ids import new_id
@@ -81,12 +93,13 @@ take = ClaimEach(
     due=parcel.c.state == "new",
     order_by=(parcel.c.id,),
     set_={"state": "taken", "scanned": parcel.c.scanned + 1},
-    returning=(parcel.c.id, parcel.c.state),
+    returning=(parcel.c.id, parcel.c.state, parcel.c.scanned),
     journal=Journal(
         append=_append,
-        told=lambda row, _: (new_id(), str(row[0]), row[1]),
-        columns=lambda row: (row.id, row.state),
+        told=lambda row, _: (new_id(), str(row[0]), f"{row[1]} {row[2]}"),
+        columns=lambda row: (row.id, row.state + " " + cast(row.scanned, Text)),
         copied={"scanned": parcel.c.scanned},
+        usual={"state": "taken", "scanned": 2},
     ),
 )
 
@@ -137,16 +150,38 @@ class JournalContract:
             (ids[3], "n3", "truck", 2),
         ]
 
+    @pytest.mark.parametrize(
+        "words", [["same"] * 3, ["same", "same", "other"], ["same", None, "same"]]
+    )
+    def test_words_that_are_alike(self, ledger: Ledger, words: list[str | None]) -> None:
+        """Each keeps its own words, also where all or some say the same."""
+        ids = sorted(new_id() for _ in words)
+
+        added = [(one, "new", said) for one, said in zip(ids, words, strict=True)]
+        ledger.run(lambda tx: accept.run(tx, added, place="door"))
+        ledger.run(lambda tx: move.run(tx, [(row[0], row[2]) for row in added], place="belt"))
+
+        assert _told(ledger) == [
+            (one, said, place, number)
+            for one, said in zip(ids, words, strict=True)
+            for number, place in ((1, "door"), (2, "belt"))
+        ]
+
     def test_what_is_taken(self, ledger: Ledger) -> None:
-        """It is told of as it is then."""
-        ids = sorted(new_id() for _ in range(3))
+        """It is told of as it is then, also of one that is not as most are."""
+        ids = sorted(new_id() for _ in range(4))
         ledger.run(lambda tx: accept.run(tx, [(one, "new", None) for one in ids], place="door"))
+        ledger.run(lambda tx: move.run(tx, [(ids[1], None)], place="belt"))
+        with ledger.transaction() as tx:
+            tx.connection.execute(update(parcel).values(state="new"))
 
-        taken = ledger.run(lambda tx: take.run(tx, limit=2, place="hand"))
+        taken = ledger.run(lambda tx: take.run(tx, limit=3, place="hand"))
 
-        assert [str(row[0]) for row in taken] == ids[:2]
-        assert [line for line in _told(ledger) if line[3] > 1] == [
-            (one, "taken", "hand", 2) for one in ids[:2]
+        assert [str(row[0]) for row in taken] == ids[:3]
+        assert [line for line in _told(ledger) if line[2] == "hand"] == [
+            (ids[0], "taken 2", "hand", 2),
+            (ids[1], "taken 3", "hand", 3),
+            (ids[2], "taken 2", "hand", 2),
         ]
 
     def test_neither_without_the_other(self, ledger: Ledger) -> None:
