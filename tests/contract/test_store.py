@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ledgerstone.testing.contract.batches import BatchContract
+from ledgerstone.testing.contract.forking import ForkContract
 from ledgerstone.testing.contract.joins import JoinContract, JoinedWorkContract
 from ledgerstone.testing.contract.journals import JournalContract
 from ledgerstone.testing.contract.leases import LeaseContract
@@ -56,3 +57,7 @@ class TestJoins(JoinContract):
 
 class TestJoinedWork(JoinedWorkContract):
     """What was enqueued there."""
+
+
+class TestForks(ForkContract):
+    """Processes that fork."""

@@ -20,6 +20,7 @@ from ledgerstone.errors import (
     Unsupported,
 )
 from ledgerstone.failpoints import hit
+from ledgerstone.store import forking
 from ledgerstone.store.clock import Clock, DatabaseClock
 from ledgerstone.store.dialect import dialect_of
 from ledgerstone.store.faults import translated
@@ -44,6 +45,10 @@ RETRY_SECONDS = 0.01
 RETRY_SECONDS_MAX = 1.0
 
 _identity = Statement("store.identity", select(ledger_identity.c.id))
+
+
+_inherited: list[Engine] = []
+"""The parent's, never closed: that would end its sessions, and drop its locks."""
 
 
 class Database(Generic[Tx]):
@@ -77,6 +82,7 @@ class Database(Generic[Tx]):
         if self._file is not None:
             self._file.users.add(self)
         self._lock = threading.Lock()
+        forking.watch(self)
 
     def __repr__(self) -> str:
         return f"Database({self.url.render_as_string(hide_password=True)!r})"
@@ -131,6 +137,22 @@ class Database(Generic[Tx]):
             if self._retire is not None:
                 self._retire.detach()
             return lender.engine if lender is not None else None
+
+    def before_fork(self) -> None:
+        """Close the connections to a file that rest; see `forking`."""
+        if self._file is not None and self._lender is not None:
+            self._lender.rest()
+
+    def after_fork(self) -> None:
+        """Make do without what the parent holds."""
+        if self._file is not None:
+            self._file.after_fork()
+        self._lock = threading.Lock()
+        self.bells.after_fork()
+        self.measure.after_fork()
+        inherited = self.let_go()
+        if inherited is not None:
+            _inherited.append(inherited)
 
     @property
     def identity(self) -> str:

@@ -76,6 +76,11 @@ class Lender:
         if kept is not None:
             kept.close()
 
+    def rest(self) -> None:
+        """Close the connections that are at rest; new ones are made when they are needed."""
+        self.put_back()
+        self.engine.dispose()
+
     def outage(self) -> None:
         """The server went away: every other connection to it is as doubtful as this one."""
         self._outage = self._monotonic()
@@ -83,8 +88,7 @@ class Lender:
     def retire(self) -> None:
         """Close the connections: those at rest now, and the others when they come back."""
         self._retired = True
-        self.put_back()
-        self.engine.dispose()
+        self.rest()
 
     def _from_hand(self) -> PoolProxiedConnection | None:
         """What is at hand; if that is nothing, who asks goes to the pool."""

@@ -30,6 +30,11 @@ class Measure:
         self._tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self._lock = threading.Lock()
 
+    def after_fork(self) -> None:
+        """Count anew: the parent's figures are its own, and its threads may have held the lock."""
+        self._lock = threading.Lock()
+        self._tallies = defaultdict(Tally)
+
     def note(
         self,
         name: str,

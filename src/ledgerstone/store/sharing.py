@@ -61,6 +61,7 @@ class SharedFile:
         self._holder: int | None = None
         # Never closed: that would drop locks which the other copy holds.
         self._left_open: list[Engine] = []
+        self._inherited = False
 
     @contextmanager
     def turn(self, seconds_max: float) -> Iterator[None]:
@@ -79,8 +80,21 @@ class SharedFile:
             self._holder = None
             self._lock.release()
 
+    def after_fork(self) -> None:
+        """Threads of the parent that waited or wrote are not here; what they had open still is."""
+        self._lock = threading.Lock()
+        self._holder = None
+        ours = self._library != STANDARD and any(user.open for user in self.users)
+        if ours and _open_here(self._path):
+            # The library believes that it holds the locks of these connections.
+            self._inherited = True
+
     def library(self) -> str | None:
         """The copy that the file has to be opened with; None if any will do."""
+        if self._inherited:
+            message = f"{self._path.name} was in use when this process was forked"
+            hint = "fork while no transaction and no worker runs, or start processes by spawn"
+            raise NotAllowedNow(message, hint=hint)
         if any(user.open for user in self.users):
             return self._library
         return STANDARD if _open_here(self._path) else None

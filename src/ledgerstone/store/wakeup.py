@@ -46,6 +46,10 @@ class Bells:
         self._bells: dict[str, set[Bell]] = {}
         self._lock = threading.Lock()
 
+    def after_fork(self) -> None:
+        """Another thread of the parent may have held the lock: here it would for ever."""
+        self._lock = threading.Lock()
+
     def hang(self, channel: str, bell: Bell) -> None:
         """From now on `bell` rings for this channel."""
         with self._lock:
