@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -86,3 +90,23 @@ def test_an_answer_that_nobody_understands(loop: LoopRunner, finished: Finished)
     assert outcome is not None
     assert outcome.failure is not None
     assert (outcome.verdict, outcome.failure.code) == (Verdict.FAILED, "LookupError")
+
+
+def test_one_that_takes_no_notice(loop: LoopRunner, caplog: pytest.LogCaptureFixture) -> None:
+    """A handler that goes on when it is canceled is left behind without noise."""
+    begun = threading.Event()
+
+    async def go_on(_: Claim) -> None:
+        begun.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    loop.start(Claim("a", 1, 1), Handler(go_on, Where.LOOP))
+    assert begun.wait(PROMPTLY)
+    forgotten = weakref.ref(loop._tasks["a"][1])
+    loop.stop()
+    gc.collect()
+
+    assert forgotten() is None
+    assert caplog.records == []

@@ -131,6 +131,8 @@ class LoopRunner:
     def _let_go(self) -> None:
         """Whoever still waits for something will never be told: what they hold is given back."""
         for _, task, _ in list(self._tasks.values()):
+            # As asyncio itself does with what it leaves behind: nobody has to hear of it.
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
             with suppress(RuntimeError):
                 cast("Coroutine[Any, Any, None]", task.get_coro()).close()
 
