@@ -131,7 +131,7 @@ class Pump:
         # With one writer a single thread does both, and both kinds of news ring for it.
         self._settle_bell = self._claim_bell if database.dialect.one_writer else Bell()
         self._pace = Pace(settings, prompt)
-        self._stopping = False
+        self._stopping = threading.Event()
         self._halted = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -178,9 +178,8 @@ class Pump:
 
     def stop_claiming(self) -> None:
         """Claim no more; what was claimed and has not begun goes back, its attempt refunded."""
-        self._stopping = True
-        for claim in self._crew.drop_waiting():
-            self._done(claim, outcome_of.returned(claim, Interrupted("the worker is stopping")))
+        self._stopping.set()
+        self._return(self._crew.drop_waiting())
         self._claim_bell.ring()
         self._settle_bell.ring()
 
@@ -331,12 +330,18 @@ class Pump:
             return
         hit("pump.claimed")
         runnable = self._accepted(claims)
-        if self._stopping:
-            stopping = Interrupted("the worker is stopping")
-            for claim in runnable:
-                self._done(claim, outcome_of.returned(claim, stopping))
+        if self._stopping.is_set():
+            self._return(runnable)
         elif runnable:
             self._crew.start(runnable)
+            if self._stopping.is_set():
+                # That began after the look: nobody has dropped these.
+                self._return(self._crew.drop_waiting())
+
+    def _return(self, unbegun: Sequence[Claim]) -> None:
+        stopping = Interrupted("the worker is stopping")
+        for claim in unbegun:
+            self._done(claim, outcome_of.returned(claim, stopping))
 
     def _accepted(self, claims: Sequence[Claim]) -> Sequence[Claim]:
         """Hold the claims; those for a target that is down go straight back."""
@@ -524,7 +529,7 @@ class Pump:
 
     def _room(self) -> int:
         """How many to claim now: what can run, and as far ahead as handlers are quick."""
-        if self._stopping:
+        if self._stopping.is_set():
             return 0
         # In this order: what ends in between is counted twice, not overlooked.
         taken = self._crew.running + len(self._crew.waiting)

@@ -200,6 +200,37 @@ class RunningContract:
         assert sorted(c.status.value for c in chores_) == ["done"] * 2 + ["queued"] * 4
         assert {c.attempt for c in chores_ if c.status is Status.QUEUED} == {0}
 
+    def test_stopping_while_they_are_handed_over(self, ledger: Ledger) -> None:
+        """What is claimed at the moment of the stop goes back at once, refunded."""
+        ids = enqueue(ledger, 40)
+        stopped, over = threading.Event(), threading.Event()
+
+        def work(claim: Claim) -> None:
+            # The first are quick: the next are then claimed ahead.
+            if int(claim.body) >= 10:
+                over.wait(PROMPTLY)
+
+        class Stopping(ChoreSource):
+            def handler(self, claim: Claim) -> Handler:
+                if int(claim.body) >= 10:
+                    worker.pumps[0].stop_claiming()
+                    stopped.set()
+                return super().handler(claim)
+
+        settings = msgspec.structs.replace(
+            ledger.settings.engine, concurrency=2, claim_ahead_ms=10_000
+        )
+        worker = Worker(ledger.database, [Stopping(Handler(work))], settings)
+        with started(worker):
+            assert stopped.wait(PROMPTLY)
+            until(lambda: counts(ledger)[Status.RUNNING] <= 2)
+            over.set()
+
+        with ledger.reading() as tx:
+            left = [tx.chores.get(key) for key in ids]
+        assert {c.attempt for c in left if c.status is Status.QUEUED} == {0}
+        assert sum(c.status is Status.DONE for c in left) <= 12
+
     @pytest.mark.parametrize("where", [Where.THREAD, Where.LOOP])
     def test_stopping_when_the_grace_is_over(self, ledger: Ledger, where: Where) -> None:
         """A handler that does not finish in time is interrupted and its item returned."""
