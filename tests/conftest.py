@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -38,6 +39,11 @@ def rabbit() -> Iterator[PrivateRabbitMQ]:
     """
     with PrivateRabbitMQ(settings={"max_message_size": str(BROKER_BODY_BYTES_MAX)}) as server:
         yield server
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: it need not be looked through for garbage."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ killed, stopped and waited for like any other.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -132,6 +133,8 @@ def _begin(
     streams: _Streams,
     folder: Path,
 ) -> None:
+    # What was imported before the fork stays: looking through it would copy its memory.
+    gc.freeze()
     for ours, standard in zip(streams.descriptors, _STANDARD, strict=True):
         os.dup2(ours, standard)
         os.close(ours)
