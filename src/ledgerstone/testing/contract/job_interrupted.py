@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 from collections.abc import Iterator
@@ -290,7 +291,12 @@ class _Scene:
 
 def _waits_for_a_connection() -> bool:
     """Whether the thread of an async job has come to the pool, and has to wait there."""
-    frames = sys._current_frames()  # noqa: SLF001 - there is no other way to see it
+    # Python before 3.11.8 and 3.12.1 stands still if it collects garbage in the middle of this.
+    gc.disable()
+    try:
+        frames = sys._current_frames()  # noqa: SLF001 - there is no other way to see it
+    finally:
+        gc.enable()
     return any(
         frame.f_globals["__name__"] == "sqlalchemy.util.queue"
         for thread in threading.enumerate()
