@@ -148,8 +148,17 @@ def place(rabbit: PrivateRabbitMQ) -> Iterator[AmqpPlace]:
     made_here.end()
 
 
-class TestAmqp(TransportContract, RefusalContract, OutageContract):
+class TestAmqp(TransportContract, RefusalContract):
     """Binary, to a classic queue."""
+
+
+class TestOutages(OutageContract):
+    """A broker that is killed, or says nothing."""
+
+    @pytest.fixture
+    def place(self, place: AmqpPlace) -> AmqpPlace:
+        place.server.write_out()
+        return place
 
 
 class TestStructuredToQuorum(TransportContract, RefusalContract):
@@ -355,6 +364,7 @@ def test_killed_in_the_middle(place: AmqpPlace) -> None:
     """Of 5,000 messages on their way to a broker that dies, the DELIVERED are there afterwards."""
     body = msgspec.json.encode("a" * 4096)
     messages = [msgspec.structs.replace(message, raw=body) for message in made(5000)]
+    place.server.write_out()
 
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(place.transport.send, messages, seconds_max=SECONDS_MAX)

@@ -296,6 +296,7 @@ def test_a_killed_broker(bay: Bay) -> None:
     subscription = bay.subscription()
     subscription.start(bay.arrived.append)
     bay.arrivals(1)
+    bay.server.write_out()
 
     bay.server.kill()
     try:

@@ -48,6 +48,7 @@ def test_through_a_broker(server: PrivatePostgres | PrivateMariaDB) -> None:
         destination = settings.messaging.destinations["broker"]
         declared = topology.declare("broker", destination, topology.plan(settings.messaging))
         assert all(each.ok for each in declared)
+        broker.write_out()
 
         def cut_power() -> None:
             broker.kill()

@@ -52,6 +52,7 @@ class PrivateRabbitMQ:
     - `settings` are lines of rabbitmq.conf, over the defaults here.
     - With `tls` it listens at `tls_url` too, for those who show a certificate of the authority.
     - `control` runs rabbitmqctl and answers what it prints.
+    - A queue may be forgotten if the broker is killed right after it was declared: `write_out`.
     - `bin_folder` picks the installation; without it the one of the system.
     """
 
@@ -120,6 +121,10 @@ class PrivateRabbitMQ:
         home = {"HOME": str(self.folder), "TMPDIR": str(self.folder)}
         program = self._program("rabbitmqctl")
         return ask([program, "--quiet", *arguments], environment=self._environment() | home)
+
+    def write_out(self) -> None:
+        """What was declared until now survives `kill`: it is written seconds later otherwise."""
+        self.control("eval", "mnesia:sync_log().")
 
     def _program(self, name: str) -> Path:
         folders = [self._bin_folder] if self._bin_folder else list(_installations())
