@@ -3,8 +3,8 @@
 PYTHON ?= python3
 ROOM ?= engine
 SCALE ?= 1
-# Four workers, also on two cores: who kills servers mostly waits. The tests of one group stay on one
-# of them and share its servers.
+# Four workers, also on two cores: who kills servers mostly waits. The tests of one group share
+# servers where they meet on one of them; pytest-xdist 3.8 keeps groups together before pytest 9.2.
 PYTEST_ARGS ?= -n 4 --dist loadgroup
 
 BIN := .venv/bin

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from ledgerstone import errors
-from ledgerstone.ledger import Ledger
+from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing.contract import WAIT_SECONDS_MAX, opened
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.forks import PipedFork
@@ -35,6 +35,12 @@ class ForkContract:
         _carried_out(_go_on_after_children, home.url)
 
         assert _types(ledger) == ["after", "before"]
+
+    def test_forked_while_others_were_busy(self, home: Home, ledger: Ledger) -> None:
+        """What other threads of the parent held at that moment holds up no child."""
+        _carried_out(_fork_while_all_is_locked, home.url)
+
+        assert _types(ledger) == ["child"]
 
     def test_forked_inside_a_transaction(self, home: Home, ledger: Ledger) -> None:
         """The parent's transaction stays its own; a child uses a file that was in use no more."""
@@ -82,13 +88,25 @@ def _go_on_after_children(url: str) -> None:
         ledger.run(lambda tx: tx.jobs.enqueue("after"))
 
 
+def _fork_while_all_is_locked(url: str) -> None:
+    with opened(url) as ledger:
+        database = ledger.database
+        locks = (database._lock, database.bells._lock, database.measure._lock)  # noqa: SLF001
+        with locks[0], locks[1], locks[2]:
+            _expect([_forked(lambda: ledger.run(_enqueue_one))])
+
+
+def _enqueue_one(tx: Transaction) -> None:
+    tx.jobs.enqueue("child")
+
+
 def _fork_inside(url: str) -> None:
     def write() -> None:
         if ledger.database.dialect.one_writer:
             with pytest.raises(errors.NotAllowedNow, match="was in use when this process was fork"):
-                ledger.run(lambda tx: tx.jobs.enqueue("child"))
+                ledger.run(_enqueue_one)
         else:
-            ledger.run(lambda tx: tx.jobs.enqueue("child"))
+            ledger.run(_enqueue_one)
 
     with opened(url) as ledger, ledger.transaction() as tx:
         tx.jobs.enqueue("held")
