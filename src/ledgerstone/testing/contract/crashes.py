@@ -93,7 +93,9 @@ class CrashContract:
         make_effect_table(ledger)
         accepted = enqueue(ledger, 400)
 
-        with workers(home.url, handler="ledgerstone.testing.effects:leave_mark") as start:
+        handler = "ledgerstone.testing.effects:leave_mark"
+        # Nobody's doing, so nobody is given up, however often it is claimed by one that dies.
+        with workers(home.url, handler=handler, engine_crashes_max=100) as start:
             for number in (30, 60, 90):
                 victim = start(failpoint=f"transaction.before_commit=kill@{number}")
                 until(lambda worker=victim: not worker.alive)  # type: ignore[misc]
