@@ -6,6 +6,7 @@ from ledgerstone.testing.contract.endings import EndingsContract, RunningEndings
 from ledgerstone.testing.contract.places import JobPlacesContract, PlacesContract
 from ledgerstone.testing.contract.pumps import PumpContract
 from ledgerstone.testing.contract.running import RunningContract
+from ledgerstone.testing.contract.suspects import SuspectContract
 
 
 class TestPump(PumpContract):
@@ -30,3 +31,7 @@ class TestPlaces(PlacesContract):
 
 class TestJobPlaces(JobPlacesContract):
     """Jobs that wait for one."""
+
+
+class TestSuspects(SuspectContract):
+    """What one more death would end."""

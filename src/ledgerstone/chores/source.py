@@ -11,7 +11,8 @@ from ledgerstone.chores.chores import CHANNEL, record
 from ledgerstone.chores.states import Status
 from ledgerstone.chores.tables import REASON_CHARS_MAX, chore, chore_event
 from ledgerstone.engine.backoff import Backoff
-from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Verdict
+from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Verdict, mark_of
+from ledgerstone.engine.workers import last_words
 from ledgerstone.store.batch import AppendEach, ClaimEach, UpdateEach
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.statement import Row, Statement
@@ -34,7 +35,7 @@ _claim = ClaimEach(
         "lease_until_ms": now_ms() + bindparam("lease_ms", type_=BigInteger()),
         "worker": bindparam("worker", type_=chore.c.worker.type),
     },
-    returning=(chore.c.id, chore.c.attempt, chore.c.token, chore.c.body),
+    returning=(chore.c.id, chore.c.attempt, chore.c.token, chore.c.body, chore.c.crashes),
 )
 _done = UpdateEach(
     "chores.done",
@@ -112,7 +113,7 @@ _expired = Statement(
 _rescue = UpdateEach(
     "chores.rescue",
     key=chore.c.id,
-    incoming=(*_held, chore.c.status, chore.c.error),
+    incoming=(*_held, chore.c.status, chore.c.error, column("waited", Integer())),
     build=lambda row: (
         update(chore)
         .where(
@@ -122,7 +123,8 @@ _rescue = UpdateEach(
         )
         .values(
             status=row.status,
-            crashes=chore.c.crashes + 1,
+            attempt=chore.c.attempt - row.waited,
+            crashes=chore.c.crashes + 1 - row.waited,
             # Whoever held it must not settle it any more, also before the next claim.
             token=chore.c.token + 1,
             available_at_ms=now_ms(),
@@ -180,7 +182,10 @@ class ChoreSource:
             running = Status.RUNNING.value
             events = [(row[0], row[1], running, None) for row in rows]
             record.run(tx, events, prev=Status.QUEUED.value, worker=ask.worker)
-        return [Claim(*row) for row in rows]
+        return [
+            Claim(key, attempt, token, body, crashes=crashes)
+            for key, attempt, token, body, crashes in rows
+        ]
 
     def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         plain = [o for o in outcomes if o.verdict is Verdict.DONE and o.result is None]
@@ -209,11 +214,15 @@ class ChoreSource:
         expired = _expired.rows(tx, limit=limit)
         if not expired:
             return 0
+        words = last_words(tx, [row[4] for row in expired])
         rows = []
         for key, attempt, token, crashes, worker in expired:
-            dead = crashes + 1 >= crashes_max
+            word = words.get(worker)
+            waited = word is not None and word.waited(mark_of(key, token), crashes=crashes)
+            dead = crashes + 1 >= crashes_max and not waited
             status = Status.DEAD if dead else Status.QUEUED
-            rows.append((key, attempt, token, status.value, f"the lease of {worker} ran out"))
+            reason = f"the lease of {worker} ran out"
+            rows.append((key, attempt, token, status.value, reason, int(waited)))
         lost = set(_rescue.run(tx, rows))
         events = [(r[0], r[1], r[3], r[4]) for i, r in enumerate(rows) if i not in lost]
         record.run(tx, events, prev=Status.RUNNING.value, worker=None)

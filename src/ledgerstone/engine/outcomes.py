@@ -27,6 +27,14 @@ REST_SECONDS = 1.0
 """How long something rests that met a database or a target out of reach."""
 
 
+class NotKept(Exception):
+    """What an atomic handler returned cannot be kept: so is nothing that it wrote."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
 def of_value(claim: Claim, value: Any, *, bytes_max: int) -> Outcome:
     """The handler returned; a value that cannot be kept is a failure."""
     if value is None:

@@ -28,6 +28,8 @@ from ledgerstone.engine.breaker import Breakers
 from ledgerstone.engine.crew import Crew, run_coroutine
 from ledgerstone.engine.pace import Ahead, Pace
 from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Settled, Source, Verdict, Where
+from ledgerstone.engine.suspects import WAIT_SECONDS_MAX, Suspects, Ward
+from ledgerstone.engine.tally import Tally, Tick
 from ledgerstone.errors import (
     Duplicate,
     HandlerTimeout,
@@ -59,27 +61,6 @@ RESCUE_MAX = 500
 _log = logging.getLogger("ledgerstone.engine")
 
 
-class Tally(msgspec.Struct):
-    """What a pump did so far."""
-
-    claimed: int = 0
-    done: int = 0
-    failed: int = 0
-    returned: int = 0
-    refused: int = 0
-    lost: int = 0
-    rescued: int = 0
-    trouble: str | None = None
-
-
-class Tick(msgspec.Struct, frozen=True):
-    """What one step did."""
-
-    claimed: int
-    settled: int
-    refused: int
-
-
 class Pump:
     """Claims, runs and settles the work of one source.
 
@@ -96,6 +77,7 @@ class Pump:
         settings: EngineSettings,
         *,
         worker: str,
+        ward: Ward,
         handlers_database: Database[Any] | None = None,
         prompt: Callable[[], bool] = lambda: False,
         on_failure: Callable[[], None] = lambda: None,
@@ -128,6 +110,12 @@ class Pump:
         self._unwritten = 0
         self._ahead = Ahead(settings, self._crew)
         self._claim_bell = Bell()
+        self._suspects = Suspects(
+            ward,
+            crashes_max=settings.crashes_max,
+            bell=self._claim_bell,
+            monotonic=self._monotonic,
+        )
         # With one writer a single thread does both, and both kinds of news ring for it.
         self._settle_bell = self._claim_bell if database.dialect.one_writer else Bell()
         self._pace = Pace(settings, prompt)
@@ -142,6 +130,9 @@ class Pump:
         room = min(limit or self._settings.batch_max, self._settings.batch_max)
         claims = self._claim_some(room)
         for claim in self._accepted(claims):
+            if claim in self._suspects:
+                settled += self._settle(self._taken())
+                self._suspects.ward.enter(claim)
             self._done(claim, self._crew.run_here(claim))
         settled += self._settle(self._taken())
         return Tick(len(claims), settled, self.tally.refused - refused)
@@ -179,7 +170,7 @@ class Pump:
     def stop_claiming(self) -> None:
         """Claim no more; what was claimed and has not begun goes back, its attempt refunded."""
         self._stopping.set()
-        self._return(self._crew.drop_waiting())
+        self._return(self._unbegun())
         self._claim_bell.ring()
         self._settle_bell.ring()
 
@@ -224,7 +215,7 @@ class Pump:
         del self._held[claim.key]
         self.tally.lost += 1
         error = LeaseLost(f"the lease of attempt {claim.attempt} ran out")
-        if self._crew.interrupt(claim, error):
+        if self._suspects.remove(claim) or self._crew.interrupt(claim, error):
             self._done(claim, outcome_of.of_error(claim, error))
 
     def expire_overdue(self) -> None:
@@ -240,6 +231,9 @@ class Pump:
         late = Interrupted(f"no place was free for it within {seconds:g} s")
         for claim in self._crew.drop_late(seconds):
             self._done(claim, outcome_of.returned(claim, late))
+        late = Interrupted(f"others that workers died with took {WAIT_SECONDS_MAX:g} s before it")
+        for claim in self._suspects.drop_late():
+            self._done(claim, outcome_of.returned(claim, late, delay_seconds=WAIT_SECONDS_MAX))
 
     @property
     def running(self) -> int:
@@ -247,7 +241,7 @@ class Pump:
 
     @property
     def waiting(self) -> int:
-        return len(self._crew.waiting)
+        return len(self._crew.waiting) + len(self._suspects)
 
     def _guarded(self, loop: Callable[[], None]) -> None:
         try:
@@ -260,6 +254,8 @@ class Pump:
     def _turn_both(self) -> None:
         while not self._halted.is_set():
             self._claim_bell.wait(self._pace.seconds(self._room))
+            if self._suspects:
+                self._begin_suspect()
             room = self._room()
             if room <= 0:
                 self._linger()
@@ -278,6 +274,8 @@ class Pump:
     def _claims(self) -> None:
         while not self._halted.is_set():
             self._claim_bell.wait(self._pace.seconds(self._room))
+            if self._suspects:
+                self._begin_suspect()
             room = self._room()
             if room <= 0:
                 continue
@@ -329,14 +327,31 @@ class Pump:
         if not claims:
             return
         hit("pump.claimed")
-        runnable = self._accepted(claims)
+        runnable = self._suspects.kept_back(self._accepted(claims))
+        if len(runnable) < len(claims):
+            self._claim_bell.ring()
+        self._start(runnable)
+
+    def _begin_suspect(self) -> None:
+        """The next one that workers died with, unless another one is at work here."""
+        try:
+            claim = self._suspects.admitted()
+        except LedgerstoneError as error:
+            self._trouble(error)
+        else:
+            self._start([claim] if claim is not None else [])
+
+    def _start(self, claims: Sequence[Claim]) -> None:
         if self._stopping.is_set():
-            self._return(runnable)
-        elif runnable:
-            self._crew.start(runnable)
+            self._return([*claims, *self._unbegun()])
+        elif claims:
+            self._crew.start(claims)
             if self._stopping.is_set():
                 # That began after the look: nobody has dropped these.
-                self._return(self._crew.drop_waiting())
+                self._return(self._unbegun())
+
+    def _unbegun(self) -> list[Claim]:
+        return [*self._crew.drop_waiting(), *self._suspects.drop()]
 
     def _return(self, unbegun: Sequence[Claim]) -> None:
         stopping = Interrupted("the worker is stopping")
@@ -444,6 +459,8 @@ class Pump:
             # It may have been returned and claimed anew meanwhile: that is another claim.
             if held.get(claim.key) is claim:
                 del held[claim.key]
+            if claim.crashes:
+                self._suspects.ward.leave(claim)
 
     def _count(self, settled: Sequence[Outcome], by: int) -> None:
         verdicts = [outcome.verdict for outcome in settled]
@@ -507,14 +524,14 @@ class Pump:
             in_handler = False
             outcome = self._outcome_of(claim, value)
             if outcome.verdict is Verdict.FAILED:
-                raise _NotKept(outcome)
+                raise outcome_of.NotKept(outcome)
             if self.source.settle(tx, [outcome]):
                 raise LeaseLost(f"the lease of attempt {claim.attempt} ran out")
             return outcome
 
         try:
             settled = [self._handlers_database.run(work)]
-        except _NotKept as not_kept:
+        except outcome_of.NotKept as not_kept:
             return not_kept.outcome
         except (StoreBusy, StoreUnavailable) as error:
             if in_handler:
@@ -529,7 +546,7 @@ class Pump:
 
     def _room(self) -> int:
         """How many to claim now: what can run, and as far ahead as handlers are quick."""
-        if self._stopping.is_set():
+        if self._stopping.is_set() or len(self._suspects) >= self._settings.batch_max:
             return 0
         # In this order: what ends in between is counted twice, not overlooked.
         taken = self._crew.running + len(self._crew.waiting)
@@ -581,11 +598,3 @@ def _may_be_of_one(error: BaseException) -> bool:
     if isinstance(error, LedgerstoneError):
         return type(error) in {StoreError, Duplicate}
     return isinstance(error, Exception)
-
-
-class _NotKept(Exception):
-    """What an atomic handler returned cannot be kept: so is nothing that it wrote."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__()
-        self.outcome = outcome

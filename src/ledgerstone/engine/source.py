@@ -16,7 +16,8 @@ class Claim(msgspec.Struct, frozen=True):
     """One item, taken by one worker for one attempt.
 
     `attempt` and `token` are compared by every later write of this claim; the token counts every
-    change of holder and never goes back, also when an attempt is refunded.
+    change of holder and never goes back, also when an attempt is refunded. `crashes` counts the
+    workers that died with it before.
     """
 
     key: str
@@ -25,6 +26,22 @@ class Claim(msgspec.Struct, frozen=True):
     body: str = ""
     target: str | None = None
     timeout_seconds: float | None = None
+    crashes: int = 0
+
+    @property
+    def mark(self) -> str:
+        """What it is called where it is on record that it begins."""
+        return mark_of(self.key, self.token)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no attempt is left after this one, if its worker dies."""
+        return False
+
+
+def mark_of(key: object, token: int) -> str:
+    """The mark of a claim on this item."""
+    return f"{key} {token}"
 
 
 class Verdict(Enum):
@@ -118,7 +135,8 @@ class Source(Protocol):
       recorded, and is answered back. Settling what this same claim settled before is no refusal.
     - `extend` renews the lease of claims still held and answers the lost ones.
     - `rescue` makes items of expired claims due again, a bounded number; one whose workers died
-      `crashes_max` times is dead.
+      `crashes_max` times is dead, unless its last one is known not to have begun with it
+      (`LastWord.waited`): that was no crash, and no attempt.
     - `handler` answers what runs a claim.
     """
 

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerstone.engine.duties import Duties, Duty
 from ledgerstone.engine.heartbeat import Heartbeat
-from ledgerstone.engine.pump import Pump, Tick
+from ledgerstone.engine.pump import Pump
 from ledgerstone.engine.source import Source
+from ledgerstone.engine.suspects import Ward
+from ledgerstone.engine.tally import Tick
 from ledgerstone.engine.workers import WorkerReport, prune, sign_in, sign_off
 from ledgerstone.errors import LedgerstoneError
 from ledgerstone.ids import new_id
@@ -69,6 +71,8 @@ class Worker:
         self._failure: BaseException | None = None
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._reporting = threading.Lock()
+        self._ward = Ward(self._say)
         self.pumps = [self._pump(source) for source in sources]
         self._heartbeat = Heartbeat(self._database, self.pumps, settings)
         self._duties = Duties(self._database, [*self._own_duties(), *duties])
@@ -167,6 +171,8 @@ class Worker:
                 for pump in self.pumps
                 if (types := getattr(pump.source, "types", None)) is not None
             },
+            crashes_max=self._settings.crashes_max,
+            observed=self._ward.observed,
         )
 
     @property
@@ -182,6 +188,7 @@ class Worker:
             self._database,
             self._settings,
             worker=self.id,
+            ward=self._ward,
             handlers_database=self._handlers_database,
             prompt=self._prompt,
             on_failure=lambda: self._news.put(None),
@@ -204,11 +211,16 @@ class Worker:
     def _report(self) -> None:
         """Say that it is there; if that cannot be said now, it is said with the next heartbeat."""
         try:
-            self._database.run(lambda tx: sign_in(tx, self.id, self.report()))
+            self._say()
         except LedgerstoneError as error:
             if not error.retryable:
                 raise
             _log.debug("could not report: %s", error)
+
+    def _say(self) -> None:
+        # One after the other: an older word must not be written over a newer one.
+        with self._reporting:
+            self._database.run(lambda tx: sign_in(tx, self.id, self.report()))
 
     def _keep(self) -> None:
         for pump in self.pumps:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import BigInteger, Integer, bindparam, delete, select, update
+from sqlalchemy import BigInteger, Integer, String, bindparam, cast, delete, select, update
 
+from ledgerstone.engine.suspects import is_suspect
 from ledgerstone.store.batch import InsertEach
 from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.schema import ID_CHARS
 from ledgerstone.store.statement import Statement
 from ledgerstone.store.tables import worker
 
@@ -33,6 +36,9 @@ class WorkerReport(msgspec.Struct, frozen=True):
     duties: dict[str, int]
     types: dict[str, list[str]] = {}
     """By source, the types of items that are known here, where there are such."""
+    crashes_max: int | None = None
+    observed: str = ""
+    """The mark of the suspect that began last."""
 
 
 class WorkerSeen(msgspec.Struct, frozen=True):
@@ -46,6 +52,22 @@ class WorkerSeen(msgspec.Struct, frozen=True):
     state: str
     silent_ms: int
     report: dict[str, Any]
+
+
+class LastWord(msgspec.Struct, frozen=True):
+    """What a worker said last, for those that judge what it left behind."""
+
+    host: str
+    pid: int
+    seen_at_ms: int
+    crashes_max: int | None
+    observed: str
+
+    def waited(self, mark: str, *, crashes: int, last: bool = False) -> bool:
+        """Whether a claim that it held is known not to have begun: it was a suspect, in line."""
+        if self.crashes_max is None or not is_suspect(crashes, self.crashes_max, last=last):
+            return False
+        return mark != self.observed
 
 
 _id = bindparam("id_", type_=worker.c.id.type)
@@ -79,6 +101,13 @@ _list = Statement(
     )
     .order_by(worker.c.seen_at_ms.desc(), worker.c.id)
     .limit(bindparam("limit", type_=Integer())),
+)
+_last_word = Statement(
+    "workers.last_word",
+    select(worker.c.host, worker.c.pid, worker.c.seen_at_ms, worker.c.report).where(
+        # As text: what is worked on names its worker by any word.
+        cast(worker.c.id, String(ID_CHARS)) == bindparam("id_", type_=String(ID_CHARS))
+    ),
 )
 _prune = Statement(
     "workers.prune",
@@ -120,6 +149,18 @@ def alive(tx: Transaction) -> list[WorkerSeen]:
         for seen in listed(tx)
         if seen.state == "running" and seen.silent_ms < ALIVE_SECONDS * 1000
     ]
+
+
+def last_words(tx: Transaction, workers: Iterable[str | None]) -> dict[str, LastWord]:
+    """What is known of these; a worker of which nothing is known is left out."""
+    found = {}
+    for name in {name for name in workers if name is not None}:
+        row = _last_word.one(tx, id_=name)
+        if row is not None:
+            report = msgspec.json.decode(row[3])
+            said = report.get("crashes_max"), report.get("observed", "")
+            found[name] = LastWord(row[0], row[1], row[2], *said)
+    return found
 
 
 def prune(tx: Transaction) -> int:

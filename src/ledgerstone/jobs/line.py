@@ -41,9 +41,9 @@ COLUMNS: tuple[Any, ...] = (
     json_text(job.c.payload).label("payload"),
     job.c.type,
     job.c.org_id,
+    job.c.crashes,
     job.c.max_attempts,
     job.c.backoff_policy,
-    job.c.crashes,
     job.c.limit_key,
     job.c.requested_by,
     job.c.correlation_id,
@@ -52,8 +52,8 @@ COLUMNS: tuple[Any, ...] = (
     job.c.run_at_ms,
 )
 """What a claim needs to know of a job, and its place in line."""
-ABOUT = slice(6, 13)
-"""What of it the claim keeps beside key, attempt, token, payload, type and organisation."""
+ABOUT = slice(7, 13)
+"""What of it the claim keeps beside key, attempt, token, payload, type, organisation, crashes."""
 _ORG, _LIMIT_KEY, _URGENCY, _RUN_AT = 5, 9, 13, 14
 _ORDER = (job.c.org_id, job.c.urgency, job.c.run_at_ms, job.c.id)
 _org = bindparam("org", type_=job.c.org_id.type)

@@ -47,11 +47,14 @@ class JobClaim(Claim, frozen=True):
     org_id: str = ""
     max_attempts: int = 0
     backoff_policy: str = BackoffPolicy.EXP.value
-    crashes: int = 0
     limit_key: str | None = None
     requested_by: str | None = None
     correlation_id: str | None = None
     trace_context: str | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.attempt >= self.max_attempts
 
 
 def _claimed(row: Incoming, *more: Any) -> Update:
@@ -274,7 +277,7 @@ def _go_on(tx: Transaction, failed: Outcomes, worker: str | None, rules: Rules) 
 
 
 def _is_last(outcome: Outcome, claim: JobClaim, rules: Rules) -> bool:
-    if outcome.verdict is Verdict.DEAD or claim.attempt >= claim.max_attempts:
+    if outcome.verdict is Verdict.DEAD or claim.is_last:
         return True
     crashed = outcome.failure is not None and outcome.failure.crashed
     return crashed and claim.crashes + 1 >= rules.crashes_max
@@ -291,7 +294,7 @@ def _words(outcome: Outcome, worker: str | None, status: Status) -> str:
     return history.detail(
         attempt=attempt,
         worker=worker,
-        crashes=cast("JobClaim", claim).crashes + 1 if crashed else None,
+        crashes=claim.crashes + 1 if crashed else None,
         verdict=outcome.verdict.value,
         delay_ms=_ms(outcome) if status is Status.QUEUED else None,
         error=_told(failure) if failure is not None else None,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
-from sqlalchemy import BigInteger, String, bindparam, null, select, update
-from sqlalchemy import cast as sql_cast
+from sqlalchemy import BigInteger, Integer, bindparam, column, null, select, update
 
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
-from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Verdict
+from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Verdict, mark_of
+from ledgerstone.engine.workers import LastWord, last_words
 from ledgerstone.jobs import history, limits, settling
 from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.kinds import Kinds
@@ -23,9 +23,7 @@ from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job, stands, still
 from ledgerstone.store.batch import ClaimEach, UpdateEach
 from ledgerstone.store.expressions import now_after, now_ms
-from ledgerstone.store.schema import ID_CHARS
 from ledgerstone.store.statement import Row, Statement
-from ledgerstone.store.tables import worker as worker_table
 
 if TYPE_CHECKING:
     from ledgerstone.store.database import Database
@@ -86,7 +84,7 @@ _rescue = UpdateEach(
     "jobs.rescue",
     key=job.c.id,
     journal=history.moved,
-    incoming=(job.c.id, job.c.token),
+    incoming=(job.c.id, job.c.token, column("waited", Integer())),
     build=lambda row: (
         update(job)
         .where(
@@ -96,7 +94,8 @@ _rescue = UpdateEach(
         )
         .values(
             status=Status.QUEUED.value,
-            crashes=job.c.crashes + 1,
+            attempt=job.c.attempt - row.waited,
+            crashes=job.c.crashes + 1 - row.waited,
             # Whoever held it must not settle it any more, also before the next claim.
             token=job.c.token + 1,
             updated_at=now_after(job.c.updated_at),
@@ -171,23 +170,24 @@ class JobSource:
         return [claims[i] for i in _extend.run(tx, rows, lease_ms=round(lease_seconds * 1000))]
 
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
-        expired = _expired.rows(tx, queue=self._queue, limit=limit)
+        expired = [_Left(*row) for row in _expired.rows(tx, queue=self._queue, limit=limit)]
+        words = last_words(tx, [left.worker for left in expired])
         again: list[Row] = []
-        over: list[Row] = []
-        for row in expired:
+        over: list[_Left] = []
+        for left in expired:
+            waited = left.waited(words)
+            spent = left.crashes + 1 >= crashes_max or left.attempt >= left.max_attempts
             # Nor does one begin again that was asked to stop.
-            alive = row[3] + 1 < crashes_max and row[1] < row[4] and not row[6]
-            (again if alive else over).append(row)
-        lost = _rescue.run(
-            tx,
-            [(str(row[0]), row[2], _last_words(row)) for row in again],
-            **history.between(Status.RUNNING, Status.QUEUED),
-        )
+            if left.unwanted or (spent and not waited):
+                over.append(left)
+            else:
+                again.append((str(left.key), left.token, int(waited), left.told(waited=waited)))
+        lost = _rescue.run(tx, again, **history.between(Status.RUNNING, Status.QUEUED))
         rescued = len(again) - len(lost)
         # All at once: each is settled by itself, and slots are locked in order.
-        limits.lock(tx, [row[7] for row in over if row[7] is not None])
-        for row in over:
-            self._bury(tx, row)
+        limits.lock(tx, [left.limit_key for left in over if left.limit_key is not None])
+        for left in over:
+            self._bury(tx, left, words)
         _, self._swept = limits.sweep(tx, self._swept)
         if rescued:
             tx.wake(self.channel)
@@ -239,7 +239,7 @@ class JobSource:
     def _made(self, row: Row) -> JobClaim:
         kind = self._kinds.get(row[4])
         timeout = kind.timeout_seconds if kind is not None else None
-        about = (row[4], str(row[5]), *row[ABOUT])
+        about = (row[6], row[4], str(row[5]), *row[ABOUT])
         return JobClaim(str(row[0]), row[1], row[2], row[3] or "{}", None, timeout, *about)
 
     def _backoff(self, claim: JobClaim) -> Backoff:
@@ -250,45 +250,58 @@ class JobSource:
             return backoff
         return msgspec.structs.replace(backoff, policy=policy)
 
-    def _bury(self, tx: Transaction, row: Row) -> None:
+    def _bury(self, tx: Transaction, left: _Left, words: Mapping[str, LastWord]) -> None:
         """Too many workers died with it, or it has no attempt left."""
-        key, attempt, token, crashes, max_attempts, worker, _, limit_key, org_id = row
         # Whoever held it, and only seemed dead, must find that it is another's.
-        if _disown.run(tx, [(str(key), token)]):
+        if _disown.run(tx, [(str(left.key), left.token)]):
             return
         claim = JobClaim(
-            str(key),
-            attempt,
-            token + 1,
-            org_id=str(org_id),
-            max_attempts=max_attempts,
-            crashes=crashes,
-            limit_key=limit_key,
+            str(left.key),
+            left.attempt,
+            left.token + 1,
+            org_id=str(left.org_id),
+            max_attempts=left.max_attempts,
+            crashes=left.crashes,
+            limit_key=left.limit_key,
         )
-        failure = Failure("crashed", _how_it_died(tx, worker), crashed=True)
+        failure = Failure("crashed", left.how_it_died(words), crashed=True)
         outcome = Outcome(claim, Verdict.DEAD, failure=failure)
-        settling.settle(tx, [outcome], worker=worker, rules=self._rules)
+        settling.settle(tx, [outcome], worker=left.worker, rules=self._rules)
 
 
-_worker_of = Statement(
-    "jobs.worker_of",
-    select(worker_table.c.host, worker_table.c.pid, worker_table.c.seen_at_ms).where(
-        # As text: the column of a job holds any word.
-        sql_cast(worker_table.c.id, String(ID_CHARS)) == bindparam("id", type_=job.c.worker.type)
-    ),
-)
+class _Left(NamedTuple):
+    """A job whose lease ran out; what `_expired` finds."""
 
+    key: object
+    attempt: int
+    token: int
+    crashes: int
+    max_attempts: int
+    worker: str
+    unwanted: bool
+    limit_key: str | None
+    org_id: object
 
-def _how_it_died(tx: Transaction, worker: str | None) -> str:
-    """What is known of a worker that ended without a word."""
-    row = _worker_of.one(tx, id=worker) if worker is not None else None
-    if row is None:
-        return f"its worker {worker} ended without a word"
-    seen = datetime.fromtimestamp(row[2] / 1000, UTC).isoformat(timespec="milliseconds")
-    return f"its worker {worker} (pid {row[1]} on {row[0]}), last seen {seen}, ended without a word"
+    def waited(self, words: Mapping[str, LastWord]) -> bool:
+        """Whether its worker died before it began with it, as far as is known."""
+        word = words.get(self.worker)
+        mark, last = mark_of(self.key, self.token), self.attempt >= self.max_attempts
+        return word is not None and word.waited(mark, crashes=self.crashes, last=last)
 
+    def told(self, *, waited: bool) -> str:
+        """What is told of its return."""
+        reason = f"the lease of {self.worker} ran out"
+        if waited:
+            return history.detail(attempt=self.attempt - 1, reason=f"{reason} before it began")
+        return history.detail(attempt=self.attempt, crashes=self.crashes + 1, reason=reason)
 
-def _last_words(row: Row) -> str:
-    return history.detail(
-        attempt=row[1], crashes=row[3] + 1, reason=f"the lease of {row[5]} ran out"
-    )
+    def how_it_died(self, words: Mapping[str, LastWord]) -> str:
+        """What is known of its worker, which ended without a word."""
+        word = words.get(self.worker)
+        if word is None:
+            return f"its worker {self.worker} ended without a word"
+        seen = datetime.fromtimestamp(word.seen_at_ms / 1000, UTC)
+        return (
+            f"its worker {self.worker} (pid {word.pid} on {word.host}), last seen "
+            f"{seen.isoformat(timespec='milliseconds')}, ended without a word"
+        )

@@ -30,6 +30,8 @@ from sqlalchemy import (
     update,
 )
 
+from ledgerstone.engine.source import mark_of
+from ledgerstone.engine.workers import last_words
 from ledgerstone.errors import NotAllowedNow, NotFound
 from ledgerstone.messaging.publishing import channel_of, lane_id
 from ledgerstone.messaging.record import Entry, record
@@ -67,7 +69,14 @@ claim = ClaimEach(
         "lease_until_ms": now_ms() + _lease_ms,
         "worker": bindparam("worker", type_=lane.c.worker.type),
     },
-    returning=(lane.c.id, lane.c.partition_key, lane.c.token, lane.c.last_id, lane.c.attempts),
+    returning=(
+        lane.c.id,
+        lane.c.partition_key,
+        lane.c.token,
+        lane.c.last_id,
+        lane.c.attempts,
+        lane.c.crashes,
+    ),
     index="idx_outbox_lane__due",
 )
 extend = UpdateEach(
@@ -93,7 +102,14 @@ _expired = Statement(
 _rescue = UpdateEach(
     "lanes.rescue",
     key=lane.c.id,
-    incoming=(lane.c.id, lane.c.token, lane.c.state, lane.c.code, lane.c.reason),
+    incoming=(
+        lane.c.id,
+        lane.c.token,
+        lane.c.state,
+        lane.c.code,
+        lane.c.reason,
+        column("waited", Integer()),
+    ),
     build=lambda row: (
         update(lane)
         .where(lane.c.id == row.id, lane.c.token == row.token)
@@ -102,7 +118,7 @@ _rescue = UpdateEach(
             token=lane.c.token + 1,
             lease_until_ms=null(),
             worker=null(),
-            crashes=lane.c.crashes + 1,
+            crashes=lane.c.crashes + 1 - row.waited,
             state=row.state,
             code=row.code,
             reason=row.reason,
@@ -176,6 +192,7 @@ class Held(msgspec.Struct, eq=False):
     token: int
     last_id: int
     attempts: int
+    crashes: int
     lost: bool = False
 
 
@@ -298,15 +315,18 @@ def rescue(tx: Transaction, queue: str, *, limit: int, crashes_max: int | None) 
     expired = _expired.rows(tx, queue=queue, limit_=limit)
     if not expired:
         return 0
+    words = last_words(tx, [row[4] for row in expired])
     rows = []
     entries = []
     for each, token, crashes, partition, worker, state in expired:
         # One that an operator has paused meanwhile stays so.
         guilty = crashes_max is not None and crashes + 1 >= crashes_max
-        parked = guilty and state == LaneState.OPEN.value
+        word = words.get(worker)
+        waited = word is not None and word.waited(mark_of(each, token), crashes=crashes)
+        parked = guilty and not waited and state == LaneState.OPEN.value
         reason = f"the lease of {worker} ran out"
         then = LaneState.PARKED.value if parked else state
-        rows.append((each, token, then, "crashed", reason))
+        rows.append((each, token, then, "crashed", reason, int(waited)))
         if parked:
             entries.append(
                 Entry(

@@ -171,13 +171,18 @@ class OrderedRelay:
             tx.wake(self.channel)
         carried = self._read(tx, [Held(*row) for row in rows])
         until = self._monotonic() + ask.lease_seconds
-        batches = [[each] for each in carried] if self._handling else [carried]
-        claims = []
-        for batch in batches:
-            made = Round(batch, until)
-            self._open.add(made)
-            claims.append(RoundClaim(new_id(), 1, 0, target=self.queue, round=made))
-        return claims if carried else ()
+        if not carried:
+            return ()
+        if not self._handling:
+            return [self._begun(Round(carried, until), new_id())]
+        return [
+            self._begun(Round([each], until), each.held.id, each.held.token, each.held.crashes)
+            for each in carried
+        ]
+
+    def _begun(self, made: Round, key: str, token: int = 0, crashes: int = 0) -> RoundClaim:
+        self._open.add(made)
+        return RoundClaim(key, 1, token, target=self.queue, crashes=crashes, round=made)
 
     def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         every = [(outcome, each) for outcome in outcomes for each in _round_of(outcome).lanes]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib
+import os
 import random
 import signal
 import sys
@@ -51,6 +52,12 @@ def endless_but_one(claim: Claim) -> None:
     """The same for all but the number 0, so that it is known how long handlers take."""
     if claim.body != "0":
         endless(claim)
+
+
+def deadly_for_one(claim: Claim) -> None:
+    """The handler that does nothing, and kills its process at the number 150."""
+    if claim.body == "150":
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,23 @@ from ledgerstone.settings import EngineSettings
 
 PROMPTLY = 30.0
 """How long a thread may take for what should happen at once, on a busy machine."""
+
+
+class Gauge:
+    """How many are inside, and how many were at most."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.now -= 1
 
 
 def chores(

@@ -19,12 +19,14 @@ from ledgerstone.testing.workshop import counts, enqueue
 
 ITEMS = 20_000
 PLACES = 10
+CRASHES_MAX = 3
 WORK = "ledgerstone.testing.work"
 SOON = {
     "engine_concurrency": PLACES,
     "engine_lease_seconds": 2,
     "engine_rescue_seconds": 1,
     "engine_grace_seconds": 5,
+    "engine_crashes_max": CRASHES_MAX,
     "store_slow_statement_ms": 60_000,
 }
 FINISH_SECONDS_MAX = 120.0
@@ -63,6 +65,25 @@ class CrashContract:
         verdict = checker.check(home.url, accepted)
         assert verdict.problems == []
         assert verdict.by_status == {"done": len(accepted)}
+
+    def test_one_that_kills_takes_nobody_along(self, ledger: Ledger, home: Home) -> None:
+        """Of all that its workers held, only the one that killed them is given up."""
+        accepted = enqueue(ledger, 300)
+
+        with workers(home.url, handler=f"{WORK}:deadly_for_one") as start:
+            for _ in range(CRASHES_MAX):
+                victim = start(failpoint="")
+                until(lambda worker=victim: not worker.alive)  # type: ignore[misc]
+            start()
+            wait_done(ledger, len(accepted) - 1)
+            until(lambda: counts(ledger)[Status.DEAD] == 1, what="its end")
+
+        verdict = checker.check(home.url, accepted)
+        assert verdict.problems == []
+        assert verdict.by_status == {"done": len(accepted) - 1, "dead": 1}
+        with ledger.reading() as tx:
+            guilty = tx.chores.get(accepted[150])
+        assert (guilty.status, guilty.crashes) == (Status.DEAD, CRASHES_MAX)
 
     @pytest.mark.parametrize(("grace", "signals"), [(0.5, 1), (3600, 2)])
     def test_sigterm(self, ledger: Ledger, home: Home, grace: float, signals: int) -> None:

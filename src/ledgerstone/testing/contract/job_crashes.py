@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.source import Verdict
-from ledgerstone.jobs import JobRow, Status
+from ledgerstone.engine.workers import WorkerReport, sign_in
+from ledgerstone.jobs import JobRow, JobSource, Status
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.contract import Child
 from ledgerstone.testing.contract.job_workshop import (
+    ADA,
     CRASHES_MAX,
+    GRACE,
     assert_replayed,
     claim,
     enqueue,
@@ -22,13 +26,19 @@ from ledgerstone.testing.contract.job_workshop import (
     settle,
     standing,
     statement,
+    tick,
 )
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import until
 from ledgerstone.testing.workshop import started
 
+FATAL = 20
+"""The place in line of the job that kills, among those that do no harm."""
+ONE: dict[str, float] = {"concurrency": 1, "claim_ahead_ms": 0}
+MANY = {"concurrency": 4, "claim_ahead_ms": 10_000}
 AT_ONCE = Backoff(policy=BackoffPolicy.NONE)
 WORKER = """
+import json
 import os
 import signal
 
@@ -36,12 +46,16 @@ from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
 
 url = sys.argv[1]
-engine = {"grace_seconds": 0.1, "concurrency": 1, "claim_ahead_ms": 0}
+engine = {"grace_seconds": 0.1, **json.loads(sys.argv[2])}
 ledger = Ledger(url, settings=Settings.load(url=url, environ={}, engine=engine))
 
 @ledger.job("fatal")
 def fatal():
     os.kill(os.getpid(), signal.SIGKILL)
+
+@ledger.job("fine")
+def fine():
+    pass
 
 @ledger.job("told")
 def told():
@@ -88,6 +102,41 @@ class JobCrashesContract:
         again = standing(ledger, job_id)
         assert (again.status, again.attempt, again.crashes) == (Status.QUEUED, 0, 0)
 
+    def test_a_fatal_job_takes_nobody_along(self, ledger: Ledger, home: Home) -> None:
+        """All that its workers held beside it, running or waiting, are done in the end."""
+        jobs = [enqueue(ledger, "fatal" if n == FATAL else "fine") for n in range(50)]
+
+        for _ in range(CRASHES_MAX):
+            assert _worked(home, **MANY) == -signal.SIGKILL
+            statement(ledger, "UPDATE job SET lease_until_ms = 0 WHERE status = 'running'")
+            rescue(ledger, ledger.job_source())
+        ledger.kinds.add("fine", nothing)
+        tick(ledger)
+
+        found = [standing(ledger, job_id).status for job_id in jobs]
+        assert found.pop(FATAL) is Status.DEAD_LETTER
+        assert set(found) == {Status.SUCCEEDED}
+        for job_id in jobs:
+            assert_replayed(ledger, job_id)
+
+    def test_one_that_waited_keeps_its_last_attempt(self, ledger: Ledger) -> None:
+        """A job that its dead worker had not begun is not at its end, though it was claimed."""
+        ledger.kinds.add("fine", nothing)
+        source = ledger.job_source()
+        jobs = [enqueue(ledger, "fine", max_attempts=2) for _ in range(2)]
+        _die_with_the_first(ledger, source, worker=GRACE)
+        assert [standing(ledger, job_id).attempt for job_id in jobs] == [1, 1]
+
+        begun = _die_with_the_first(ledger, source, worker=ADA)
+
+        rows = {job_id: standing(ledger, job_id) for job_id in jobs}
+        assert rows.pop(begun).status is Status.DEAD_LETTER
+        ((waited, row),) = rows.items()
+        assert (row.status, row.attempt, row.crashes) == (Status.QUEUED, 1, 1)
+        assert history_of(ledger, waited)[-1].detail["reason"].endswith("before it began")
+        for job_id in jobs:
+            assert_replayed(ledger, job_id)
+
     def test_sigterm_refunds(self, ledger: Ledger, home: Home) -> None:
         """A job whose worker is told to end goes back, its attempt not counted."""
         ledger.kinds.add("told", nothing, backoff=AT_ONCE)
@@ -125,12 +174,22 @@ class JobCrashesContract:
         assert_replayed(ledger, fatal)
 
 
-def _worked(home: Home) -> int:
+def _worked(home: Home, **engine: float) -> int:
     """A worker in a process of its own, until it ends; its exit code."""
-    with Child(WORKER, home.url) as worker:
+    with Child(WORKER, home.url, json.dumps(ONE | engine)) as worker:
         worker.go()
         code, _ = worker.ended()
         return code
+
+
+def _die_with_the_first(ledger: Ledger, source: JobSource, *, worker: str) -> str:
+    """A worker claims two, begins with one, dies, and is noticed; the one it began with."""
+    begun, _ = claim(ledger, source, worker=worker)
+    report = WorkerReport({}, 0, 0, True, {}, crashes_max=CRASHES_MAX, observed=begun.mark)
+    ledger.run(lambda tx: sign_in(tx, worker, report))
+    statement(ledger, "UPDATE job SET lease_until_ms = 0")
+    assert rescue(ledger, source) == 2
+    return begun.key
 
 
 def _found_out(ledger: Ledger, job_id: str) -> None:

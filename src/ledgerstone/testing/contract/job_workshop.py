@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import text
 
-from ledgerstone.engine.pump import Tick
 from ledgerstone.engine.source import Ask, Claim, Failure, Outcome, Verdict
+from ledgerstone.engine.tally import Tick
 from ledgerstone.engine.worker import Worker
 from ledgerstone.jobs import JobEvent, JobRow, JobSource, Status
 from ledgerstone.jobs.history import replayed

@@ -6,12 +6,14 @@ from functools import partial
 
 from ledgerstone.engine.source import Outcome
 from ledgerstone.engine.source import Verdict as Out
+from ledgerstone.engine.workers import WorkerReport, sign_in
 from ledgerstone.messaging.states import LaneState, What
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract.relays import (
     CRASHES,
     LEASE,
+    WORKER,
     Opened,
     Opening,
     ask,
@@ -113,6 +115,26 @@ class RelayLeaseContract(Opened):
             tx.outbox.resume(LOCAL, partition="ann")
         shop.tick()
         assert shop.shelf.bodies == ["deadly"]
+
+    def test_a_neighbour_of_what_kills_relays(self, opening: Opening, clock: ManualClock) -> None:
+        """A lane that only waited while another's handler killed the relay is not parked."""
+        shop = opening(engine={"crashes_max": CRASHES}, destination=LOCAL)
+        shop.publish("deadly", partition="ann")
+        shop.publish("innocent", partition="bob")
+        for _ in range(CRASHES - 1):
+            claimed(shop)
+            clock.advance(LEASE + 1)
+            rescued(shop)
+
+        marks = {c.round.lanes[0].held.partition: c.mark for c in claimed(shop, worker=WORKER)}
+        report = WorkerReport({}, 0, 0, True, {}, crashes_max=CRASHES, observed=marks["ann"])
+        shop.ledger.run(lambda tx: sign_in(tx, WORKER, report))
+        clock.advance(LEASE + 1)
+        rescued(shop)
+        shop.tick()
+
+        assert shop.lane("ann").state is LaneState.PARKED
+        assert shop.shelf.bodies == ["innocent"]
 
     def test_what_is_only_carried_kills_nobody(self, opening: Opening, clock: ManualClock) -> None:
         """Relays to elsewhere that die, as often as they like, cost no message anything."""

@@ -34,6 +34,7 @@ from ledgerstone.testing.shelf import (
 Opening = Callable[..., Shop]
 CRASHES = 3
 LEASE = 30.0
+WORKER = "0190a000-0000-7000-8000-00000000ada0"
 STEPS_MAX = 50
 
 
@@ -472,14 +473,14 @@ def run(relays: Sequence[Worker], shop: Shop) -> None:
     pytest.fail(f"{len(shop.waiting())} still wait after {STEPS_MAX} steps")
 
 
-def ask(limit: int = 10) -> Ask:
+def ask(limit: int = 10, *, worker: str = "dead") -> Ask:
     """What a relay asks for that will never be heard of again."""
-    return Ask(limit, "dead", LEASE)
+    return Ask(limit, worker, LEASE)
 
 
-def claimed(shop: Shop) -> Any:
+def claimed(shop: Shop, *, worker: str = "dead") -> Any:
     """What a relay claims that will never be heard of again."""
-    return shop.ledger.run(lambda tx: shop.source().claim(tx, ask()))
+    return shop.ledger.run(lambda tx: shop.source().claim(tx, ask(worker=worker)))
 
 
 def rescued(shop: Shop, crashes_max: int = CRASHES) -> int:

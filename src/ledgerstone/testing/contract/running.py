@@ -23,6 +23,7 @@ from ledgerstone.testing.waiting import until
 from ledgerstone.testing.work import nothing
 from ledgerstone.testing.workshop import (
     PROMPTLY,
+    Gauge,
     chores,
     counts,
     enqueue,
@@ -39,7 +40,7 @@ class RunningContract:
     def test_never_more_than_allowed(self, ledger: Ledger, where: Where) -> None:
         """As many handlers run at once as there are places, and never more."""
         enqueue(ledger, 40)
-        count = _Gauge()
+        count = Gauge()
         full = threading.Event()
 
         def sync(_: Claim) -> None:
@@ -64,7 +65,7 @@ class RunningContract:
     def test_async_and_sync_share_the_places(self, ledger: Ledger) -> None:
         """The limit holds over both kinds together."""
         enqueue(ledger, 60)
-        count = _Gauge()
+        count = Gauge()
 
         def sync(_: Claim) -> None:
             with count:
@@ -347,23 +348,6 @@ class RunningContract:
                 until(lambda n=number: counts(ledger)[Status.DONE] == n)  # type: ignore[misc]
 
             assert worker.pumps[0].tally.done == 5
-
-
-class _Gauge:
-    """How many are inside, and how many were at most."""
-
-    def __init__(self) -> None:
-        self.now = self.most = 0
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self.now += 1
-            self.most = max(self.most, self.now)
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self.now -= 1
 
 
 class _Timed(ChoreSource):

@@ -13,11 +13,13 @@ from typing import Protocol
 import pytest
 
 from ledgerstone.engine.source import Ask, Claim, Failure, Outcome, Source, Verdict
+from ledgerstone.engine.workers import WorkerReport, sign_in
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing.clock import ManualClock
 
 LEASE_SECONDS = 30.0
 CRASHES_MAX = 3
+WORKER = "0190a000-0000-7000-8000-00000000ada0"
 
 
 class Subject(Protocol):
@@ -270,6 +272,41 @@ class SourceContract:
         with ledger.reading() as tx:
             assert subject.state(tx, key) == "dead"
 
+    def test_what_only_waited_in_a_dead_worker(
+        self, ledger: Ledger, clock: ManualClock, subject: Subject
+    ) -> None:
+        """Of suspects the one on record as begun is given up; who waited gets its attempt back."""
+        _suspected(ledger, clock, subject, 3)
+        begun, *waited = claim(ledger, subject, worker=WORKER)
+        _say(ledger, observed=begun.mark, crashes_max=CRASHES_MAX)
+        clock.advance(LEASE_SECONDS + 1)
+
+        rescued = rescue(ledger, subject)
+
+        assert rescued == 3
+        with ledger.reading() as tx:
+            assert subject.state(tx, begun.key) == "dead"
+            assert {subject.state(tx, each.key) for each in waited} == {"due"}
+            assert {subject.attempt(tx, each.key) for each in waited} == {CRASHES_MAX - 1}
+        again = claim(ledger, subject)
+        assert {each.key for each in again} == {each.key for each in waited}
+        assert {each.crashes for each in again} == {CRASHES_MAX - 1}
+
+    @pytest.mark.parametrize("crashes_max", [None, CRASHES_MAX + 1])
+    def test_what_no_record_clears(
+        self, ledger: Ledger, clock: ManualClock, subject: Subject, crashes_max: int | None
+    ) -> None:
+        """A worker that puts none on record, or not yet, clears none of them."""
+        _suspected(ledger, clock, subject, 1)
+        (taken,) = claim(ledger, subject, worker=WORKER)
+        _say(ledger, observed="another", crashes_max=crashes_max)
+        clock.advance(LEASE_SECONDS + 1)
+
+        rescue(ledger, subject)
+
+        with ledger.reading() as tx:
+            assert subject.state(tx, taken.key) == "dead"
+
     def test_a_live_claim_is_not_rescued(
         self, ledger: Ledger, clock: ManualClock, subject: Subject
     ) -> None:
@@ -358,6 +395,20 @@ def extend(ledger: Ledger, subject: Subject, claims: list[Claim]) -> list[Claim]
 def rescue(ledger: Ledger, subject: Subject, *, limit: int = 100) -> int:
     """Rescue in a transaction."""
     return ledger.run(lambda tx: subject.source.rescue(tx, limit=limit, crashes_max=CRASHES_MAX))
+
+
+def _suspected(ledger: Ledger, clock: ManualClock, subject: Subject, count: int) -> None:
+    """So many items of which one more death is the end."""
+    _added(ledger, subject, count)
+    for _ in range(CRASHES_MAX - 1):
+        claim(ledger, subject)
+        clock.advance(LEASE_SECONDS + 1)
+        rescue(ledger, subject)
+
+
+def _say(ledger: Ledger, *, observed: str, crashes_max: int | None) -> None:
+    report = WorkerReport({}, 0, 0, True, {}, crashes_max=crashes_max, observed=observed)
+    ledger.run(lambda tx: sign_in(tx, WORKER, report))
 
 
 def _added(ledger: Ledger, subject: Subject, count: int) -> list[str]:
