@@ -28,7 +28,7 @@ class _Record:
 def test_one_that_cannot_be_put_on_record() -> None:
     """It does not begin, stays the first in line, and keeps nobody else out."""
     record = _Record()
-    ward, bell = Ward(record), Bell()
+    ward, bell = Ward(record, time.monotonic), Bell()
     suspects = Suspects(ward, crashes_max=3, bell=bell, monotonic=time.monotonic)
     suspects.kept_back([FIRST, SECOND])
     record.reached = False
@@ -46,7 +46,7 @@ def test_one_that_cannot_be_put_on_record() -> None:
 
 def test_only_who_is_inside_leaves() -> None:
     """Another claim that is settled, also an earlier one on the same item, frees no place."""
-    ward = Ward(lambda: None)
+    ward = Ward(lambda: None, time.monotonic)
     ward.enter(FIRST)
 
     ward.leave(SECOND)

@@ -35,6 +35,9 @@ class Breakers:
         self._states: dict[str, _State] = {}
         self._lock = threading.Lock()
 
+    def __len__(self) -> int:
+        return len(self._states)
+
     def allow(self, target: str) -> bool:
         """Whether something may be sent to the target now; a probe is allowed once."""
         with self._lock:
@@ -50,6 +53,13 @@ class Breakers:
         """The target answered: closed again."""
         with self._lock:
             self._states.pop(target, None)
+
+    def undecided(self, target: str) -> None:
+        """Nothing is known: if this was the probe, there may be another."""
+        with self._lock:
+            state = self._states.get(target)
+            if state is not None:
+                state.probing = False
 
     def failed(self, target: str) -> float:
         """The target did not answer; how many seconds nothing should be sent to it."""

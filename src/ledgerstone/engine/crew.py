@@ -65,8 +65,8 @@ class Crew:
         threads, tasks = self._threads.spent, self._loop.spent
         return threads[0] + tasks[0], threads[1] + tasks[1]
 
-    def start(self, claims: Sequence[Claim]) -> None:
-        """Take these on: at once where a place is free, the rest wait."""
+    def start(self, claims: Sequence[Claim], *, first: bool = False) -> None:
+        """Take these on: at once where a place is free, the rest wait (`first`: before others)."""
         tasks = []
         since = perf_counter()
         for claim in claims:
@@ -75,7 +75,10 @@ class Crew:
             except Exception as error:  # noqa: BLE001 - nothing can run it: that is its outcome
                 self._done(claim, outcomes.of_error(claim, error))
         with self._lock:
-            self.waiting.extend(tasks)
+            if first:
+                self.waiting.extendleft(reversed(tasks))
+            else:
+                self.waiting.extend(tasks)
             self._fill_places()
 
     def drop_waiting(self) -> list[Claim]:

@@ -77,9 +77,18 @@ def of_error(claim: Claim, error: BaseException) -> Outcome:
 
 def told(claim: Claim, error: errors.LedgerstoneError) -> Outcome:
     """The engine raised it into the handler: it is the outcome, whatever the handler made of it."""
-    if isinstance(error, errors.Interrupted):
+    if isinstance(error, errors.Interrupted | errors.LeaseLost):
+        # A lease is also taken to be lost while the database is out of reach. If another has the
+        # item, this is refused; if not, it was not the item's doing.
         return returned(claim, error)
     return of_error(claim, error)
+
+
+def may_be_of_one(error: BaseException) -> bool:
+    """Whether it may be the doing of a single outcome, and none of the database's or of a table."""
+    if isinstance(error, errors.LedgerstoneError):
+        return type(error) in {errors.StoreError, errors.Duplicate}
+    return isinstance(error, Exception)
 
 
 def spared(outcome: Outcome) -> Outcome:

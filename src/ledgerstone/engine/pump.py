@@ -31,13 +31,11 @@ from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Settled, Sou
 from ledgerstone.engine.suspects import WAIT_SECONDS_MAX, Suspects, Ward
 from ledgerstone.engine.tally import Tally, Tick
 from ledgerstone.errors import (
-    Duplicate,
     HandlerTimeout,
     Interrupted,
     LeaseLost,
     LedgerstoneError,
     StoreBusy,
-    StoreError,
     StoreUnavailable,
     TargetDown,
 )
@@ -130,7 +128,7 @@ class Pump:
         room = min(limit or self._settings.batch_max, self._settings.batch_max)
         claims = self._claim_some(room)
         for claim in self._accepted(claims):
-            if claim in self._suspects:
+            if self._suspects.are(claim):
                 settled += self._settle(self._taken())
                 self._suspects.ward.enter(claim)
             self._done(claim, self._crew.run_here(claim))
@@ -183,7 +181,8 @@ class Pump:
         self.stop_claiming()
         stopping = Interrupted("the worker is stopping")
         for claim in list(self._held.values()):
-            self._crew.interrupt(claim, stopping)
+            if self._crew.interrupt(claim, stopping):
+                self._return([claim])
         if not self._crew.wait_idle(STOP_SECONDS):
             settled = {outcome.claim.key for outcome in self._outcomes}
             for claim in list(self._held.values()):
@@ -194,6 +193,7 @@ class Pump:
         self._settle_bell.ring()
         for thread in self._threads:
             thread.join(STOP_SECONDS)
+        self._return(self._unbegun())
         self._database.bells.take_down(self.source.channel, self._claim_bell)
         try:
             while self._settle(self._taken()):
@@ -216,7 +216,7 @@ class Pump:
         self.tally.lost += 1
         error = LeaseLost(f"the lease of attempt {claim.attempt} ran out")
         if self._suspects.remove(claim) or self._crew.interrupt(claim, error):
-            self._done(claim, outcome_of.of_error(claim, error))
+            self._done(claim, outcome_of.told(claim, error))
 
     def expire_overdue(self) -> None:
         """Handlers that ran past their limit are told, once."""
@@ -231,9 +231,9 @@ class Pump:
         late = Interrupted(f"no place was free for it within {seconds:g} s")
         for claim in self._crew.drop_late(seconds):
             self._done(claim, outcome_of.returned(claim, late))
-        late = Interrupted(f"others that workers died with took {WAIT_SECONDS_MAX:g} s before it")
+        late = Interrupted("others with which workers died took too long before it")
         for claim in self._suspects.drop_late():
-            self._done(claim, outcome_of.returned(claim, late, delay_seconds=WAIT_SECONDS_MAX))
+            self._done(claim, outcome_of.returned(claim, late))
 
     @property
     def running(self) -> int:
@@ -307,7 +307,7 @@ class Pump:
         try:
             refused, claims = self._database.run(work, hopeful=True)
         except BaseException as error:
-            if finished and _may_be_of_one(error):
+            if finished and outcome_of.may_be_of_one(error):
                 self._settle_each(finished)
                 return None
             self._keep(finished, error)
@@ -328,8 +328,9 @@ class Pump:
             return
         hit("pump.claimed")
         runnable = self._suspects.kept_back(self._accepted(claims))
-        if len(runnable) < len(claims):
-            self._claim_bell.ring()
+        surplus = Interrupted("too many others with which workers died are before it")
+        for claim in self._suspects.drop_beyond(self._settings.batch_max):
+            self._done(claim, outcome_of.returned(claim, surplus, delay_seconds=WAIT_SECONDS_MAX))
         self._start(runnable)
 
     def _begin_suspect(self) -> None:
@@ -338,14 +339,18 @@ class Pump:
             claim = self._suspects.admitted()
         except LedgerstoneError as error:
             self._trouble(error)
+            return
+        if claim is not None and self._held.get(claim.key) is not claim:
+            # It was lost meanwhile, when it neither waited nor ran.
+            self._done(claim, outcome_of.told(claim, LeaseLost("the lease ran out")))
         else:
-            self._start([claim] if claim is not None else [])
+            self._start([claim] if claim is not None else [], first=True)
 
-    def _start(self, claims: Sequence[Claim]) -> None:
+    def _start(self, claims: Sequence[Claim], *, first: bool = False) -> None:
         if self._stopping.is_set():
             self._return([*claims, *self._unbegun()])
         elif claims:
-            self._crew.start(claims)
+            self._crew.start(claims, first=first)
             if self._stopping.is_set():
                 # That began after the look: nobody has dropped these.
                 self._return(self._unbegun())
@@ -381,7 +386,7 @@ class Pump:
         try:
             refused = self._database.run(lambda tx: self._settle_in(tx, finished), hopeful=True)
         except BaseException as error:
-            if _may_be_of_one(error):
+            if outcome_of.may_be_of_one(error):
                 return self._settle_each(finished)
             self._keep(finished, error)
             raise
@@ -404,7 +409,7 @@ class Pump:
         try:
             self._settle_as(outcome)
         except Exception as error:
-            if not _may_be_of_one(error):
+            if not outcome_of.may_be_of_one(error):
                 raise
             _log.warning("%s: cannot write how %s came out: %s", self.source.name, key, error)
             failed = outcome_of.unwritable(outcome, error)
@@ -414,7 +419,7 @@ class Pump:
             self._settle_as(failed)
         except Exception as error:
             self._unwritten += 1
-            if not _may_be_of_one(error) or self._unwritten >= UNWRITTEN_MAX:
+            if not outcome_of.may_be_of_one(error) or self._unwritten >= UNWRITTEN_MAX:
                 raise
             _log.warning("%s: nor that %s failed: %s", self.source.name, key, error)
             # Not held any more, so that its lease runs out and it is rescued.
@@ -477,7 +482,7 @@ class Pump:
             if self._pace.more:
                 self._claim_bell.ring()
             return
-        if claim.target is not None or outcome.verdict is Verdict.RETURNED:
+        if claim.target is not None or outcome.verdict is Verdict.RETURNED or self._breakers:
             outcome = self._told_breaker(claim, outcome)
         if self.tally.trouble is not None:
             outcome = outcome_of.spared(outcome)
@@ -502,12 +507,13 @@ class Pump:
         return outcome_of.of_value(claim, value, bytes_max=bytes_max)
 
     def _told_breaker(self, claim: Claim, outcome: Outcome) -> Outcome:
-        failure = outcome.failure
+        target, failure = claim.target or self.source.name, outcome.failure
         if failure is None or failure.code != TargetDown.code:
-            if claim.target is not None:
-                self._breakers.succeeded(claim.target)
+            # What was returned for another reason may never have come to its target.
+            returned = outcome.verdict is Verdict.RETURNED
+            (self._breakers.undecided if returned else self._breakers.succeeded)(target)
             return outcome
-        wait = self._breakers.failed(claim.target or self.source.name)
+        wait = self._breakers.failed(target)
         return msgspec.structs.replace(outcome, delay_seconds=max(wait, outcome.delay_seconds or 0))
 
     def _atomic(self, claim: Claim, handler: Handler) -> Outcome | None:
@@ -546,7 +552,7 @@ class Pump:
 
     def _room(self) -> int:
         """How many to claim now: what can run, and as far ahead as handlers are quick."""
-        if self._stopping.is_set() or len(self._suspects) >= self._settings.batch_max:
+        if self._stopping.is_set():
             return 0
         # In this order: what ends in between is counted twice, not overlooked.
         taken = self._crew.running + len(self._crew.waiting)
@@ -591,10 +597,3 @@ class Pump:
             _log.warning("%s: %s: %s", self.source.name, error.code, error)
         self.tally.trouble = f"{error.code}: {error.message}"
         self._halted.wait(self._pace.trouble())
-
-
-def _may_be_of_one(error: BaseException) -> bool:
-    """Whether it may be the doing of a single outcome, and none of the database's or of a table."""
-    if isinstance(error, LedgerstoneError):
-        return type(error) in {StoreError, Duplicate}
-    return isinstance(error, Exception)

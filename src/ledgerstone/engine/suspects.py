@@ -1,13 +1,13 @@
 """Suspects: items with which workers died, and that are given up if one more does.
 
 When a process dies, nobody knows which of its claims was the cause: each counts as one, also if it
-only waited for a place. So an item for which one more death is the end runs alone among its like,
-and that it is about to begin is on record before it does:
+only waited for a place. So items for which one more death is the end begin one after the other, and
+that one is about to begin is on record before it does:
 
     claimed ──▶ waits ──▶ on record (its worker's row) ──▶ runs ──▶ settled, the next one's turn
 
 If the process dies now, the one on record is given up. Those that waited go back with their attempt
-refunded (`LastWord.waited`): an item that kills its workers takes none of its neighbours along.
+refunded (`LastWord.waited`): an item that kills its workers takes none of its like along.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from collections.abc import Callable, Sequence
 from ledgerstone.engine.source import Claim
 from ledgerstone.store.wakeup import Bell
 
+TURN_SECONDS_MAX = 5.0
+"""One that runs for longer does not keep the next one waiting: what kills does so soon."""
 WAIT_SECONDS_MAX = 10.0
-"""A suspect that has waited here for so long goes back, and is due again after as long."""
+"""A suspect that has waited here for so long goes back, for another worker."""
 
 
 def is_suspect(crashes: int, crashes_max: int, *, last: bool) -> bool:
@@ -29,27 +31,29 @@ def is_suspect(crashes: int, crashes_max: int, *, last: bool) -> bool:
 
 
 class Ward:
-    """The place of a worker for one suspect at a time, whichever of its pumps has claimed it."""
+    """Where the suspects of a worker take turns, whichever of its pumps has claimed them."""
 
-    def __init__(self, record: Callable[[], None]) -> None:
-        self.observed = ""
-        """The mark of the last one that was let in."""
+    def __init__(self, record: Callable[[], None], monotonic: Callable[[], float]) -> None:
+        self.begun: tuple[str, ...] = ()
+        """The marks of those inside; when nobody is, of the last one."""
         self._record = record
-        self._inside: Claim | None = None
+        self._monotonic = monotonic
+        self._inside: list[tuple[Claim, float]] = []
         self._lock = threading.Lock()
         self._bells: list[Bell] = []
 
     def hang(self, bell: Bell) -> None:
-        """From now on `bell` rings when the place is free again."""
+        """From now on `bell` rings when somebody left."""
         self._bells.append(bell)
 
     def enter(self, claim: Claim) -> bool:
-        """Let it in and put that on record; False if another one is inside."""
+        """Put on record that it begins; False if it is not its turn yet."""
         with self._lock:
-            if self._inside is not None:
+            now = self._monotonic()
+            if any(now - since < TURN_SECONDS_MAX for _, since in self._inside):
                 return False
-            self._inside = claim
-            self.observed = claim.mark
+            self._inside.append((claim, now))
+            self.begun = tuple(each.mark for each, _ in self._inside)
         try:
             self._record()
         except BaseException:
@@ -59,10 +63,13 @@ class Ward:
 
     def leave(self, claim: Claim) -> None:
         """It is settled, if it was inside."""
-        if self._inside is not claim:
-            return
         with self._lock:
-            self._inside = None
+            left = [each for each in self._inside if each[0] is not claim]
+            if len(left) == len(self._inside):
+                return
+            self._inside = left
+            if left:
+                self.begun = tuple(each.mark for each, _ in left)
         for bell in self._bells:
             bell.ring()
 
@@ -76,13 +83,15 @@ class Suspects:
         ward.hang(bell)
         self.ward = ward
         self._crashes_max = crashes_max
+        self._bell = bell
         self._monotonic = monotonic
         self._waiting: deque[tuple[Claim, float]] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __contains__(self, claim: Claim) -> bool:
+    def are(self, claim: Claim) -> bool:
+        """Whether this is one."""
         return is_suspect(claim.crashes, self._crashes_max, last=claim.is_last)
 
     def kept_back(self, claims: Sequence[Claim]) -> Sequence[Claim]:
@@ -90,8 +99,9 @@ class Suspects:
         if not any(claim.crashes for claim in claims):
             return claims
         since = self._monotonic()
-        self._waiting.extend((claim, since) for claim in claims if claim in self)
-        return [claim for claim in claims if claim not in self]
+        self._waiting.extend((claim, since) for claim in claims if self.are(claim))
+        self._bell.ring()
+        return [claim for claim in claims if not self.are(claim)]
 
     def admitted(self) -> Claim | None:
         """The next one, if it may begin now; that is on record then."""
@@ -109,11 +119,19 @@ class Suspects:
 
     def drop(self) -> list[Claim]:
         """Take back all that wait."""
-        return self._drop_before(float("inf"))
+        return self._drop_while(lambda _: True)
 
     def drop_late(self) -> list[Claim]:
-        """Take back what has waited too long."""
-        return self._drop_before(self._monotonic() - WAIT_SECONDS_MAX)
+        """Take back what has waited too long; the others look whether it is their turn."""
+        moment = self._monotonic() - WAIT_SECONDS_MAX
+        dropped = self._drop_while(lambda since: since < moment)
+        if self._waiting:
+            self._bell.ring()
+        return dropped
+
+    def drop_beyond(self, most: int) -> list[Claim]:
+        """Take back the last ones, so that no more than this wait."""
+        return [self._waiting.pop()[0] for _ in range(len(self._waiting) - most)]
 
     def remove(self, claim: Claim) -> bool:
         """Take this one back; False if it does not wait."""
@@ -126,7 +144,7 @@ class Suspects:
                 return True
         return False
 
-    def _drop_before(self, moment: float) -> list[Claim]:
+    def _drop_while(self, is_due: Callable[[float], bool]) -> list[Claim]:
         dropped: list[Claim] = []
         while True:
             # Not a look and then a step: other threads take from it too.
@@ -134,7 +152,7 @@ class Suspects:
                 task = self._waiting.popleft()
             except IndexError:
                 return dropped
-            if task[1] >= moment:
+            if not is_due(task[1]):
                 self._waiting.appendleft(task)
                 return dropped
             dropped.append(task[0])

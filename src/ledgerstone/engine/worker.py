@@ -72,7 +72,7 @@ class Worker:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._reporting = threading.Lock()
-        self._ward = Ward(self._say)
+        self._ward = Ward(self._say, database.clock.monotonic)
         self.pumps = [self._pump(source) for source in sources]
         self._heartbeat = Heartbeat(self._database, self.pumps, settings)
         self._duties = Duties(self._database, [*self._own_duties(), *duties])
@@ -172,7 +172,7 @@ class Worker:
                 if (types := getattr(pump.source, "types", None)) is not None
             },
             crashes_max=self._settings.crashes_max,
-            observed=self._ward.observed,
+            begun=self._ward.begun,
         )
 
     @property

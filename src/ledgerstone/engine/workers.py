@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import BigInteger, Integer, String, bindparam, cast, delete, select, update
+from sqlalchemy import BigInteger, Integer, String, bindparam, cast, delete, or_, select, update
 
 from ledgerstone.engine.suspects import is_suspect
 from ledgerstone.store.batch import InsertEach
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 FORGET_SECONDS = 86_400
+FORGET_DEAD_SECONDS = 7 * 86_400
+"""One that ended without a word is remembered for longer: what it left behind is judged by it."""
 ALIVE_SECONDS = 60
 HOST_CHARS_MAX = 255
+STOPPED = "stopped"
 LIST_MAX = 500
 
 
@@ -37,8 +40,8 @@ class WorkerReport(msgspec.Struct, frozen=True):
     types: dict[str, list[str]] = {}
     """By source, the types of items that are known here, where there are such."""
     crashes_max: int | None = None
-    observed: str = ""
-    """The mark of the suspect that began last."""
+    begun: Sequence[str] = ()
+    """The marks of the suspects that it has begun with, the last one also when that is over."""
 
 
 class WorkerSeen(msgspec.Struct, frozen=True):
@@ -61,13 +64,14 @@ class LastWord(msgspec.Struct, frozen=True):
     pid: int
     seen_at_ms: int
     crashes_max: int | None
-    observed: str
+    begun: Sequence[str]
 
     def waited(self, mark: str, *, crashes: int, last: bool = False) -> bool:
-        """Whether a claim that it held is known not to have begun: it was a suspect, in line."""
+        """Whether a claim that it held is known not to have begun: another suspect had."""
         if self.crashes_max is None or not is_suspect(crashes, self.crashes_max, last=last):
             return False
-        return mark != self.observed
+        # Where none had begun, to claim them may be what killed it.
+        return bool(self.begun) and mark not in self.begun
 
 
 _id = bindparam("id_", type_=worker.c.id.type)
@@ -111,7 +115,13 @@ _last_word = Statement(
 )
 _prune = Statement(
     "workers.prune",
-    delete(worker).where(worker.c.seen_at_ms < now_ms() - bindparam("age_ms", type_=BigInteger())),
+    delete(worker).where(
+        or_(
+            (worker.c.state == STOPPED)
+            & (worker.c.seen_at_ms < now_ms() - bindparam("age_ms", type_=BigInteger())),
+            worker.c.seen_at_ms < now_ms() - bindparam("dead_ms", type_=BigInteger()),
+        )
+    ),
 )
 
 
@@ -122,7 +132,7 @@ def sign_in(tx: Transaction, worker_id: str, report: WorkerReport) -> None:
 
 def sign_off(tx: Transaction, worker_id: str, report: WorkerReport) -> None:
     """The worker ended in good order."""
-    _write(tx, worker_id, "stopped", report)
+    _write(tx, worker_id, STOPPED, report)
 
 
 def listed(tx: Transaction, *, limit: int = LIST_MAX) -> list[WorkerSeen]:
@@ -158,14 +168,14 @@ def last_words(tx: Transaction, workers: Iterable[str | None]) -> dict[str, Last
         row = _last_word.one(tx, id_=name)
         if row is not None:
             report = msgspec.json.decode(row[3])
-            said = report.get("crashes_max"), report.get("observed", "")
+            said = report.get("crashes_max"), report.get("begun", ())
             found[name] = LastWord(row[0], row[1], row[2], *said)
     return found
 
 
 def prune(tx: Transaction) -> int:
-    """Forget those not seen for a day."""
-    return _prune.run(tx, age_ms=FORGET_SECONDS * 1000)
+    """Forget those that ended a day ago, or died a week ago."""
+    return _prune.run(tx, age_ms=FORGET_SECONDS * 1000, dead_ms=FORGET_DEAD_SECONDS * 1000)
 
 
 def _write(tx: Transaction, worker_id: str, state: str, report: WorkerReport) -> None:

@@ -166,7 +166,9 @@ class LoopRunner:
         if waiting.reason is not None:
             # It was told: also if it took no notice.
             outcome = outcomes.told(claim, waiting.reason)
-        self._tasks.pop(claim.key, None)
+        if (found := self._tasks.get(claim.key)) is not None and found[0] is claim:
+            # Else the job was claimed anew since, and that one runs.
+            del self._tasks[claim.key]
         seconds, count = self.spent
         self.spent = (seconds + perf_counter() - started, count + 1)
         self._finished(claim, outcome)

@@ -185,7 +185,7 @@ def _worked(home: Home, **engine: float) -> int:
 def _die_with_the_first(ledger: Ledger, source: JobSource, *, worker: str) -> str:
     """A worker claims two, begins with one, dies, and is noticed; the one it began with."""
     begun, _ = claim(ledger, source, worker=worker)
-    report = WorkerReport({}, 0, 0, True, {}, crashes_max=CRASHES_MAX, observed=begun.mark)
+    report = WorkerReport({}, 0, 0, True, {}, crashes_max=CRASHES_MAX, begun=[begun.mark])
     ledger.run(lambda tx: sign_in(tx, worker, report))
     statement(ledger, "UPDATE job SET lease_until_ms = 0")
     assert rescue(ledger, source) == 2

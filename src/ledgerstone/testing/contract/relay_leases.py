@@ -127,7 +127,7 @@ class RelayLeaseContract(Opened):
             rescued(shop)
 
         marks = {c.round.lanes[0].held.partition: c.mark for c in claimed(shop, worker=WORKER)}
-        report = WorkerReport({}, 0, 0, True, {}, crashes_max=CRASHES, observed=marks["ann"])
+        report = WorkerReport({}, 0, 0, True, {}, crashes_max=CRASHES, begun=[marks["ann"]])
         shop.ledger.run(lambda tx: sign_in(tx, WORKER, report))
         clock.advance(LEASE + 1)
         rescued(shop)

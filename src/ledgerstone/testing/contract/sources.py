@@ -278,7 +278,7 @@ class SourceContract:
         """Of suspects the one on record as begun is given up; who waited gets its attempt back."""
         _suspected(ledger, clock, subject, 3)
         begun, *waited = claim(ledger, subject, worker=WORKER)
-        _say(ledger, observed=begun.mark, crashes_max=CRASHES_MAX)
+        _say(ledger, begun=[begun.mark], crashes_max=CRASHES_MAX)
         clock.advance(LEASE_SECONDS + 1)
 
         rescued = rescue(ledger, subject)
@@ -299,7 +299,7 @@ class SourceContract:
         """A worker that puts none on record, or not yet, clears none of them."""
         _suspected(ledger, clock, subject, 1)
         (taken,) = claim(ledger, subject, worker=WORKER)
-        _say(ledger, observed="another", crashes_max=crashes_max)
+        _say(ledger, begun=["another"], crashes_max=crashes_max)
         clock.advance(LEASE_SECONDS + 1)
 
         rescue(ledger, subject)
@@ -406,8 +406,8 @@ def _suspected(ledger: Ledger, clock: ManualClock, subject: Subject, count: int)
         rescue(ledger, subject)
 
 
-def _say(ledger: Ledger, *, observed: str, crashes_max: int | None) -> None:
-    report = WorkerReport({}, 0, 0, True, {}, crashes_max=crashes_max, observed=observed)
+def _say(ledger: Ledger, *, begun: list[str], crashes_max: int | None) -> None:
+    report = WorkerReport({}, 0, 0, True, {}, crashes_max=crashes_max, begun=begun)
     ledger.run(lambda tx: sign_in(tx, WORKER, report))
 
 

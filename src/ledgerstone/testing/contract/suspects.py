@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import update
 
 from ledgerstone.chores import Status
 from ledgerstone.chores.tables import chore
 from ledgerstone.engine import workers
 from ledgerstone.engine.source import Claim
-from ledgerstone.engine.suspects import WAIT_SECONDS_MAX
+from ledgerstone.engine.suspects import TURN_SECONDS_MAX, WAIT_SECONDS_MAX
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.waiting import until
@@ -21,9 +21,12 @@ from ledgerstone.testing.workshop import (
     chores,
     counts,
     enqueue,
+    running,
     standing,
     started,
 )
+
+LATE = "interrupted: others with which workers died took too long before it"
 
 
 class SuspectContract:
@@ -33,13 +36,13 @@ class SuspectContract:
         """A suspect that begins is named by its worker's row, whoever looks."""
         enqueue(ledger, 5)
         suspect(ledger)
-        named: list[tuple[str, str]] = []
-        worker = ledger.worker(chores(lambda claim: named.append((observed(ledger), claim.mark))))
+        named: list[bool] = []
+        worker = ledger.worker(chores(lambda claim: named.append(begun(ledger) == [claim.mark])))
 
         worker.tick()
 
         assert counts(ledger)[Status.DONE] == 5
-        assert [row for row, _ in named] == [mark for _, mark in named]
+        assert named == [True] * 5
 
     @pytest.mark.parametrize("pumps", [1, 2])
     def test_one_at_a_time(self, ledger: Ledger, clock: ManualClock, pumps: int) -> None:
@@ -56,7 +59,7 @@ class SuspectContract:
                 return
             with inside:
                 beside.wait(PROMPTLY)
-                named.append(observed(ledger) == claim.mark)
+                named.append(begun(ledger) == [claim.mark])
 
         worker = ledger.worker(*[chores(work) for _ in range(pumps)])
         with started(worker):
@@ -74,35 +77,64 @@ class SuspectContract:
         worker = ledger.worker(chores(stage))
 
         with started(worker):
-            begun = stage.begun()
+            (first,) = stage.begun(1)
             worker.pumps[0].stop_claiming()
             until(lambda: counts(ledger)[Status.QUEUED] == 2)
             stage.over.set()
 
-        assert standing(ledger, begun).status is Status.DONE
-        assert [standing(ledger, key).attempt for key in keys if key != begun] == [0, 0]
+        assert standing(ledger, first).status is Status.DONE
+        assert [standing(ledger, key).attempt for key in keys if key != first] == [0, 0]
 
-    def test_late_ones_are_returned(self, ledger: Ledger, clock: ManualClock) -> None:
-        """Behind one that takes long they go back for another worker, and are due a while later."""
+    def test_one_that_takes_long(self, ledger: Ledger, clock: ManualClock) -> None:
+        """It does not keep the others waiting for ever: the next begins, and both are on record."""
         keys = enqueue(ledger, 2)
         suspect(ledger)
         stage = _Stage()
         worker = ledger.worker(chores(stage))
 
         with started(worker):
-            begun = stage.begun()
-            (late,) = set(keys) - {begun}
-            until(lambda: standing(ledger, late).status is Status.RUNNING)
-            clock.advance(WAIT_SECONDS_MAX + 1)
-            until(lambda: standing(ledger, late).status is Status.QUEUED)
-            returned = standing(ledger, late)
-            with ledger.reading() as tx:
-                due = select(chore.c.available_at_ms).where(chore.c.id == late)
-                due_ms = tx.connection.execute(due).scalar_one()
+            stage.begun(1)
+            clock.advance(TURN_SECONDS_MAX)
+            assert set(stage.begun(2)) == set(keys)
+            marks = begun(ledger)
             stage.over.set()
 
-        assert (returned.attempt, returned.crashes) == (0, 2)
-        assert due_ms - clock.now_ms() == WAIT_SECONDS_MAX * 1000
+        assert {mark.split()[0] for mark in marks} == set(keys)
+
+    def test_late_ones_are_returned(self, ledger: Ledger, clock: ManualClock) -> None:
+        """One that has waited too long goes back for another worker, its attempt not counted."""
+        keys = enqueue(ledger, 3)
+        suspect(ledger)
+        stage = _Stage()
+        worker = ledger.worker(chores(stage))
+
+        with started(worker):
+            stage.begun(1)
+            clock.advance(TURN_SECONDS_MAX + 1)
+            (late,) = set(keys) - set(stage.begun(2))
+            until(lambda: standing(ledger, late).status is Status.RUNNING)
+            clock.advance(WAIT_SECONDS_MAX - TURN_SECONDS_MAX - 0.5)
+            until(lambda: LATE in reasons_of(ledger, late))
+            stage.over.set()
+            until(lambda: standing(ledger, late).status is Status.DONE)
+
+        assert standing(ledger, late).attempt == 1
+
+    def test_more_than_can_wait(self, ledger: Ledger, clock: ManualClock) -> None:
+        """So many that they would keep all others out go back for a while, refunded."""
+        suspects = enqueue(ledger, 5)
+        suspect(ledger)
+        (other,) = enqueue(ledger, 1)
+        stage = _Stage()
+
+        with running(ledger, chores(stage), batch_max=2, concurrency=2):
+            until(lambda: other in stage.seen)
+            stage.over.set()
+            until(lambda: self._all_done(ledger, clock))
+
+        reasons = [reason for key in suspects for reason in reasons_of(ledger, key)]
+        assert "interrupted: too many others with which workers died are before it" in reasons
+        assert {standing(ledger, key).attempt for key in suspects} == {1}
 
     def test_a_lost_one_does_not_begin(self, ledger: Ledger, clock: ManualClock) -> None:
         """A suspect whose lease was lost while it waited is not run here."""
@@ -112,17 +144,26 @@ class SuspectContract:
         worker = ledger.worker(chores(stage))
 
         with started(worker):
-            begun = stage.begun()
-            (lost,) = set(keys) - {begun}
+            (first,) = stage.begun(1)
+            (lost,) = set(keys) - {first}
             pump = worker.pumps[0]
             until(lambda: lost in pump.held())
             pump.lose(pump.held()[lost])
-            until(lambda: standing(ledger, lost).status is Status.QUEUED)
+            until(lambda: any("lease_lost" in str(each) for each in reasons_of(ledger, lost)))
+            seen = list(stage.seen)
             stage.over.set()
-            until(lambda: standing(ledger, begun).status is Status.DONE)
+            until(lambda: standing(ledger, lost).status is Status.DONE)
 
-        assert stage.seen == [begun]
-        assert "lease_lost" in (standing(ledger, lost).error or "")
+        assert seen == [first]
+        assert standing(ledger, lost).attempt == 1
+
+    @staticmethod
+    def _all_done(ledger: Ledger, clock: ManualClock) -> bool:
+        """Whether they are; if none runs, those that went back are due a step further."""
+        standing = counts(ledger)
+        if not standing[Status.RUNNING] and standing[Status.QUEUED]:
+            clock.advance(WAIT_SECONDS_MAX)
+        return not standing[Status.RUNNING] and not standing[Status.QUEUED]
 
 
 class _Stage:
@@ -136,9 +177,15 @@ class _Stage:
         self.seen.append(claim.key)
         self.over.wait(PROMPTLY)
 
-    def begun(self) -> str:
-        """The first that was begun."""
-        return until(lambda: self.seen)[0]
+    def begun(self, count: int) -> list[str]:
+        """Those that were begun with, when there are so many."""
+        return until(lambda: self.seen if len(self.seen) >= count else [])
+
+
+def reasons_of(ledger: Ledger, key: str) -> list[str | None]:
+    """Why a chore made each of its moves."""
+    with ledger.reading() as tx:
+        return [event.reason for event in tx.chores.history(key)]
 
 
 def suspect(ledger: Ledger) -> None:
@@ -148,8 +195,9 @@ def suspect(ledger: Ledger) -> None:
         tx.connection.execute(update(chore).values(crashes=crashes))
 
 
-def observed(ledger: Ledger) -> str:
-    """Which claim is on record as begun, by the row of the only worker."""
+def begun(ledger: Ledger) -> list[str]:
+    """The marks of those that are on record as begun, by the row of the only worker."""
     with ledger.reading() as tx:
         (seen,) = workers.listed(tx)
-    return str(seen.report["observed"])
+    marks: list[str] = seen.report["begun"]
+    return marks
