@@ -7,10 +7,15 @@ import pytest
 from ledgerstone import Ledger
 from ledgerstone.jobs import NewJob, limits
 from ledgerstone.testing.contract.limits import LimitContract, claimed, enqueue, limited_source
+from ledgerstone.testing.contract.rivals import RivalContract
 
 
 class TestLimits(LimitContract):
     """How many, why not, how long."""
+
+
+class TestRivals(RivalContract):
+    """Who gets into whose way."""
 
 
 @pytest.mark.parametrize(

@@ -67,11 +67,13 @@ class Retried(msgspec.Struct, frozen=True, kw_only=True):
     """The dead letters that were retried or, in a dry run, would be.
 
     `changed` are those that were dead when they were looked up, and not any more a moment later.
+    `full`: as many as one call retries, so that there may be more.
     """
 
     retried: list[str]
     changed: list[str]
     dry_run: bool
+    full: bool = False
 
 
 def _retry_one(call: Call, job_id: str, *, dry_run: bool, by: str | None) -> None:
@@ -117,6 +119,7 @@ def _retry_all(
             if len(found) > 1 and not yes:
                 _confirm(call, len(found))
             retried = ledger.run(lambda tx: _retried(tx, found, by))
+    retried = msgspec.structs.replace(retried, full=len(found) == RETRY_MAX)
     output.show(retried, _told(retried), json=call.json)
 
 
@@ -156,7 +159,8 @@ def _told(retried: Retried) -> str:
     if not retried.retried and not retried.changed:
         return "no dead letter meets these filters"
     count = f"{len(retried.retried):,}"
+    more = ", the oldest; there may be more: call again for the rest" if retried.full else ""
     if retried.dry_run:
-        return f"{count} would be queued again"
+        return f"{count} would be queued again{more}"
     changed = f"; {len(retried.changed):,} were dead no more" if retried.changed else ""
-    return f"{count} queued again{changed}"
+    return f"{count} queued again{more}{changed}"

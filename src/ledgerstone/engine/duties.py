@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ledgerstone.store.database import Database
     from ledgerstone.store.transaction import Transaction
 
+LONGEST_SECONDS = 3600.0
+"""Another version of a duty may take its turn less often, but not less than this."""
+
 _log = logging.getLogger("ledgerstone.engine")
 
 
@@ -63,7 +66,15 @@ class Duties:
         turn = new_id()
         try:
             lease = self._database.run(
-                lambda tx: leases.acquire(tx, f"duty:{duty.name}", turn, seconds=duty.every_seconds)
+                lambda tx: leases.acquire(
+                    tx,
+                    f"duty:{duty.name}",
+                    turn,
+                    seconds=duty.every_seconds,
+                    longest=max(duty.every_seconds, LONGEST_SECONDS),
+                    # Whoever does it for long keeps nobody else from what they have to do.
+                    wait=False,
+                )
             )
             if lease is None:
                 return None

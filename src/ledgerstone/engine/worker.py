@@ -22,7 +22,7 @@ from ledgerstone.engine.pump import Pump
 from ledgerstone.engine.source import Source
 from ledgerstone.engine.suspects import Ward
 from ledgerstone.engine.tally import Tick
-from ledgerstone.engine.workers import WorkerReport, prune, sign_in, sign_off
+from ledgerstone.engine.workers import ALIVE_SECONDS, WorkerReport, prune, sign_in, sign_off
 from ledgerstone.errors import LedgerstoneError
 from ledgerstone.ids import new_id
 
@@ -117,7 +117,8 @@ class Worker:
             self._watcher.start()
         for pump in self.pumps:
             pump.start()
-        every = self._settings.heartbeat_every_seconds
+        # However long leases are, it is known who is alive.
+        every = min(self._settings.heartbeat_every_seconds, ALIVE_SECONDS / 3)
         self._spawn("heartbeat", self._beat_and_report, every)
         self._spawn("keeper", self._keep, KEEP_SECONDS)
 

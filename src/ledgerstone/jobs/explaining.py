@@ -63,6 +63,9 @@ _ahead = Statement(
             or_(
                 job.c.priority > _priority,
                 (job.c.priority == _priority) & (job.c.run_at_ms < _run_at),
+                (job.c.priority == _priority)
+                & (job.c.run_at_ms == _run_at)
+                & (job.c.id < bindparam("id_", type_=job.c.id.type)),
             ),
         )
         .limit(AHEAD_MAX + 1)
@@ -130,7 +133,10 @@ def _gate(tx: Transaction, found: JobRow) -> list[str]:
         return [f"it is due at {due}, in {seconds:.0f} s{again}"]
     if found.gate is Gate.BLOCKED:
         rows = _holders.rows(tx, key_=found.limit_key, limit_=NAMED_MAX)
-        holders = ", ".join(str(row[0]) for row in rows) or "none at this moment"
+        holders = ", ".join(str(row[0]) for row in rows)
+        if not holders:
+            free = "was used up and is free again: the next worker that looks lets it in"
+            return [f"its limit key {found.limit_key!r} {free}"]
         return [f"its limit key {found.limit_key!r} is used up by running jobs: {holders}"]
     return []
 
@@ -168,7 +174,12 @@ def _serving(tx: Transaction, found: JobRow) -> list[str]:
 def _in_line(tx: Transaction, found: JobRow) -> list[str]:
     ms = round(found.run_at.timestamp() * 1000)
     ((ahead,),) = _ahead.rows(
-        tx, queue_=found.queue, org_=found.org_id, priority_=found.priority, run_at_=ms
+        tx,
+        queue_=found.queue,
+        org_=found.org_id,
+        priority_=found.priority,
+        run_at_=ms,
+        id_=found.id,
     )
     if not ahead:
         return ["it is next in line of its organisation"]

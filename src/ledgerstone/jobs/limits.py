@@ -115,7 +115,7 @@ _block = ClaimEach(
     returning=(job.c.id,),
 )
 _order = (job.c.org_id, job.c.urgency, job.c.run_at_ms, job.c.id)
-_unblock_behind, _unblock = (
+_unblock_behind, _unblock, _unblock_here = (
     ClaimEach(
         name,
         job,
@@ -128,6 +128,7 @@ _unblock_behind, _unblock = (
     for name, whose in (
         ("jobs.unblock_behind", job.c.org_id > _org),
         ("jobs.unblock", job.c.org_id <= _org),
+        ("jobs.unblock_here", job.c.queue == _queue),
     )
 )
 _found = different(job.c.limit_key, _blocked, index="idx_job__blocked")
@@ -245,13 +246,16 @@ def claim(
             # The next claim finds them first, and waits.
             tx.wake(channel_of(queue))
             break
+    else:
+        # Those that were used up are out of the way: the next claim comes further.
+        tx.wake(channel_of(queue))
     return taken
 
 
-def pass_on(tx: Transaction, freed: Sequence[Freed]) -> None:
-    """Jobs with these keys are over, each frees a place for the next of its key."""
+def pass_on(tx: Transaction, queue: str, freed: Sequence[Freed]) -> None:
+    """Jobs with these keys are over in this queue, each frees a place for the next of its key."""
     lock(tx, (key for key, _ in freed))
-    let_in(tx, freed)
+    let_in(tx, queue, freed)
 
 
 def lock(tx: Transaction, keys: Iterable[str]) -> None:
@@ -260,23 +264,28 @@ def lock(tx: Transaction, keys: Iterable[str]) -> None:
         _locked(tx, slot)
 
 
-def let_in(tx: Transaction, freed: Iterable[Freed]) -> int:
+def let_in(tx: Transaction, queue: str, freed: Iterable[Freed]) -> int:
     """For each place the next job with its key gets in line; how many there were.
 
-    The next is of the organisation behind the one that had the place: so they take turns.
+    - The next is of the organisation behind the one that had the place: so they take turns.
+    - Where it is of another queue, which may be paused or without a worker, the next of this queue
+      gets in line too, and whoever is claimed first has the place.
     """
     queues: list[str] = []
     for (key, org), count in Counter(freed).items():
         opened = _unblock_behind.run(tx, limit=count, key_=key, org_=org)
         if len(opened) < count:
             opened += _unblock.run(tx, limit=count - len(opened), key_=key, org_=org)
+        elsewhere = sum(row[1] != queue for row in opened)
+        if elsewhere:
+            opened += _unblock_here.run(tx, limit=elsewhere, key_=key, queue_=queue)
         queues += [row[1] for row in opened]
-    for queue in sorted(set(queues)):
-        tx.wake(channel_of(queue))
+    for name in sorted(set(queues)):
+        tx.wake(channel_of(name))
     return len(queues)
 
 
-def sweep(tx: Transaction, after: str = "") -> tuple[int, str]:
+def sweep(tx: Transaction, queue: str, after: str = "") -> tuple[int, str]:
     """Places that are free though jobs with their keys are blocked are given to those.
 
     Looks at keys from this one on; answers how many jobs it let in, and where to go on.
@@ -284,7 +293,7 @@ def sweep(tx: Transaction, after: str = "") -> tuple[int, str]:
     found = _blocked_keys.rows(tx, begin=after, most=SWEPT_KEYS_MAX)
     used = {key: int(count) for key, count in _used.rows(tx)} if found else {}
     freed = [(key, FIRST_ORG) for key, most in found for _ in range(most - used.get(key, 0))]
-    return let_in(tx, freed), found[-1][0] if len(found) == SWEPT_KEYS_MAX else ""
+    return let_in(tx, queue, freed), found[-1][0] if len(found) == SWEPT_KEYS_MAX else ""
 
 
 def _slot(key: str) -> str:

@@ -55,7 +55,7 @@ _cancel_queued = Statement(
 )
 _place = Statement(
     "jobs.place",
-    select(job.c.limit_key, job.c.org_id).where(
+    select(job.c.queue, job.c.limit_key, job.c.org_id).where(
         job.c.id == _id, job.c.limit_key.is_not(None), job.c.gate == Gate.OPEN.value
     ),
 )
@@ -141,7 +141,8 @@ def cancel(
     if _cancel_queued.run(tx, id_=job_id):
         history.record(tx, [(job_id, words)], Status.QUEUED, Status.CANCELED)
         # It may have been let in line for a place of its key, which is the next one's now.
-        limits.let_in(tx, [(key, str(org)) for key, org in _place.rows(tx, id_=job_id)])
+        for queue, key, org in _place.rows(tx, id_=job_id):
+            limits.let_in(tx, queue, [(key, str(org))])
         return Status.CANCELED
     if _cancel_running.run(tx, id_=job_id):
         words = history.detail(by=by, reason=reason, cancel_requested=True)

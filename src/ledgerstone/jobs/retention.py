@@ -42,18 +42,20 @@ _withdraw = Statement(
 )
 
 
+_before = moment(now_ms() - _age)
+
+
 def _old(status: Status) -> Statement:
-    before = moment(now_ms() - _age)
     # What was taken over from another table ended long before it came here: it is kept from then.
-    came_later = exists().where(job_event.c.job_id == job.c.id, job_event.c.ts >= before)
+    came_later = exists().where(job_event.c.job_id == job.c.id, job_event.c.ts >= _before)
     # By the time of creation, which an index knows; what is over was created before it was over.
     return Statement(
         f"jobs.old_{status.value}",
         select(job.c.id)
         .where(
             stands(status),
-            job.c.created_at < before,
-            job.c.finished_at < before,
+            job.c.created_at < _before,
+            job.c.finished_at < _before,
             or_(job.c.type != LEGACY, ~came_later),
         )
         .order_by(job.c.created_at)
@@ -67,12 +69,21 @@ _kept: dict[Status, Callable[[JobSettings], float]] = {
     Status.DEAD_LETTER: lambda settings: settings.keep_dead_letters_days,
 }
 _over = {status: _old(status) for status in _kept}
-# Found first and removed by their ids: so nothing is locked that is not removed.
-_remove = WithRows(
-    "jobs.remove",
-    incoming=(job.c.id,),
-    build=lambda row: delete(job).where(job.c.id.in_(select(row.id))),
-)
+
+
+def _removal(status: Status) -> WithRows:
+    # Found first and removed by their ids: so nothing is locked that is not removed. Whether they
+    # are over is asked again: an operator may have retried one meanwhile.
+    return WithRows(
+        f"jobs.remove_{status.value}",
+        incoming=(job.c.id,),
+        build=lambda row: delete(job).where(
+            job.c.id.in_(select(row.id)), stands(status), job.c.finished_at < _before
+        ),
+    )
+
+
+_remove = {status: _removal(status) for status in _kept}
 _old_keys = (
     select(job_key.c.job_id)
     .where(
@@ -102,7 +113,7 @@ def retire(tx: Transaction, settings: JobSettings) -> int:
     for status, days in _kept.items():
         age_ms = round(days(settings) * DAY_MS)
         old = _over[status].rows(tx, age_ms=age_ms, limit_=ROWS_MAX)
-        removed += _remove.run(tx, sorted(old)) if old else 0
+        removed += _remove[status].run(tx, sorted(old), age_ms=age_ms) if old else 0
     _withdraw.run(tx, id_=permit)
     _forget.run(tx, age_ms=round(settings.keep_keys_days * DAY_MS), limit_=ROWS_MAX)
     return removed

@@ -221,7 +221,7 @@ def settle(tx: Transaction, outcomes: Outcomes, *, worker: str | None, rules: Ru
     freed = [(c.limit_key, c.org_id) for c in claims if c.limit_key is not None]
     if freed:
         # Last of all: see there in which order locks are taken.
-        limits.pass_on(tx, freed)
+        limits.pass_on(tx, rules.queue, freed)
         tx.wake(channel_of(rules.queue))
     return late
 

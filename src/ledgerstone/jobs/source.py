@@ -141,7 +141,7 @@ class JobSource:
         self._known = len(kinds)
         self.types = sorted(kinds.all())
         self._line = Line(queue, self.types)
-        self._limited = False
+        self._limited = self._keyed()
         self._opened_at = float("-inf")
         self._swept = ""
 
@@ -188,7 +188,7 @@ class JobSource:
         limits.lock(tx, [left.limit_key for left in over if left.limit_key is not None])
         for left in over:
             self._bury(tx, left, words)
-        _, self._swept = limits.sweep(tx, self._swept)
+        _, self._swept = limits.sweep(tx, self._queue, self._swept)
         if rescued:
             tx.wake(self.channel)
         return rescued + len(over)
@@ -199,6 +199,12 @@ class JobSource:
         self._known = len(self._kinds)
         self.types = sorted(self._kinds.all())
         self._line.know(self.types)
+        self._limited = self._limited or self._keyed()
+
+    def _keyed(self) -> bool:
+        """Whether jobs of this queue have limit keys, as far as is known: then all go by limits."""
+        kinds = self._kinds.all().values()
+        return any(kind.limit is not None and kind.queue == self._queue for kind in kinds)
 
     def _claims(self, tx: Transaction, ask: Ask) -> list[JobClaim]:
         common = {
@@ -212,7 +218,7 @@ class JobSource:
                 return [self._made(row) for row in rows]
         look = partial(self._line.look, tx)
         found = limits.claim(tx, self._queue, ask.limit, look, **common)
-        self._limited = bool(found) or limits.limited(tx, self._queue)
+        self._limited = self._keyed() or bool(found) or limits.limited(tx, self._queue)
         # These are as they were before they were taken.
         return [self._made((row[0], row[1] + 1, row[2] + 1, *row[3:])) for row in found]
 

@@ -32,24 +32,22 @@ SECONDS_MAX = 86_400.0
 _name = bindparam("name", type_=leases.c.lease.type)
 _owner = bindparam("owner_", type_=leases.c.owner.type)
 _token = bindparam("token_", type_=BigInteger())
+_longest = now_ms() + bindparam("longest_ms", type_=BigInteger())
 _until = now_ms() + bindparam("ttl_ms", type_=BigInteger())
-_held = (
-    (leases.c.lease == _name)
-    & (leases.c.owner == _owner)
-    & (leases.c.token == _token)
-    & (leases.c.expires_at_ms > now_ms())
+# One that ends later than any can was taken by a clock that was ahead, and set back since.
+_lasts = (leases.c.expires_at_ms > now_ms()) & (
+    leases.c.expires_at_ms <= now_ms() + round(SECONDS_MAX * 1000)
 )
+_held = (leases.c.lease == _name) & (leases.c.owner == _owner) & (leases.c.token == _token) & _lasts
 
-_look = Statement(
-    "leases.look",
-    select(
-        leases.c.owner,
-        leases.c.token,
-        case((leases.c.expires_at_ms > now_ms(), 1), else_=0),
-    )
-    .where(leases.c.lease == _name)
-    .with_for_update(),
-)
+_standing = select(
+    leases.c.owner,
+    leases.c.token,
+    case((_lasts & (leases.c.expires_at_ms <= _longest), 1), else_=0),
+).where(leases.c.lease == _name)
+_look = Statement("leases.look", _standing.with_for_update())
+_look_if_free = Statement("leases.look_if_free", _standing.with_for_update(skip_locked=True))
+_there = Statement("leases.there", select(leases.c.token).where(leases.c.lease == _name))
 _take = Statement(
     "leases.take",
     update(leases)
@@ -75,16 +73,31 @@ class Lease(msgspec.Struct, frozen=True):
     token: int
 
 
-def acquire(tx: Transaction, name: str, owner: str, *, seconds: float) -> Lease | None:
-    """Take the lease if it is free; None if another holds it. One's own is renewed."""
+def acquire(
+    tx: Transaction,
+    name: str,
+    owner: str,
+    *,
+    seconds: float,
+    longest: float = SECONDS_MAX,
+    wait: bool = True,
+) -> Lease | None:
+    """Take the lease if it is free; None if another holds it. One's own is renewed.
+
+    - A transaction that has fenced it is waited for, unless `wait` is false: then it is held.
+    - `longest`: nobody takes this one for longer. An end beyond that is of a clock that was ahead.
+    """
     _check(name, owner, seconds)
-    ttl_ms = round(seconds * 1000)
-    row = _look.one(tx, name=name)
+    ttl_ms, longest_ms = round(seconds * 1000), round(longest * 1000)
+    look = _look if wait else _look_if_free
+    row = look.one(tx, name=name, longest_ms=longest_ms)
     if row is None:
+        if _there.one(tx, name=name) is not None:
+            return None
         # Two may come here at once: one of them inserts, the other finds it held.
         if not _create.run(tx, [(name, owner, ttl_ms)]):
             return Lease(name, owner, 1)
-        row = _look.one(tx, name=name)
+        row = look.one(tx, name=name, longest_ms=longest_ms)
         if row is None:
             return None
     holder, token, held = row

@@ -208,6 +208,26 @@ class LeaseContract:
         assert order == ["written", "taken"]
         assert taking.result() == Lease("door", "bob", 2)
 
+    def test_a_look_that_waits_for_nobody(self, ledger: Ledger, clock: ManualClock) -> None:
+        """One that is fenced counts as held for whoever does not want to wait, also if it ends."""
+        if ledger.database.dialect.one_writer:
+            # There the second transaction waits for the first one, whatever it wants.
+            return
+        lease = held(acquire(ledger, "door", "ann", seconds=5))
+
+        def take() -> Lease | None:
+            return ledger.run(lambda tx: leases.acquire(tx, "door", "bob", seconds=5, wait=False))
+
+        with ledger.transaction() as tx:
+            leases.fence(tx, lease)
+            clock.advance(60)
+            with aside(take) as taking:
+                meanwhile = taking.result()
+        afterwards = take()
+
+        assert meanwhile is None
+        assert afterwards == Lease("door", "bob", 2)
+
     def test_a_rolled_back_acquisition_is_none(self, ledger: Ledger) -> None:
         """What was acquired in a transaction that failed is free, and the token was never given."""
         with pytest.raises(ValueError, match="no"), ledger.transaction() as tx:

@@ -211,6 +211,21 @@ class PumpContract:
         with ledger.reading() as tx:
             assert {tx.chores.get(key).status for key in ids} == {Status.DONE}
 
+    def test_duties_after_a_clock_that_was_ahead(self, ledger: Ledger, clock: ManualClock) -> None:
+        """A clock that was far ahead for a while keeps no duty from its turns."""
+        year = 365 * 86_400
+        clock.jump(year)
+        ledger.worker(chores(nothing)).tick()
+        clock.jump(-year)
+        enqueue(ledger, 1)
+        worker = ledger.worker(chores(nothing))
+        ledger.run(lambda tx: worker.pumps[0].source.claim(tx, _ask(ledger, limit=1)))
+        clock.advance(3600)
+
+        worker.tick()
+
+        assert worker.report().duties.get("rescue:chores") == 1
+
     def test_heartbeats_keep_claims(self, ledger: Ledger, clock: ManualClock) -> None:
         """A claim that is still held at the second beat is extended; a quick one costs nothing."""
         (key,) = enqueue(ledger, 1)
