@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from time import perf_counter
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +30,13 @@ from ledgerstone.ids import new_id
 if TYPE_CHECKING:
     from ledgerstone.settings import EngineSettings
     from ledgerstone.store.database import Database
+    from ledgerstone.store.transaction import Transaction
 
 KEEP_SECONDS = 0.25
 """How often timeouts, claims that wait for a place, and duties are looked at."""
 PRUNE_SECONDS = 60.0
+BEATS_LATE = 2
+"""After so many heartbeats without an answer a worker knows nothing about others, for as long."""
 JOIN_SECONDS_MAX = 5.0
 STOPPING_SECONDS = 0.1
 """How often a worker that stops looks whether its handlers have finished."""
@@ -72,6 +76,8 @@ class Worker:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._reporting = threading.Lock()
+        self._beaten_at = float("inf")
+        self._late_at = float("-inf")
         self._ward = Ward(self._say, database.clock.monotonic)
         self.pumps = [self._pump(source) for source in sources]
         self._heartbeat = Heartbeat(self._database, self.pumps, settings)
@@ -117,9 +123,8 @@ class Worker:
             self._watcher.start()
         for pump in self.pumps:
             pump.start()
-        # However long leases are, it is known who is alive.
-        every = min(self._settings.heartbeat_every_seconds, ALIVE_SECONDS / 3)
-        self._spawn("heartbeat", self._beat_and_report, every)
+        self._beaten_at = perf_counter()
+        self._spawn("heartbeat", self._beat_and_report, self._beat_seconds)
         self._spawn("keeper", self._keep, KEEP_SECONDS)
 
     def stop(
@@ -198,18 +203,41 @@ class Worker:
     def _own_duties(self) -> list[Duty]:
         every = self._settings.rescue_seconds
         return [
-            *(Duty(f"rescue:{pump.source.name}", every, pump.rescue_in) for pump in self.pumps),
+            *(Duty(f"rescue:{p.source.name}", every, self._rescuing(p)) for p in self.pumps),
             Duty("prune:workers", PRUNE_SECONDS, prune),
         ]
+
+    def _rescuing(self, pump: Pump) -> Callable[[Transaction], int]:
+        def rescue(tx: Transaction) -> int:
+            return pump.rescue_in(tx) if self._is_steady() else 0
+
+        return rescue
+
+    def _is_steady(self) -> bool:
+        """Whether it could renew its own claims all the while.
+
+        If not, perhaps nobody could: others are not judged by theirs until they had time to.
+        """
+        now, late = perf_counter(), BEATS_LATE * self._beat_seconds
+        return now - self._beaten_at <= late <= now - self._late_at
+
+    @property
+    def _beat_seconds(self) -> float:
+        # However long leases are, it is known who is alive.
+        return min(self._settings.heartbeat_every_seconds, ALIVE_SECONDS / 3)
 
     def _prompt(self) -> bool:
         return self._watcher is not None and self._watcher.prompt
 
     def _beat_and_report(self) -> None:
         self._heartbeat.beat()
-        self._report()
+        if self._report():
+            now = perf_counter()
+            if now - self._beaten_at > BEATS_LATE * self._beat_seconds:
+                self._late_at = now
+            self._beaten_at = now
 
-    def _report(self) -> None:
+    def _report(self) -> bool:
         """Say that it is there; if that cannot be said now, it is said with the next heartbeat."""
         try:
             self._say()
@@ -217,6 +245,8 @@ class Worker:
             if not error.retryable:
                 raise
             _log.debug("could not report: %s", error)
+            return False
+        return True
 
     def _say(self) -> None:
         # One after the other: an older word must not be written over a newer one.
