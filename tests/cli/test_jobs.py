@@ -12,6 +12,7 @@ import typer
 from ledgerstone.cli.program import app
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import Job, Status
+from ledgerstone.jobs.operating import RETRY_MAX
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.testing.fixtures import Home
@@ -66,7 +67,9 @@ def enqueued(ledger: Ledger, name: str, **options: Any) -> str:
 
 def dead_letters(ledger: Ledger, count: int) -> list[str]:
     ids = [enqueued(ledger, "broken") for _ in range(count)]
-    ledger.worker().tick()
+    worker = ledger.worker()
+    while any(step.claimed for step in worker.tick()):
+        pass
     return ids
 
 
@@ -120,7 +123,7 @@ def test_operators_act_on_every_database(program: Program, home: Home, ledger: L
     assert others.json["retried"] == []
     assert canceled.json == {"id": queued, "status": "canceled"}
     assert last_words == {"by": "ann", "reason": "not needed"}
-    assert retried.json == {"retried": [one], "changed": [], "dry_run": False}
+    assert retried.json == {"retried": [one], "changed": [], "dry_run": False, "full": False}
     assert rest.json["retried"] == [two, three]
     assert statuses(ledger, [one, two, three]) == [Status.QUEUED] * 3
     assert [ended.code for ended in unknown] == [1] * 3
@@ -394,6 +397,20 @@ def test_many_are_retried_only_when_that_is_meant(program: Program, embedded: Le
     assert untouched == [Status.DEAD_LETTER] * 3
     assert done.out.endswith("2 queued again\n")
     assert statuses(embedded, ids) == [Status.QUEUED, Status.QUEUED, Status.DEAD_LETTER]
+
+
+def test_more_than_one_call_retries(program: Program, embedded: Ledger) -> None:
+    """Where there are more dead letters than one call retries, it says so."""
+    dead_letters(embedded, RETRY_MAX + 1)
+
+    dry = program.run("jobs", "retry", "--all", "--dry-run")
+    done = program.run("jobs", "retry", "--all", "--yes")
+    rest = program.run("jobs", "retry", "--all", "--yes")
+
+    more = ", the oldest; call again for the rest\n"
+    assert dry.out.endswith(f"1,000 would be queued again{more}")
+    assert done.out.endswith(f"1,000 queued again{more}")
+    assert rest.out.endswith("\n1 queued again\n")
 
 
 def test_one_alone_needs_no_yes(program: Program, embedded: Ledger) -> None:

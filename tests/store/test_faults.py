@@ -93,6 +93,14 @@ def test_sqlite(driver: object) -> None:
         assert type(error) is expected, words
 
 
+def test_a_file_of_another_kind() -> None:
+    """What to do about a file that is no database is said with it."""
+    error = translated(sqlite3.DatabaseError("file is not a database"))
+
+    assert isinstance(error, errors.StoreCorrupt)
+    assert "name another one" in (error.hint or "")
+
+
 def test_what_is_wrapped_is_unwrapped() -> None:
     """An error that SQLAlchemy has wrapped is judged by what is inside, without the parameters."""
     inner = sqlite3.IntegrityError("UNIQUE constraint failed: chore.key")

@@ -159,7 +159,7 @@ def _told(retried: Retried) -> str:
     if not retried.retried and not retried.changed:
         return "no dead letter meets these filters"
     count = f"{len(retried.retried):,}"
-    more = ", the oldest; there may be more: call again for the rest" if retried.full else ""
+    more = ", the oldest; call again for the rest" if retried.full else ""
     if retried.dry_run:
         return f"{count} would be queued again{more}"
     changed = f"; {len(retried.changed):,} were dead no more" if retried.changed else ""

@@ -72,6 +72,10 @@ _HINTS: dict[type[errors.StoreError], str] = {
     errors.StoreDenied: "check user, password, rights, and whether it is read-only",
 }
 _HINTS_BY_WORDS = {
+    "file is not a database": (
+        "the file that the url names is of another kind, or damaged: name another one, or put back"
+        " a copy of it"
+    ),
     r"database \"[^\"]*\" does not exist|^1049 ": (
         "create the database first; its tables are made by `ledgerstone migrate`"
     ),
