@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LOOK_SECONDS = 0.5
 """How often `canceled` asks the database."""
+
+_log = logging.getLogger("ledgerstone.jobs")
 
 _id = bindparam("id_", type_=job.c.id.type)
 _mine = (
@@ -105,6 +108,8 @@ class Job:
         self._database = database
         self._rules = rules
         self._settled = False
+        self._kept: str | None = None
+        """The result with which it was ended, as JSON."""
         self._ending = False
         self._unproved = False
         self._looked_at = float("-inf")
@@ -172,7 +177,7 @@ class Job:
         if isinstance(answer, Snooze | Cancel | Settled):
             message = f"the step {name!r} answers {answer!r}, which is for the handler to return"
             raise BadInput(message, hint="let the step answer a value, and decide in the handler")
-        text = encode(answer, bytes_max=self._database.settings.body_bytes_max)
+        text = self._encoded(answer)
 
         def keep(tx: Transaction) -> None:
             self._fence(tx)
@@ -191,7 +196,9 @@ class Job:
     def transaction(self, result: Any = None) -> Iterator[Any]:
         """A transaction that ends the job: what it writes and its success are one commit.
 
-        There is one: another one, inside it or after it, is refused before anything is done in it.
+        - There is one: another one, inside it or after it, is refused before anything is done.
+        - What the handler returns comes too late for it: the result is given here, and Snooze or
+          Cancel is returned without a transaction that ends the job.
         """
         self._check_open()
         if self._ending:
@@ -209,8 +216,8 @@ class Job:
     def complete(self, tx: Transaction, result: Any = None) -> None:
         """End the job in a transaction of the caller's: if it commits, the job has succeeded.
 
-        The handler commits and returns after that; what it returns does not matter any more. One
-        that returns without the commit has failed.
+        The handler commits and returns after that, nothing or the same result. One that returns
+        without the commit has failed.
         """
         self._complete_in(tx, result)
         self._settled = self._unproved = True
@@ -221,7 +228,11 @@ class Job:
         return self._unproved
 
     def ended(self, value: Any) -> Any:
-        """What the handler's return value means."""
+        """What the handler's return value means.
+
+        NotAllowedNow if the job was ended and this says something else: the job has succeeded and
+        stays so, and what was lost is on record like any failure after the end.
+        """
         if not self._settled:
             return value
         if self._unproved:
@@ -230,16 +241,30 @@ class Job:
             if still_running:
                 message = "the transaction in which the job was completed did not commit"
                 raise NotAllowedNow(message, hint="commit it before the handler returns")
+        if value is not None:
+            self._check_said_before(value)
         return Settled()
+
+    def _check_said_before(self, value: Any) -> None:
+        """NotAllowedNow, also in the log, unless the job was ended with this result."""
+        hint = "give the result to job.transaction(result=…)"
+        if isinstance(value, Snooze | Cancel):
+            hint = "return it before job.transaction(), or write in a ledger.transaction() instead"
+        elif self._encoded(value) == self._kept:
+            return
+        message = f"returned {value!r:.100} after it had ended the job: that is lost"
+        _log.warning("%s %s: %s (%s)", self.type, self.id, message, hint)
+        raise NotAllowedNow(message, hint=hint)
 
     def _complete_in(self, tx: Transaction, result: Any) -> None:
         self._check_open()
-        kept = None
-        if result is not None:
-            kept = encode(result, bytes_max=self._database.settings.body_bytes_max)
-        outcome = Outcome(self._claim, Verdict.DONE, result=kept)
+        self._kept = None if result is None else self._encoded(result)
+        outcome = Outcome(self._claim, Verdict.DONE, result=self._kept)
         if settling.settle(tx, [outcome], worker=None, rules=self._rules):
             raise self._lost()
+
+    def _encoded(self, value: Any) -> str:
+        return encode(value, bytes_max=self._database.settings.body_bytes_max)
 
     def _check_open(self) -> None:
         if self._settled:

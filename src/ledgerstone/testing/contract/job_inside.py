@@ -153,13 +153,13 @@ class InsideContract(OwnTable):
         before: list[Any] = []
 
         @ledger.job("a")
-        def work(job: Job) -> str:
+        def work(job: Job) -> dict[str, int]:
             with job.transaction(result={"n": 1}) as tx:
                 tx.connection.execute(insert(note).values(name="mine", count=1))
                 tx.jobs.enqueue("elsewhere", {"after": job.id}, key="next")
                 before.append((notes_kept(ledger), standing(ledger, job.id).status))
             before.append((notes_kept(ledger), standing(ledger, job.id).status))
-            return "does not matter any more"
+            return {"n": 1}
 
         job_id = enqueue(ledger, work)
 
