@@ -1,4 +1,4 @@
-"""The job contract, what a handler answers: too late, after the commit that ended its job."""
+"""The job contract, what a handler answers: not now, or after the commit that ended its job."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ import pytest
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
+from ledgerstone.engine.outcomes import SNOOZE_SECONDS_MIN
+from ledgerstone.engine.source import Verdict
 from ledgerstone.errors import NotAllowedNow
 from ledgerstone.jobs import AsyncJob, Cancel, Job, Snooze, Status
+from ledgerstone.jobs.states import Gate
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import OwnTable, note, notes_kept
 from ledgerstone.testing.contract.job_workshop import (
     assert_replayed,
+    claim,
     enqueue,
     history_of,
+    nothing,
+    settle,
     standing,
     tick,
 )
@@ -124,3 +130,68 @@ class AnswersContract(OwnTable):
         assert (row.status, notes_kept(ledger)) == (Status.SUCCEEDED, ["mine"])
         assert "Snooze" in last.detail["error"]["message"]
         assert_replayed(ledger, job_id)
+
+    @pytest.mark.parametrize("seconds", [0, -5, -0.0, float("-inf")])
+    def test_a_snooze_until_now(self, ledger: Ledger, clock: ManualClock, seconds: float) -> None:
+        """Who puts itself off until now or earlier rests a moment all the same."""
+        runs: list[int] = []
+
+        def poll(job: Job) -> Snooze:
+            runs.append(job.attempt)
+            return Snooze(seconds)
+
+        ledger.kinds.add("poll", poll)
+        job_id = enqueue(ledger, "poll")
+
+        at = clock.now_ms() / 1000
+        for _ in range(3):
+            tick(ledger)
+        row = standing(ledger, job_id)
+        clock.advance(SNOOZE_SECONDS_MIN)
+        tick(ledger)
+
+        assert runs == [1, 1]
+        assert (row.status, row.attempt, row.gate) == (Status.QUEUED, 0, Gate.SCHEDULED)
+        assert row.run_at.timestamp() - at == SNOOZE_SECONDS_MIN
+        assert_replayed(ledger, job_id)
+
+    @pytest.mark.parametrize("seconds", [0, 0.0001, 0.001])
+    def test_snoozes_starve_nobody(
+        self, ledger: Ledger, clock: ManualClock, seconds: float
+    ) -> None:
+        """However short the snooze is, those that waited behind it come before it does again."""
+        source = ledger.job_source()
+        ledger.kinds.add("poll", lambda: Snooze(seconds))
+        ledger.kinds.add("fine", nothing)
+        enqueue(ledger, "poll")
+        clock.advance(1)
+        fine = enqueue(ledger, "fine")
+
+        for _ in range(2):
+            worker = ledger.worker(source)
+            worker.tick(limit=1)
+            worker.stop(grace_seconds=0)
+
+        assert standing(ledger, fine).status is Status.SUCCEEDED
+
+    def test_a_short_snooze_is_as_short_as_asked(self, ledger: Ledger, clock: ManualClock) -> None:
+        """A delay that is less than the rest of those who ask for none is not made longer."""
+        ledger.kinds.add("poll", lambda: Snooze(0.25))
+        job_id, at = enqueue(ledger, "poll"), clock.now_ms() / 1000
+
+        tick(ledger)
+
+        assert standing(ledger, job_id).run_at.timestamp() - at == 0.25
+
+    def test_what_is_returned_keeps_its_place(self, ledger: Ledger, clock: ManualClock) -> None:
+        """What goes back without having asked for it is as early in line as it was."""
+        ledger.kinds.add("a", nothing)
+        source = ledger.job_source()
+        job_id = enqueue(ledger, "a")
+        before = standing(ledger, job_id).run_at
+        clock.advance(60)
+        (taken,) = claim(ledger, source)
+
+        settle(ledger, source, taken, Verdict.RETURNED)
+
+        assert standing(ledger, job_id).run_at == before
