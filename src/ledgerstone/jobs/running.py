@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar
 
 import msgspec
 from sqlalchemy import BigInteger, Double, bindparam, func, insert, select, update
@@ -130,16 +130,14 @@ class Job:
 
     def progress(self, fraction: float, stage: str | None = None) -> None:
         """Tell how far it is, 0 to 1, and at which stage."""
-        if not 0 <= fraction <= 1:
-            message = f"progress is 0 to 1, not {fraction}"
-            raise BadInput(message)
+        done = _fraction(fraction)
         if stage is not None:
             check_name(stage, "a stage", chars_max=STAGE_CHARS_MAX)
 
         def tell(tx: Transaction) -> None:
-            if not _report.run(tx, **self._held, progress_=fraction, stage_=stage):
+            if not _report.run(tx, **self._held, progress_=done, stage_=stage):
                 raise self._lost()
-            told = history.detail(progress=fraction, stage=stage, attempt=self.attempt)
+            told = history.detail(progress=done, stage=stage, attempt=self.attempt)
             history.record(tx, [(self.id, told)], Status.RUNNING, Status.RUNNING)
 
         self._database.run(tell)
@@ -281,6 +279,19 @@ class Job:
 
     def _lost(self) -> LeaseLost:
         return LeaseLost(f"attempt {self.attempt} of job {self.id} is not its holder any more")
+
+
+def _fraction(value: object) -> float:
+    """Of whatever kind the number is, it is the same in the row and in the history."""
+    if isinstance(value, SupportsFloat) and not isinstance(value, bool):
+        try:
+            done = float(value)
+        except (TypeError, ValueError, ArithmeticError):
+            done = -1.0
+        if 0 <= done <= 1:
+            return done
+    message = f"progress is a number from 0 to 1, not {value!r:.100}"
+    raise BadInput(message)
 
 
 def _awaits(step: str) -> BadInput:
