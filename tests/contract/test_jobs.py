@@ -17,6 +17,7 @@ from ledgerstone.jobs.tables import history_permit
 from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import tables
+from ledgerstone.testing.contract.job_answers import AnswersContract
 from ledgerstone.testing.contract.job_awaited import AwaitedContract, AwaitedSessionContract
 from ledgerstone.testing.contract.job_columns import JobTablesContract, NativeTypesContract
 from ledgerstone.testing.contract.job_crashes import JobCrashesContract
@@ -93,6 +94,10 @@ class TestRunningJobs(RunningJobsContract):
 
 class TestInside(InsideContract):
     """From inside a handler."""
+
+
+class TestAnswers(AnswersContract):
+    """What a handler returns."""
 
 
 class TestAwaited(AwaitedContract):

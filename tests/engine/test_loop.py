@@ -16,7 +16,7 @@ import pytest
 from ledgerstone.engine.outcomes import of_value
 from ledgerstone.engine.runners.loop import LoopRunner
 from ledgerstone.engine.source import Claim, Handler, Outcome, Verdict, Where
-from ledgerstone.errors import Interrupted
+from ledgerstone.errors import HandlerTimeout, Interrupted
 
 PROMPTLY = 30.0
 Finished = SimpleQueue[tuple[str, Outcome | None]]
@@ -64,6 +64,30 @@ def test_interrupted_before_it_began(loop: LoopRunner, finished: Finished) -> No
 
     assert begun == []
     assert (outcomes["second"] or Outcome(claim, Verdict.DONE)).verdict is Verdict.RETURNED
+
+
+def test_told_while_it_blocks_the_loop(loop: LoopRunner, finished: Finished) -> None:
+    """A handler that lets nobody in until its end is told all the same, once, and that counts."""
+    busy, go = threading.Event(), threading.Event()
+    claim = Claim("a", 1, 1, timeout_seconds=0)
+
+    async def block(_: Claim) -> str:
+        busy.set()
+        go.wait(PROMPTLY)
+        return "too late"
+
+    loop.start(claim, Handler(block, Where.LOOP))
+    assert busy.wait(PROMPTLY)
+    overdue = loop.overdue()
+    loop.interrupt(claim, HandlerTimeout("too long"))
+    overdue_still = loop.overdue()
+    go.set()
+    _, outcome = finished.get(timeout=PROMPTLY)
+
+    assert (overdue, overdue_still) == ([claim], [])
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert (outcome.verdict, outcome.failure.code) == (Verdict.FAILED, "timeout")
 
 
 @pytest.mark.parametrize("call", [lambda _: "no coroutine", lambda: None, lambda _: 1 / 0])

@@ -23,6 +23,9 @@ TRACEBACK_LINE_CHARS_MAX = 2000
 GAP_CHARS_MAX = 50
 CODE_CHARS_MAX = 64
 SNOOZE_SECONDS_MAX = 10 * 366 * 86_400
+SNOOZE_SECONDS_MIN = 1.0
+"""How long something rests that was put off until now or a moment that has passed: if it were due
+again at once, a handful of them would do nothing but begin and end."""
 REST_SECONDS = 1.0
 """How long something rests that met a database or a target out of reach."""
 
@@ -51,7 +54,8 @@ def of_value(claim: Claim, value: Any, *, bytes_max: int) -> Outcome:
 
 def _snoozed(claim: Claim, seconds: Any) -> Outcome:
     if isinstance(seconds, int | float) and seconds <= SNOOZE_SECONDS_MAX:
-        return Outcome(claim, Verdict.SNOOZED, delay_seconds=max(seconds, 0.0))
+        rest = seconds if seconds > 0 else SNOOZE_SECONDS_MIN
+        return Outcome(claim, Verdict.SNOOZED, delay_seconds=rest)
     message = f"a snooze lasts at most {SNOOZE_SECONDS_MAX} s, not {seconds!r}"
     raise errors.BadInput(message)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar
 
 import msgspec
 from sqlalchemy import BigInteger, Double, bindparam, func, insert, select, update
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LOOK_SECONDS = 0.5
 """How often `canceled` asks the database."""
+
+_log = logging.getLogger("ledgerstone.jobs")
 
 _id = bindparam("id_", type_=job.c.id.type)
 _mine = (
@@ -105,6 +108,8 @@ class Job:
         self._database = database
         self._rules = rules
         self._settled = False
+        self._kept: str | None = None
+        """The result with which it was ended, as JSON."""
         self._ending = False
         self._unproved = False
         self._looked_at = float("-inf")
@@ -125,16 +130,14 @@ class Job:
 
     def progress(self, fraction: float, stage: str | None = None) -> None:
         """Tell how far it is, 0 to 1, and at which stage."""
-        if not 0 <= fraction <= 1:
-            message = f"progress is 0 to 1, not {fraction}"
-            raise BadInput(message)
+        done = _fraction(fraction)
         if stage is not None:
             check_name(stage, "a stage", chars_max=STAGE_CHARS_MAX)
 
         def tell(tx: Transaction) -> None:
-            if not _report.run(tx, **self._held, progress_=fraction, stage_=stage):
+            if not _report.run(tx, **self._held, progress_=done, stage_=stage):
                 raise self._lost()
-            told = history.detail(progress=fraction, stage=stage, attempt=self.attempt)
+            told = history.detail(progress=done, stage=stage, attempt=self.attempt)
             history.record(tx, [(self.id, told)], Status.RUNNING, Status.RUNNING)
 
         self._database.run(tell)
@@ -172,7 +175,7 @@ class Job:
         if isinstance(answer, Snooze | Cancel | Settled):
             message = f"the step {name!r} answers {answer!r}, which is for the handler to return"
             raise BadInput(message, hint="let the step answer a value, and decide in the handler")
-        text = encode(answer, bytes_max=self._database.settings.body_bytes_max)
+        text = self._encoded(answer)
 
         def keep(tx: Transaction) -> None:
             self._fence(tx)
@@ -191,7 +194,9 @@ class Job:
     def transaction(self, result: Any = None) -> Iterator[Any]:
         """A transaction that ends the job: what it writes and its success are one commit.
 
-        There is one: another one, inside it or after it, is refused before anything is done in it.
+        - There is one: another one, inside it or after it, is refused before anything is done.
+        - What the handler returns comes too late for it: the result is given here, and Snooze or
+          Cancel is returned without a transaction that ends the job.
         """
         self._check_open()
         if self._ending:
@@ -209,8 +214,8 @@ class Job:
     def complete(self, tx: Transaction, result: Any = None) -> None:
         """End the job in a transaction of the caller's: if it commits, the job has succeeded.
 
-        The handler commits and returns after that; what it returns does not matter any more. One
-        that returns without the commit has failed.
+        The handler commits and returns after that, nothing or the same result. One that returns
+        without the commit has failed.
         """
         self._complete_in(tx, result)
         self._settled = self._unproved = True
@@ -221,7 +226,11 @@ class Job:
         return self._unproved
 
     def ended(self, value: Any) -> Any:
-        """What the handler's return value means."""
+        """What the handler's return value means.
+
+        NotAllowedNow if the job was ended and this says something else: the job has succeeded and
+        stays so, and what was lost is on record like any failure after the end.
+        """
         if not self._settled:
             return value
         if self._unproved:
@@ -230,16 +239,30 @@ class Job:
             if still_running:
                 message = "the transaction in which the job was completed did not commit"
                 raise NotAllowedNow(message, hint="commit it before the handler returns")
+        if value is not None:
+            self._check_said_before(value)
         return Settled()
+
+    def _check_said_before(self, value: Any) -> None:
+        """NotAllowedNow, also in the log, unless the job was ended with this result."""
+        hint = "give the result to job.transaction(result=…)"
+        if isinstance(value, Snooze | Cancel):
+            hint = "return it before job.transaction(), or write in a ledger.transaction() instead"
+        elif self._encoded(value) == self._kept:
+            return
+        message = f"returned {value!r:.100} after it had ended the job: that is lost"
+        _log.warning("%s %s: %s (%s)", self.type, self.id, message, hint)
+        raise NotAllowedNow(message, hint=hint)
 
     def _complete_in(self, tx: Transaction, result: Any) -> None:
         self._check_open()
-        kept = None
-        if result is not None:
-            kept = encode(result, bytes_max=self._database.settings.body_bytes_max)
-        outcome = Outcome(self._claim, Verdict.DONE, result=kept)
+        self._kept = None if result is None else self._encoded(result)
+        outcome = Outcome(self._claim, Verdict.DONE, result=self._kept)
         if settling.settle(tx, [outcome], worker=None, rules=self._rules):
             raise self._lost()
+
+    def _encoded(self, value: Any) -> str:
+        return encode(value, bytes_max=self._database.settings.body_bytes_max)
 
     def _check_open(self) -> None:
         if self._settled:
@@ -256,6 +279,19 @@ class Job:
 
     def _lost(self) -> LeaseLost:
         return LeaseLost(f"attempt {self.attempt} of job {self.id} is not its holder any more")
+
+
+def _fraction(value: object) -> float:
+    """Of whatever kind the number is, it is the same in the row and in the history."""
+    if isinstance(value, SupportsFloat) and not isinstance(value, bool):
+        try:
+            done = float(value)
+        except (TypeError, ValueError, ArithmeticError):
+            done = -1.0
+        if 0 <= done <= 1:
+            return done
+    message = f"progress is a number from 0 to 1, not {value!r:.100}"
+    raise BadInput(message)
 
 
 def _awaits(step: str) -> BadInput:

@@ -320,7 +320,9 @@ def _error_of(outcome: Outcome) -> Row:
 
 
 def _ms(outcome: Outcome) -> int:
-    return round((outcome.delay_seconds or 0.0) * 1000)
+    delay_ms = round((outcome.delay_seconds or 0.0) * 1000)
+    # What is put off never keeps its place in line, or those behind it would wait for ever.
+    return max(delay_ms, 1) if outcome.verdict is Verdict.SNOOZED else delay_ms
 
 
 def _delay_of(outcome: Outcome) -> Row:

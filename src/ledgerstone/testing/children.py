@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import os
 import signal
 import sys
+import threading
+from pathlib import Path
 
+from ledgerstone.engine.runners.processes import PR_SET_PDEATHSIG
 from ledgerstone.engine.source import Cancel, Claim
 from ledgerstone.errors import Hopeless
+
+ORPHAN_SECONDS_MAX = 60.0
+"""How long one that lost its worker goes on, if nothing ends it."""
 
 
 def pid_or_fail(claim: Claim) -> int:
@@ -84,3 +92,31 @@ def ended_inside() -> None:
 def failed_inside() -> None:
     """Raises an error that can leave its process."""
     raise ValueError("inside")
+
+
+def orphaned(path: str, how: str) -> None:
+    """Kills its worker with -9 and goes on; as long as it lives it holds a lock on the file."""
+    with Path(path).open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(how)
+        file.flush()
+        libc = ctypes.PyDLL(None)
+        if how == "unsignaled" and sys.platform == "linux":
+            libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(0))
+        os.kill(os.getppid(), signal.SIGKILL)
+        if how == "unyielding":
+            # Called this way it keeps every other thread of its process from running.
+            libc.sleep(int(ORPHAN_SECONDS_MAX))
+        threading.Event().wait(ORPHAN_SECONDS_MAX)
+
+
+def held_and_let_go(path: Path) -> bool:
+    """Whether somebody held a lock on this file, and holds it no more."""
+    if not path.exists() or not path.read_text(encoding="utf-8"):
+        return False
+    with path.open(encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True

@@ -78,7 +78,13 @@ class LoopRunner:
         self._running_loop().call_soon_threadsafe(self._begin, claim, handler)
 
     def interrupt(self, claim: Claim, error: LedgerstoneError) -> None:
-        """Raise the error where the handler of this claim waits."""
+        """Raise the error where the handler of this claim waits.
+
+        It counts from now on: also if the handler keeps the loop busy until its end.
+        """
+        found = self._tasks.get(claim.key)
+        if found is not None and found[0] is claim:
+            found[2].reason = error
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._raise, claim, error)
 

@@ -1,17 +1,25 @@
 """Handlers that want a process of their own: a child for each thread that runs such a handler.
 
-A child that dies takes only its own claim with it, and can be killed when that claim is lost.
+A child that dies takes only its own claim with it, and can be killed when that claim is lost. It
+does not outlive its worker: when the lease has run out another runs the claim, and there must not
+be two. On Linux the system kills it together with the thread that started it, which lives until it
+has let the child go; that also ends a handler that never lets go of the interpreter. Elsewhere, and
+if the handler has taken that back, a thread in the child waits for the end of the worker.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import multiprocessing
+import os
 import pickle
 import signal
+import sys
+import threading
 from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -22,6 +30,9 @@ from ledgerstone.engine.source import Failure
 from ledgerstone.errors import BadInput, HandlerCrashed, Hopeless
 
 STOP_SECONDS_MAX = 2.0
+PR_SET_PDEATHSIG = 1
+ORPHANED = 1
+"""The exit code of a child whose worker is gone; nobody is left to read it."""
 
 
 class InTheChild(Exception):
@@ -119,12 +130,36 @@ def _words(code: int | None) -> str:
 def _serve(pipe: Connection[Any, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _end_with_parent()
     while True:
         try:
             name, arguments = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our parent's bytes
         except (EOFError, OSError):
             return
-        pipe.send_bytes(_answer(name, arguments))
+        answer = _answer(name, arguments)
+        try:
+            pipe.send_bytes(answer)
+        except OSError:
+            return
+
+
+def _end_with_parent() -> None:
+    """From now on this process does not outlive the one that started it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    if os.getppid() != parent.pid:
+        # It was gone before it could be asked for.
+        os._exit(ORPHANED)
+    threading.Thread(
+        target=_end_after, args=(parent.sentinel,), name="ledgerstone-parent", daemon=True
+    ).start()
+
+
+def _end_after(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(ORPHANED)
 
 
 def _answer(name: str, arguments: tuple[Any, ...]) -> bytes:

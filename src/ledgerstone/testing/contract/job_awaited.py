@@ -192,7 +192,7 @@ class AwaitedContract(OwnTable):
         before: list[Any] = []
 
         @ledger.job("a")
-        async def work(job: AsyncJob) -> str:
+        async def work(job: AsyncJob) -> dict[str, int]:
             async with job.transaction(result={"n": 1}) as tx:
                 await tx.run(_insert)
                 await tx.jobs.enqueue("elsewhere", {"after": job.id}, key="next")
@@ -200,7 +200,7 @@ class AwaitedContract(OwnTable):
             before.append((notes_kept(ledger), standing(ledger, job.id).status))
             with pytest.raises(NotAllowedNow):
                 await tx.run(_insert)
-            return "does not matter any more"
+            return {"n": 1}
 
         job_id = enqueue(ledger, work)
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
+
+import pytest
 
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.source import Verdict
 from ledgerstone.engine.workers import WorkerReport, sign_in
 from ledgerstone.jobs import JobRow, JobSource, Status
 from ledgerstone.ledger import Ledger
+from ledgerstone.testing.children import ORPHAN_SECONDS_MAX, held_and_let_go
 from ledgerstone.testing.contract import Child
 from ledgerstone.testing.contract.job_workshop import (
     ADA,
@@ -44,6 +48,7 @@ import signal
 
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
+from ledgerstone.testing.children import orphaned
 
 url = sys.argv[1]
 engine = {"grace_seconds": 0.1, **json.loads(sys.argv[2])}
@@ -62,6 +67,8 @@ def told():
     os.kill(os.getpid(), signal.SIGTERM)
     while True:
         pass
+
+ledger.kinds.add("orphaned", orphaned, process=True)
 
 ready()
 ledger.worker().run()
@@ -172,6 +179,28 @@ class JobCrashesContract:
             "crashed",
         )
         assert_replayed(ledger, fatal)
+
+    @pytest.mark.parametrize("how", ["waiting", "unyielding", "unsignaled"])
+    def test_a_process_does_not_outlive_its_worker(
+        self,
+        ledger: Ledger,
+        home: Home,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        how: str,
+    ) -> None:
+        """A worker that is killed takes its handlers' processes along, and they say nothing."""
+        lock = tmp_path / "lock"
+        enqueue(ledger, "orphaned", {"path": str(lock), "how": how})
+
+        with Child(WORKER, home.url, json.dumps(ONE)) as worker:
+            worker.go()
+            seconds_max = ORPHAN_SECONDS_MAX / 2
+            until(lambda: held_and_let_go(lock), seconds_max=seconds_max, what="its end")
+            code, _ = worker.ended()
+
+        assert code == -signal.SIGKILL
+        assert capsys.readouterr().err == ""
 
 
 def _worked(home: Home, **engine: float) -> int:

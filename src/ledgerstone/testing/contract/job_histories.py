@@ -29,6 +29,8 @@ from ledgerstone.testing.contract.job_workshop import (
 
 WAIT_SECONDS = 20.0
 """Between two attempts, and of what is put off."""
+LEAST_SECONDS = 0.001
+"""Of what is put off for no time at all."""
 ATTEMPTS = 3
 DAYS_SECONDS = 864_000
 """More than all histories together set the clock back."""
@@ -127,11 +129,16 @@ class JobHistories(RuleBasedStateMachine):
             model.holder, model.lease_until = claim, self.now + LEASE_SECONDS
         return multiple(*taken)
 
-    @rule(claim=consumes(claims), verdict=st.sampled_from(Verdict), crashed=st.booleans())
-    def settle(self, claim: Claim, verdict: Verdict, crashed: bool) -> None:
+    @rule(
+        claim=consumes(claims),
+        verdict=st.sampled_from(Verdict),
+        crashed=st.booleans(),
+        delay=st.sampled_from([None, WAIT_SECONDS]),
+    )
+    def settle(self, claim: Claim, verdict: Verdict, crashed: bool, delay: float | None) -> None:
         failure = None if verdict is Verdict.DONE else Failure("drawn", "drawn", crashed=crashed)
-        waits = verdict in {Verdict.SNOOZED, Verdict.RETURNED}
-        delay = WAIT_SECONDS if waits else None
+        if verdict not in {Verdict.SNOOZED, Verdict.RETURNED}:
+            delay = None
         outcome = Outcome(claim, verdict, failure=failure, delay_seconds=delay)
 
         refused = self.ledger.run(lambda tx: list(self.source.settle(tx, [outcome])))
@@ -139,7 +146,7 @@ class JobHistories(RuleBasedStateMachine):
         model = self.models[claim.key]
         assert bool(refused) == (model.holder is not claim)
         if not refused:
-            self._apply(model, verdict, crashed=crashed)
+            self._apply(model, verdict, crashed=crashed, delay=delay)
 
     @rule(claim=claims)
     def extend(self, claim: Claim) -> None:
@@ -220,7 +227,9 @@ class JobHistories(RuleBasedStateMachine):
             assert moves_of(self.ledger, job_id) == model.moves
             assert_replayed(self.ledger, job_id)
 
-    def _apply(self, model: _Model, verdict: Verdict, *, crashed: bool) -> None:
+    def _apply(
+        self, model: _Model, verdict: Verdict, *, crashed: bool, delay: float | None
+    ) -> None:
         match verdict:
             case Verdict.DONE:
                 model.go("succeeded")
@@ -231,7 +240,9 @@ class JobHistories(RuleBasedStateMachine):
             case Verdict.SNOOZED | Verdict.RETURNED:
                 model.attempt -= 1
                 model.go("queued")
-                model.waits_until = self.now + WAIT_SECONDS
+                # Only what is returned may be due again at once.
+                at_once = delay is None and verdict is Verdict.RETURNED
+                model.waits_until = None if at_once else self.now + (delay or LEAST_SECONDS)
             case Verdict.FAILED | Verdict.DEAD:
                 model.crashes += crashed
                 spent = model.attempt >= ATTEMPTS or (crashed and model.crashes >= CRASHES_MAX)

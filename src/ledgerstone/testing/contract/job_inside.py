@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -54,14 +56,30 @@ class InsideContract(OwnTable):
         assert seen == [(running, 0, "reading"), (running, 0.5, "reading"), (running, 1, "writing")]
         assert_replayed(ledger, job_id)
 
+    @pytest.mark.parametrize("half", [Decimal("0.5"), Fraction(1, 2)], ids=repr)
+    def test_progress_is_a_number(self, ledger: Ledger, clock: ManualClock, half: Any) -> None:
+        """A number of any kind is the same number in the row and in the history."""
+
+        @ledger.job("a")
+        def work(job: Job) -> None:
+            job.progress(half)
+
+        job_id = enqueue(ledger, work)
+
+        tick(ledger)
+
+        assert standing(ledger, job_id).progress == 0.5
+        assert_replayed(ledger, job_id)
+
     def test_progress_has_bounds(self, ledger: Ledger, clock: ManualClock) -> None:
         """Progress is 0 to 1, a stage has a name of its length; else nothing is written."""
         refused: list[Any] = []
 
         @ledger.job("a")
         def work(job: Job) -> None:
-            odd: list[tuple[float, str | None]] = [(-0.1, None), (1.1, None), (float("nan"), None)]
-            for fraction, stage in [*odd, (0.5, ""), (0.5, "s" * 101), (0.5, "a\0")]:
+            odd: list[Any] = [-0.1, 1.1, float("nan"), Decimal("sNaN"), 10**400, True, "0.5", None]
+            stages = ["", "s" * 101, "a\0"]
+            for fraction, stage in [*((n, None) for n in odd), *((0.5, name) for name in stages)]:
                 try:
                     job.progress(fraction, stage)
                 except BadInput:
@@ -71,7 +89,7 @@ class InsideContract(OwnTable):
 
         tick(ledger)
 
-        assert len(refused) == 6
+        assert len(refused) == 11
         row = standing(ledger, job_id)
         assert (row.status, row.progress, row.stage) == (Status.SUCCEEDED, None, None)
 
@@ -153,13 +171,13 @@ class InsideContract(OwnTable):
         before: list[Any] = []
 
         @ledger.job("a")
-        def work(job: Job) -> str:
+        def work(job: Job) -> dict[str, int]:
             with job.transaction(result={"n": 1}) as tx:
                 tx.connection.execute(insert(note).values(name="mine", count=1))
                 tx.jobs.enqueue("elsewhere", {"after": job.id}, key="next")
                 before.append((notes_kept(ledger), standing(ledger, job.id).status))
             before.append((notes_kept(ledger), standing(ledger, job.id).status))
-            return "does not matter any more"
+            return {"n": 1}
 
         job_id = enqueue(ledger, work)
 
