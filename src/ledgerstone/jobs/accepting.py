@@ -303,8 +303,6 @@ class _Desk:
             check_name(new.key, "a key", chars_max=KEY_CHARS_MAX)
         if shape is not self._known[0] or payload != self._known[1]:
             limit_key = shape.kind.checked(payload) if shape.kind is not None else None
-            if limit_key is not None:
-                check_name(limit_key, "a limit key", chars_max=KEY_CHARS_MAX)
             self._known = (shape, payload, limit_key)
         return _Checked(shape, new.key, payload, self._known[2])
 

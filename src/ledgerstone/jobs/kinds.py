@@ -8,17 +8,23 @@ changed in between.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from functools import partial
 from typing import Any, get_type_hints
 
 import msgspec
 
-from ledgerstone.engine.backoff import Backoff
+from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.source import Where
 from ledgerstone.errors import BadInput
-from ledgerstone.jobs.tables import DEFAULT_QUEUE, MAX_ATTEMPTS, QUEUE_CHARS_MAX, TYPE_CHARS_MAX
+from ledgerstone.jobs.tables import (
+    DEFAULT_QUEUE,
+    KEY_CHARS_MAX,
+    MAX_ATTEMPTS,
+    QUEUE_CHARS_MAX,
+    TYPE_CHARS_MAX,
+)
 from ledgerstone.store.names import check_name
 
 JOB_PARAMETER = "job"
@@ -74,6 +80,18 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
         found = self._decoded(payload)
         return self._limit_key(found) if self.limit is not None else None
 
+    def terms(self, limit_key: str | None = None) -> Terms:
+        """What it says of a job that is limited by this."""
+        limit = self.limit if limit_key is not None else None
+        return Terms(
+            queue=self.queue,
+            priority=self.priority,
+            max_attempts=self.max_attempts,
+            backoff_policy=self.backoff.policy,
+            limit_key=limit_key,
+            limit_max=limit.most if limit is not None else None,
+        )
+
     def _decoded(self, payload: str) -> msgspec.Struct:
         try:
             return self.decoder.decode(payload)
@@ -94,6 +112,11 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
         if key is not None and not isinstance(key, str):
             message = f"the limit key of {self.name} ({_called(call)}) is text or None, not {key!r}"
             raise NoLimitKey(message, hint="return str(…) of it")
+        if key is not None:
+            try:
+                check_name(key, "a limit key", chars_max=KEY_CHARS_MAX)
+            except BadInput as error:
+                raise NoLimitKey(error.message, hint=error.hint) from error
         return key
 
     @property
@@ -103,11 +126,45 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(f"{field.name}: {_spelled(field.type)}" for field in fields) or "nothing"
 
 
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """All that accepting a job takes from its kind, for whoever does not know the kind."""
+
+    queue: str
+    priority: int
+    max_attempts: int
+    backoff_policy: BackoffPolicy
+    limit_key: str | None = None
+    limit_max: int | None = None
+
+    def kinds(self, name: str) -> Kinds:
+        """Kinds by which a job of this type is accepted on these terms, whatever its arguments."""
+        key = self.limit_key
+        limit = Limit(key=lambda: key, most=self.limit_max or 1) if key is not None else None
+        stand_in = Kind(
+            name=name,
+            call=_nobody,
+            arguments=msgspec.Struct,
+            decoder=msgspec.json.Decoder(),
+            takes_job=False,
+            where=Where.THREAD,
+            queue=self.queue,
+            max_attempts=self.max_attempts,
+            priority=self.priority,
+            backoff=Backoff(policy=self.backoff_policy),
+            limit=limit,
+        )
+        return Kinds([stand_in])
+
+
+def _nobody() -> None:
+    """Nothing is run by terms."""
+
+
 class Kinds:
     """The kinds that this process knows; one that is known stays known."""
 
-    def __init__(self) -> None:
-        self._by_name: dict[str, Kind] = {}
+    def __init__(self, known: Iterable[Kind] = ()) -> None:
+        self._by_name: dict[str, Kind] = {kind.name: kind for kind in known}
         self._names: dict[Callable[..., Any], str] = {}
 
     def __len__(self) -> int:

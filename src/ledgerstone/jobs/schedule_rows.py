@@ -15,6 +15,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    and_,
     bindparam,
     column,
     delete,
@@ -28,7 +29,7 @@ from ledgerstone.jobs import cron as crons
 from ledgerstone.jobs.cron import CRON_CHARS_MAX, ZONE_CHARS_MAX, Misfire
 from ledgerstone.jobs.tables import QUEUE_CHARS_MAX, TYPE_CHARS_MAX, tables
 from ledgerstone.store.batch import ClaimEach, InsertEach, UpdateEach
-from ledgerstone.store.expressions import as_json, json_text, now_ms
+from ledgerstone.store.expressions import as_json, beyond, json_text, now_ms
 from ledgerstone.store.pages import Keyset
 from ledgerstone.store.schema import MYSQL_TABLE, id_type, json_type
 from ledgerstone.store.statement import Row, Statement
@@ -55,10 +56,14 @@ job_schedule = Table(
     Column("last_job_id", id_type()),
     Column("paused_at_ms", BigInteger),
     Column("created_at_ms", BigInteger, nullable=False),
+    Column("terms", json_type()),
     CheckConstraint(f"misfire IN ({_MISFIRES})", name=conv("ck_job_schedule__misfire")),
     **MYSQL_TABLE,
 )
-"""What has no queue or priority of its own takes that of its kind, at each run."""
+"""What has no queue or priority of its own takes that of its kind, at each run.
+
+`terms` are those of its kind as it was put (see `kinds.Terms`), for whoever does not know the kind.
+"""
 Index(
     "idx_job_schedule__due",
     job_schedule.c.paused_at_ms,
@@ -87,7 +92,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
 
 class Content(msgspec.Struct, frozen=True):
-    """What makes a schedule another one, as it is kept; the payload as JSON text."""
+    """What makes a schedule another one, as it is kept; payload and terms as JSON text."""
 
     type: str
     payload: str
@@ -97,6 +102,7 @@ class Content(msgspec.Struct, frozen=True):
     time_zone: str
     misfire: str
     priority: int | None
+    terms: str | None
 
     def same_times(self, other: Content) -> bool:
         return (self.cron, self.time_zone) == (other.cron, other.time_zone)
@@ -115,6 +121,7 @@ _content_columns: tuple[Any, ...] = (
     job_schedule.c.time_zone,
     job_schedule.c.misfire,
     job_schedule.c.priority,
+    json_text(job_schedule.c.terms).label("terms"),
 )
 WIDTH = 1 + len(_content_columns)
 _columns: tuple[Any, ...] = (
@@ -144,9 +151,14 @@ add = InsertEach(
         job_schedule.c.time_zone,
         job_schedule.c.misfire,
         job_schedule.c.priority,
+        column("terms", Text()),
         job_schedule.c.next_at_ms,
     ),
-    values=lambda row: {"payload": as_json(row.payload), "created_at_ms": now_ms()},
+    values=lambda row: {
+        "payload": as_json(row.payload),
+        "terms": as_json(row.terms),
+        "created_at_ms": now_ms(),
+    },
 )
 replace = Statement(
     "schedules.replace",
@@ -161,6 +173,7 @@ replace = Statement(
         time_zone=bindparam("time_zone_", type_=job_schedule.c.time_zone.type),
         misfire=bindparam("misfire_", type_=job_schedule.c.misfire.type),
         priority=bindparam("priority_", type_=job_schedule.c.priority.type),
+        terms=as_json(bindparam("terms_", type_=Text())),
         next_at_ms=_next,
     ),
 )
@@ -188,7 +201,17 @@ due = ClaimEach(
     "schedules.due",
     job_schedule,
     key=job_schedule.c.name,
-    due=job_schedule.c.paused_at_ms.is_(None) & (job_schedule.c.next_at_ms <= now_ms()),
+    due=and_(
+        job_schedule.c.paused_at_ms.is_(None),
+        job_schedule.c.next_at_ms <= now_ms(),
+        beyond(
+            (job_schedule.c.next_at_ms, job_schedule.c.name),
+            (
+                bindparam("after_ms_", type_=BigInteger()),
+                bindparam("after_name_", type_=job_schedule.c.name.type),
+            ),
+        ),
+    ),
     order_by=(job_schedule.c.next_at_ms, job_schedule.c.name),
     # Nothing is changed yet: what is wanted is the lock. Where it moves to is known only then.
     set_={"next_at_ms": job_schedule.c.next_at_ms},
@@ -198,6 +221,7 @@ due = ClaimEach(
         job_schedule.c.next_at_ms,
         now_ms().label("looked_at_ms"),
     ),
+    index="idx_job_schedule__due",
 )
 ran = UpdateEach(
     "schedules.ran",
@@ -224,6 +248,7 @@ passed = UpdateEach(
 def content_of(row: Row) -> Content:
     """The content of a row of `_columns`."""
     type_, payload, org_id, *rest = row[1:WIDTH]
+    rest[-1] = None if rest[-1] is None else canonical(rest[-1])
     return Content(type_, canonical(payload), str(org_id), *rest)
 
 

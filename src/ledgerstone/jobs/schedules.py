@@ -8,6 +8,12 @@ rows whose moment has come, enqueues their jobs and moves them on, in one transa
 The key makes it once: whoever tries the same moment again, after a crash or because the clock was
 set back, finds the job that is there. A clock that was far ahead leaves schedules that wait for a
 moment far away: pausing and resuming one counts it anew.
+
+Whose turn it is may be a worker of another application, which does not know the kind of the job and
+so neither its queue nor its limit. What the kind says is therefore kept in the schedule when
+somebody puts it who knows the kind: its arguments are fixed, and with them its limit key. To leave
+such a schedule to workers that know the kind would not do: when they are away at its moment,
+somebody has to enqueue it for them, and where they will look.
 """
 
 from __future__ import annotations
@@ -35,7 +41,7 @@ from ledgerstone.jobs.accepting import (
     org_of,
 )
 from ledgerstone.jobs.cron import Misfire
-from ledgerstone.jobs.kinds import Kinds, NoLimitKey
+from ledgerstone.jobs.kinds import Kinds, NoLimitKey, Terms
 from ledgerstone.jobs.schedule_rows import (
     NAME_CHARS_MAX,
     WIDTH,
@@ -57,8 +63,12 @@ if TYPE_CHECKING:
 PREVIEW_MAX = 1000
 EVERY_SECONDS = 1.0
 DUE_MAX = 100
-"""Schedules that one turn of the duty takes; the others have the next one."""
+"""Schedules that one turn of the duty moves on; the others have the next one."""
+PAGES_MAX = 5
+"""Pages of that many that a turn looks at where they are full of such as cannot be read here."""
 
+_FIRST = (-1, "")
+"""Before all of them, in the order of their moments and names."""
 _log = logging.getLogger("ledgerstone.jobs")
 
 
@@ -101,6 +111,8 @@ class Schedules:
         - The same content changes nothing.
         - Other times count from now. With the same times a moment that is due stays due.
         - A paused one stays paused.
+        - What its kind says is kept for workers that do not know the kind. Who does not know it
+          either leaves what others have said; if nobody has, its queue has to be named.
         """
         return self.put_new(
             NewSchedule(
@@ -125,6 +137,7 @@ class Schedules:
         if rows.add.run(self._tx, [added]):
             row = self._held(new.name)
             kept = content_of(row)
+            content = _remembering(kept, content)
             if kept != content:
                 next_ms = row[WIDTH] if kept.same_times(content) else next_ms
                 values = {f"{k}_": v for k, v in msgspec.structs.asdict(content).items()}
@@ -155,7 +168,8 @@ class Schedules:
     def trigger(self, name: str, *, by: str | None = None) -> Enqueued:
         """Enqueue its job now, paused or not; its own moments stay as they are."""
         content = content_of(self._held(name))
-        (enqueued,) = accept(self._tx, self._kinds, [_job(name, content, requested_by=by)])
+        kinds = _kinds_for(content, self._kinds)
+        (enqueued,) = accept(self._tx, kinds, [_job(name, content, requested_by=by)])
         rows.triggered.run(self._tx, name_=name, job_id_=enqueued.id)
         return enqueued
 
@@ -204,45 +218,54 @@ class Declared:
 class Runner:
     """Enqueues the jobs of the schedules whose moment has come.
 
-    - A job of a type that is not known here is enqueued for those who know it.
+    - A job of a type that is not known here is enqueued for those who know it, on the terms that
+      were kept when it was put.
     - A payload that no longer fits is enqueued too: it becomes a dead letter that says why.
     - A schedule that cannot be read here (a time zone that this machine has not) is told in
-      `trouble` and stays due, for a worker that can; the others go on.
+      `trouble` and stays due, for a worker that can; the others go on, however many those are.
     """
 
     def __init__(self, kinds: Kinds) -> None:
         self._kinds = kinds
+        self._after = _FIRST
         self.trouble: dict[str, str] = {}
 
     def run(self, tx: Transaction) -> int:
-        """Enqueue what is due, at most `DUE_MAX` schedules; how many jobs."""
-        ran: list[Row] = []
-        passed: list[Row] = []
-        count = 0
-        for row in rows.due.run(tx, limit=DUE_MAX):
-            name, next_ms = row[0], row[WIDTH]
-            try:
-                content = content_of(row)
-                cron, now = content.read(), row[WIDTH + 1]
-                moments = crons.due(cron, next_ms, now, Misfire(content.misfire))
-                following = cron.after(now)
-                created = self._enqueue(tx, name, content, moments) if moments else []
-            except StoreError:
-                raise
-            except Exception as error:  # noqa: BLE001 - told; a limit key is the user's own code
-                self._tell(name, error)
-                continue
-            self.trouble.pop(name, None)
-            count += len(created)
-            if created:
-                ran.append((name, following, created[-1]))
-            else:
-                passed.append((name, following))
-        if ran:
-            rows.ran.run(tx, ran)
-        if passed:
-            rows.passed.run(tx, passed)
+        """Enqueue what is due; how many jobs.
+
+        A turn ends when it has moved on `DUE_MAX` schedules, in pages of as many. One that had to
+        pass over pages of trouble goes on behind them the next time, and then from the start.
+        """
+        count = moved = 0
+        for _ in range(PAGES_MAX):
+            after_ms, after_name = self._after
+            page = rows.due.run(tx, limit=DUE_MAX, after_ms_=after_ms, after_name_=after_name)
+            fired = [one for one in (self._fire(tx, row) for row in page) if one is not None]
+            _move_on(tx, fired)
+            count += sum(len(one.created) for one in fired)
+            moved += len(fired)
+            if len(page) < DUE_MAX or moved >= DUE_MAX:
+                self._after = _FIRST
+                break
+            self._after = (page[-1][WIDTH], page[-1][0])
         return count
+
+    def _fire(self, tx: Transaction, row: Row) -> _Fired | None:
+        """Enqueue what is due of one; None if that cannot be done here."""
+        name, next_ms, now = row[0], row[WIDTH], row[WIDTH + 1]
+        try:
+            content = content_of(row)
+            cron = content.read()
+            moments = crons.due(cron, next_ms, now, Misfire(content.misfire))
+            following = cron.after(now)
+            created = self._enqueue(tx, name, content, moments) if moments else []
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - told; a limit key is the user's own code
+            self._tell(name, error)
+            return None
+        self.trouble.pop(name, None)
+        return _Fired(name, following, created)
 
     def _enqueue(
         self, tx: Transaction, name: str, content: Content, moments: Sequence[int]
@@ -250,31 +273,40 @@ class Runner:
         """The ids of the jobs that are new."""
         jobs = [_job(name, content, key=key_of(name, moment)) for moment in moments]
         try:
-            answers = accept(tx, self._kinds, jobs)
+            answers = accept(tx, _kinds_for(content, self._kinds), jobs)
         except NoLimitKey:
             # Unchecked it would run without its limit.
             raise
         except BadInput:
+            kind = self._kinds.get(content.type)
+            if kind is None:
+                raise
             # Nothing was written. The queue is still that of its kind, whose worker says no to it.
-            answers = accept(tx, Kinds(), [self._unchecked(new) for new in jobs])
+            answers = accept(tx, kind.terms().kinds(kind.name), jobs)
         return [enqueued.id for enqueued in answers if enqueued.created]
-
-    def _unchecked(self, new: NewJob) -> NewJob:
-        kind = self._kinds.get(str(new.type))
-        if kind is None:
-            return new
-        return msgspec.structs.replace(
-            new,
-            queue=new.queue or kind.queue,
-            priority=kind.priority if new.priority is None else new.priority,
-            max_attempts=kind.max_attempts,
-        )
 
     def _tell(self, name: str, error: Exception) -> None:
         told = f"{type(error).__name__}: {error}"
         if self.trouble.get(name) != told:
             _log.warning("schedule %s: %s", name, told)
         self.trouble[name] = told
+
+
+class _Fired(msgspec.Struct, frozen=True):
+    """A schedule whose moment has come: its next one, and the jobs that are new."""
+
+    name: str
+    following: int
+    created: list[str]
+
+
+def _move_on(tx: Transaction, fired: Sequence[_Fired]) -> None:
+    ran = [(one.name, one.following, one.created[-1]) for one in fired if one.created]
+    passed = [(one.name, one.following) for one in fired if not one.created]
+    if ran:
+        rows.ran.run(tx, ran)
+    if passed:
+        rows.passed.run(tx, passed)
 
 
 def duty(kinds: Kinds) -> Duty:
@@ -311,8 +343,7 @@ def _checked(kinds: Kinds, new: NewSchedule, bytes_max: int) -> Content:
         message = f"the arguments of {name} are given by name, not as {payload[:20]}"
         raise BadInput(message, hint='give them as a dict: {"order": 7}')
     kind = kinds.get(name)
-    if kind is not None:
-        kind.checked(payload)
+    terms = kind.terms(kind.checked(payload)) if kind is not None else None
     if new.queue is not None:
         check_name(new.queue, "a queue", chars_max=QUEUE_CHARS_MAX)
     if new.priority is not None:
@@ -326,7 +357,21 @@ def _checked(kinds: Kinds, new: NewSchedule, bytes_max: int) -> Content:
         new.time_zone,
         _policy(new.misfire).value,
         new.priority,
+        None if terms is None else canonical(msgspec.json.encode(terms).decode()),
     )
+
+
+def _remembering(kept: Content, new: Content) -> Content:
+    """The new content, on the terms of the old where they still hold and no others are known."""
+    same = (new.type, new.payload) == (kept.type, kept.payload)
+    return msgspec.structs.replace(new, terms=kept.terms) if same and not new.terms else new
+
+
+def _kinds_for(content: Content, kinds: Kinds) -> Kinds:
+    """The kinds by which its job is accepted: those known here, or what was kept of its own."""
+    if content.terms is None or kinds.get(content.type) is not None:
+        return kinds
+    return msgspec.json.decode(content.terms, type=Terms).kinds(content.type)
 
 
 def _policy(given: str | Misfire) -> Misfire:
