@@ -1,9 +1,10 @@
 """The job contract, first part: what is accepted, what is refused, and what is kept of it.
 
-The other parts: `job_columns` (the documented tables), `job_moves` (the state machine and its
-history), `job_running` (handlers), `job_inside`, `job_awaited` and `job_interrupted` (what they can
-do with their job, plain and async), `job_operating` (what people do), `job_order` (who is next),
-`job_histories` (random histories) and `job_crashes` (workers that die).
+The other parts: `job_keys` (batches), `job_columns` (the documented tables), `job_moves` (the state
+machine and its history), `job_running` (handlers), `job_inside`, `job_awaited` and
+`job_interrupted` (what they can do with their job, plain and async), `job_operating` (what people
+do), `job_order` (who is next), `job_histories` (random histories) and `job_crashes` (workers that
+die).
 """
 
 from __future__ import annotations
