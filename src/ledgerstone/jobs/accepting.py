@@ -18,7 +18,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from ledgerstone.errors import BadInput, Duplicate, StoreBusy
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import history
-from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, Kind, Kinds
+from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, PRIORITY_MAX, Kind, Kinds
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import (
     CORRELATION_CHARS_MAX,
@@ -48,7 +48,6 @@ NO_ORG = "00000000-0000-0000-0000-000000000000"
 """The organisation of those who have only one."""
 _NOTHING = "{}"
 DELAY_SECONDS_MAX = 10 * 366 * 86_400
-PRIORITY_MAX = 1_000_000
 ORGS_SEEN_MAX = 1024
 
 

@@ -32,7 +32,6 @@ from ledgerstone.jobs import cron as crons
 from ledgerstone.jobs import schedule_rows as rows
 from ledgerstone.jobs.accepting import (
     NO_ORG,
-    PRIORITY_MAX,
     Enqueued,
     NewJob,
     accept,
@@ -41,7 +40,7 @@ from ledgerstone.jobs.accepting import (
     org_of,
 )
 from ledgerstone.jobs.cron import Misfire
-from ledgerstone.jobs.kinds import Kinds, NoLimitKey, Terms
+from ledgerstone.jobs.kinds import PRIORITY_MAX, Kinds, NoLimitKey, Terms
 from ledgerstone.jobs.schedule_rows import (
     NAME_CHARS_MAX,
     WIDTH,
