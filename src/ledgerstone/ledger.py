@@ -13,6 +13,7 @@ from ledgerstone.chores import Chores
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.source import Source
 from ledgerstone.engine.worker import Worker
+from ledgerstone.errors import BadInput
 from ledgerstone.jobs import Jobs, JobSource, Kinds, Limit, retention, schedules
 from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.jobs.cron import Misfire
@@ -275,7 +276,12 @@ class Ledger:
         - A first parameter that is called `job` is given the job itself: a `Job`, or an `AsyncJob`
           if the function is async.
         - `process` runs it in a process of its own, where a crash takes nothing else along.
+        - What could never run, or never be given its arguments, is BadInput here.
         """
+        given: object = name
+        if not isinstance(given, str):
+            message = f"the name of a job is text, not {given!r}"
+            raise BadInput(message, hint='give it one: @ledger.job("mail.send")')
 
         def decorate(call: F) -> F:
             self.kinds.add(

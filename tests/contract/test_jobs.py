@@ -24,6 +24,7 @@ from ledgerstone.testing.contract.job_crashes import JobCrashesContract
 from ledgerstone.testing.contract.job_histories import ATTEMPTS, WAIT_SECONDS, JobHistories
 from ledgerstone.testing.contract.job_inside import InsideContract
 from ledgerstone.testing.contract.job_interrupted import InterruptedContract
+from ledgerstone.testing.contract.job_keys import KeysContract
 from ledgerstone.testing.contract.job_moves import (
     HistoryContract,
     MovesContract,
@@ -74,6 +75,10 @@ class TestAccepting(AcceptingContract):
 
 class TestJoinedJobs(JoinedJobsContract):
     """In the user's own transaction."""
+
+
+class TestKeys(KeysContract):
+    """Keys and moments of many."""
 
 
 class TestTables(JobTablesContract):

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from ledgerstone.testing.contract.schedule_places import (
+    SchedulePlacesContract,
+    ScheduleTroubleContract,
+)
 from ledgerstone.testing.contract.schedules import ScheduleContract
 
 
 class TestSchedules(ScheduleContract):
     """Each moment once."""
+
+
+class TestSchedulePlaces(SchedulePlacesContract):
+    """Where its kind says."""
+
+
+class TestScheduleTrouble(ScheduleTroubleContract):
+    """The others go on."""

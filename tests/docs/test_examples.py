@@ -122,6 +122,18 @@ def test_what_is_written_in_the_table_works(tmp_path: Path) -> None:
     assert codes == expected
 
 
+def test_what_is_enqueued_elsewhere_is_found(tmp_path: Path) -> None:
+    """The jobs of "Accept many at once" are in the queue that the workers of the shop look at."""
+    first, second, *_ = BLOCK.findall((ROOT / "docs/how-to/run-jobs.md").read_text("utf-8"))
+
+    ran = [run(first, tmp_path), run(second, tmp_path)]
+
+    assert [one.returncode for one in ran] == [0, 0], ran[-1].stderr
+    with Ledger(f"sqlite:///{tmp_path}/shop.db") as ledger, ledger.reading() as tx:
+        queues = tx.connection.execute(text("SELECT queue, COUNT(*) FROM job GROUP BY queue"))
+        assert [tuple(row) for row in queues] == [("mail", 1001)]
+
+
 def test_links_lead_somewhere() -> None:
     """Every relative link of a document names a file that is there."""
     link = re.compile(r"\]\((?!https?:)([^)#]+)")

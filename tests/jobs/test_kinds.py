@@ -16,7 +16,12 @@ from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.source import Where
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs import AsyncJob, Job, Kind, Kinds, Limit
-from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, LIMIT_MAX, TIMEOUT_SECONDS_MAX
+from ledgerstone.jobs.kinds import (
+    ATTEMPTS_LIMIT,
+    LIMIT_MAX,
+    PRIORITY_MAX,
+    TIMEOUT_SECONDS_MAX,
+)
 
 
 class Colour(Enum):
@@ -249,6 +254,13 @@ def test_processes() -> None:
         {"timeout_seconds": "3"},
         {"max_attempts": "3"},
         {"max_attempts": True},
+        {"priority": "high"},
+        {"priority": 1.0},
+        {"priority": True},
+        {"priority": None},
+        {"priority": PRIORITY_MAX + 1},
+        {"priority": -PRIORITY_MAX - 1},
+        {"timeout_seconds": True},
         {"limit": Limit(key=lambda **_: "k", most=0)},
         {"limit": Limit(key=lambda **_: "k", most=LIMIT_MAX + 1)},
         {"limit": Limit(key=lambda **_: "k", most=1.5)},  # type: ignore[arg-type]
@@ -262,7 +274,7 @@ def test_processes() -> None:
     ],
 )
 def test_bounds(options: dict[str, Any]) -> None:
-    """Attempts, timeouts, waits, queues and limits have bounds."""
+    """Attempts, priorities, timeouts, waits, queues and limits have types and bounds."""
     with pytest.raises(BadInput):
         kind_of(plain, **options)
 

@@ -17,7 +17,8 @@ from ledgerstone.cli.job_calls import hinting
 from ledgerstone.cli.output import Text
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs.cron import zone_of
-from ledgerstone.jobs.schedules import Schedule, Schedules, now_of, previewed
+from ledgerstone.jobs.schedule_rows import Schedule
+from ledgerstone.jobs.schedules import Schedules, now_of, previewed
 
 LIST_DEFAULT = 100
 PREVIEW_DEFAULT = 5

@@ -9,7 +9,8 @@ from ledgerstone.jobs.jobs import Jobs
 from ledgerstone.jobs.kinds import Kind, Kinds, Limit
 from ledgerstone.jobs.reading import JobRow
 from ledgerstone.jobs.running import Job
-from ledgerstone.jobs.schedules import NewSchedule, Schedule, Schedules
+from ledgerstone.jobs.schedule_rows import Schedule
+from ledgerstone.jobs.schedules import NewSchedule, Schedules
 from ledgerstone.jobs.source import JobSource
 from ledgerstone.jobs.states import Status
 

@@ -18,7 +18,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from ledgerstone.errors import BadInput, Duplicate, StoreBusy
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import history
-from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, Kind, Kinds
+from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, PRIORITY_MAX, Kind, Kinds
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import (
     CORRELATION_CHARS_MAX,
@@ -48,7 +48,6 @@ NO_ORG = "00000000-0000-0000-0000-000000000000"
 """The organisation of those who have only one."""
 _NOTHING = "{}"
 DELAY_SECONDS_MAX = 10 * 366 * 86_400
-PRIORITY_MAX = 1_000_000
 ORGS_SEEN_MAX = 1024
 
 
@@ -233,6 +232,8 @@ def _taken(tx: Transaction, ids: Sequence[str], checked: Sequence[_Checked]) -> 
     keyed = [(i, new) for i, new in enumerate(checked) if new.key is not None]
     if not keyed:
         return {}
+    # Two that take the same keys wait for each other in turn only if both have the same order.
+    keyed.sort(key=lambda one: (one[1].shape.org, one[1].key))
     rows = [(ids[i], new.shape.org, new.key, _content_hash(new)) for i, new in keyed]
     left_out = [keyed[n] for n in _take_keys.run(tx, rows)]
     return {i: _existing(tx, new) for i, new in left_out}
@@ -264,10 +265,14 @@ def _existing(tx: Transaction, new: _Checked) -> Enqueued:
 
 
 def _is_like(tx: Transaction, job_id: Any, new: _Checked) -> bool:
-    """Whether the job that somebody added has this content; of one that is gone nobody knows."""
+    """Whether the job that somebody added has this content.
+
+    What one that is gone had nobody knows. It counts as other content: that is told to the caller,
+    while another job that was taken for the same would be lost without a word.
+    """
     row = _content.one(tx, id_=str(job_id))
     if row is None:
-        return True
+        return False
     payload = msgspec.json.decode(row[1]) if row[1] is not None else {}
     return bool(row[0] == new.shape.name and payload == msgspec.json.decode(new.payload))
 
@@ -303,8 +308,6 @@ class _Desk:
             check_name(new.key, "a key", chars_max=KEY_CHARS_MAX)
         if shape is not self._known[0] or payload != self._known[1]:
             limit_key = shape.kind.checked(payload) if shape.kind is not None else None
-            if limit_key is not None:
-                check_name(limit_key, "a limit key", chars_max=KEY_CHARS_MAX)
             self._known = (shape, payload, limit_key)
         return _Checked(shape, new.key, payload, self._known[2])
 
@@ -313,8 +316,9 @@ class _Desk:
         given = (
             *(new.type, new.org, new.queue, new.priority, new.max_attempts, new.run_at),
             *(new.delay_seconds, new.requested_by, new.correlation_id, new.trace_context),
-            # 5 and 5.0 are the same key, and not both are taken.
-            *(type(new.priority), type(new.max_attempts)),
+            # 5 and 5.0 are the same key, and not both are taken. Nor does a moment compare
+            # otherwise for coming second, in the hour that clocks go through twice.
+            *(type(new.priority), type(new.max_attempts), getattr(new.run_at, "fold", 0)),
         )
         check_type("key", new.key, str, "text")
         try:

@@ -8,22 +8,27 @@ changed in between.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from copy import copy
-from functools import partial
-from typing import Any, get_type_hints
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
-from ledgerstone.engine.backoff import Backoff
+from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.source import Where
 from ledgerstone.errors import BadInput
-from ledgerstone.jobs.tables import DEFAULT_QUEUE, MAX_ATTEMPTS, QUEUE_CHARS_MAX, TYPE_CHARS_MAX
+from ledgerstone.jobs import signatures
+from ledgerstone.jobs.signatures import JOB_PARAMETER, Signature
+from ledgerstone.jobs.tables import (
+    DEFAULT_QUEUE,
+    KEY_CHARS_MAX,
+    MAX_ATTEMPTS,
+    QUEUE_CHARS_MAX,
+    TYPE_CHARS_MAX,
+)
 from ledgerstone.store.names import check_name
 
-JOB_PARAMETER = "job"
-"""A first parameter of this name is given the job itself."""
 ATTEMPTS_LIMIT = 1000
+PRIORITY_MAX = 1_000_000
 TIMEOUT_SECONDS_MAX = 7 * 86_400
 LIMIT_MAX = 1_000_000
 
@@ -74,6 +79,18 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
         found = self._decoded(payload)
         return self._limit_key(found) if self.limit is not None else None
 
+    def terms(self, limit_key: str | None = None) -> Terms:
+        """What it says of a job that is limited by this."""
+        limit = self.limit if limit_key is not None else None
+        return Terms(
+            queue=self.queue,
+            priority=self.priority,
+            max_attempts=self.max_attempts,
+            backoff_policy=self.backoff.policy,
+            limit_key=limit_key,
+            limit_max=limit.most if limit is not None else None,
+        )
+
     def _decoded(self, payload: str) -> msgspec.Struct:
         try:
             return self.decoder.decode(payload)
@@ -94,6 +111,11 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
         if key is not None and not isinstance(key, str):
             message = f"the limit key of {self.name} ({_called(call)}) is text or None, not {key!r}"
             raise NoLimitKey(message, hint="return str(…) of it")
+        if key is not None:
+            try:
+                check_name(key, "a limit key", chars_max=KEY_CHARS_MAX)
+            except BadInput as error:
+                raise NoLimitKey(error.message, hint=error.hint) from error
         return key
 
     @property
@@ -103,11 +125,45 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(f"{field.name}: {_spelled(field.type)}" for field in fields) or "nothing"
 
 
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """All that accepting a job takes from its kind, for whoever does not know the kind."""
+
+    queue: str
+    priority: int
+    max_attempts: int
+    backoff_policy: BackoffPolicy
+    limit_key: str | None = None
+    limit_max: int | None = None
+
+    def kinds(self, name: str) -> Kinds:
+        """Kinds by which a job of this type is accepted on these terms, whatever its arguments."""
+        key = self.limit_key
+        limit = Limit(key=lambda: key, most=self.limit_max or 1) if key is not None else None
+        stand_in = Kind(
+            name=name,
+            call=_nobody,
+            arguments=msgspec.Struct,
+            decoder=msgspec.json.Decoder(),
+            takes_job=False,
+            where=Where.THREAD,
+            queue=self.queue,
+            max_attempts=self.max_attempts,
+            priority=self.priority,
+            backoff=Backoff(policy=self.backoff_policy),
+            limit=limit,
+        )
+        return Kinds([stand_in])
+
+
+def _nobody() -> None:
+    """Nothing is run by terms."""
+
+
 class Kinds:
     """The kinds that this process knows; one that is known stays known."""
 
-    def __init__(self) -> None:
-        self._by_name: dict[str, Kind] = {}
+    def __init__(self, known: Iterable[Kind] = ()) -> None:
+        self._by_name: dict[str, Kind] = {kind.name: kind for kind in known}
         self._names: dict[Callable[..., Any], str] = {}
 
     def __len__(self) -> int:
@@ -120,6 +176,9 @@ class Kinds:
             message = f"there is a job {name!r} already"
             raise BadInput(message, hint="give each type of job its own name")
         kind = _made(name, call, options)
+        if not _is_findable(call):
+            message = f"the function of {name} cannot be found again: {call!r} is not hashable"
+            raise BadInput(message, hint="wrap it in a function of your own")
         self._by_name[name] = kind
         self._names[call] = name
         return kind
@@ -132,7 +191,7 @@ class Kinds:
         if isinstance(job, str):
             check_name(job, "a type of job", chars_max=TYPE_CHARS_MAX)
             return job
-        name = self._names.get(job)
+        name = self._names.get(job) if _is_findable(job) else None
         if name is None:
             message = f"{job!r} is no job of this ledger"
             raise BadInput(message, hint="decorate it with @ledger.job(name)")
@@ -145,21 +204,26 @@ class Kinds:
         return dict(self._by_name)
 
 
+def _is_findable(call: Any) -> bool:
+    """Whether it can be the key of a dict: an object that can be called need not be."""
+    return isinstance(call, Hashable)
+
+
 def _made(name: str, call: Callable[..., Any], options: dict[str, Any]) -> Kind:
     processes = options.pop("process", False)
-    arguments = _arguments(name, call)
+    signature = signatures.read(name, call)
     kind = Kind(
         name=name,
         call=call,
-        arguments=arguments,
-        decoder=_decoder(name, arguments),
-        takes_job=_takes_job(call),
-        where=_where(call, process=processes),
+        arguments=signature.arguments,
+        decoder=signature.decoder,
+        takes_job=signature.takes_job,
+        where=_where(signature, process=processes),
         **options,
     )
     check_name(kind.queue, "a queue", chars_max=QUEUE_CHARS_MAX)
     _check_bounds(kind)
-    _check_given(kind)
+    _check_given(kind, signature.job_type)
     if kind.limit is not None:
         kind = msgspec.structs.replace(kind, limited_by=_limited_by(kind, kind.limit))
     if kind.where is Where.PROCESS and "<" in getattr(call, "__qualname__", "<"):
@@ -172,16 +236,22 @@ def _made(name: str, call: Callable[..., Any], options: dict[str, Any]) -> Kind:
 
 
 def _check_bounds(kind: Kind) -> None:
-    attempts: object = kind.max_attempts
-    if type(attempts) is not int or not 1 <= attempts <= ATTEMPTS_LIMIT:
-        message = f"max_attempts is 1 to {ATTEMPTS_LIMIT}, not {attempts!r}"
-        raise BadInput(message)
+    for what, given, least, most in (
+        ("max_attempts", kind.max_attempts, 1, ATTEMPTS_LIMIT),
+        ("priority", kind.priority, -PRIORITY_MAX, PRIORITY_MAX),
+    ):
+        number: object = given
+        if type(number) is not int or not least <= number <= most:
+            message = f"{what} of {kind.name} is {least} to {most}, not {number!r}"
+            raise BadInput(message, hint="give a whole number between these")
     timeout: object = kind.timeout_seconds
     if timeout is not None and (
-        not isinstance(timeout, int | float) or not 0 < timeout <= TIMEOUT_SECONDS_MAX
+        not isinstance(timeout, int | float)
+        or isinstance(timeout, bool)
+        or not 0 < timeout <= TIMEOUT_SECONDS_MAX
     ):
         message = f"a timeout is more than 0 and at most {TIMEOUT_SECONDS_MAX} s, not {timeout!r}"
-        raise BadInput(message)
+        raise BadInput(message, hint="give seconds, or None for no timeout")
     backoff: object = kind.backoff
     if not isinstance(backoff, Backoff):
         message = f"the back-off of {kind.name} is a Backoff, not {backoff!r}"
@@ -193,13 +263,13 @@ def _check_bounds(kind: Kind) -> None:
     if not isinstance(limit, Limit) or not callable(limit.key):
         message = f"the limit of {kind.name} is a Limit with a function as its key, not {limit!r}"
         raise BadInput(message, hint="write limit=Limit(key=lambda customer: customer)")
-    most: object = limit.most
-    if type(most) is not int or not 1 <= most <= LIMIT_MAX:
-        message = f"a limit is 1 to {LIMIT_MAX}, not {most!r}"
+    held: object = limit.most
+    if type(held) is not int or not 1 <= held <= LIMIT_MAX:
+        message = f"a limit is 1 to {LIMIT_MAX}, not {held!r}"
         raise BadInput(message)
 
 
-def _check_given(kind: Kind) -> None:
+def _check_given(kind: Kind, job_type: Any) -> None:
     """A function that expects the other kind of job would call it in vain."""
     # Not above: both know this module.
     from ledgerstone.jobs.awaited import AsyncJob
@@ -208,7 +278,7 @@ def _check_given(kind: Kind) -> None:
     if not kind.takes_job:
         return
     given, other = (AsyncJob, Job) if kind.where is Where.LOOP else (Job, AsyncJob)
-    if get_type_hints(kind.call).get(JOB_PARAMETER) is other:
+    if job_type is other:
         which = "an async" if given is AsyncJob else "a plain"
         message = f"{kind.name} is {which} function: it is given {given.__name__}"
         raise BadInput(message, hint=f"write `{JOB_PARAMETER}: {given.__name__}`")
@@ -240,57 +310,13 @@ def _called(call: Callable[..., Any]) -> str:
     return getattr(call, "__qualname__", None) or repr(call)
 
 
-def _where(call: Callable[..., Any], *, process: bool) -> Where:
-    if inspect.iscoroutinefunction(call):
+def _where(signature: Signature, *, process: bool) -> Where:
+    if signature.is_async:
         if process:
             message = "an async function runs on the event loop, not in a process of its own"
             raise BadInput(message)
         return Where.LOOP
     return Where.PROCESS if process else Where.THREAD
-
-
-def _takes_job(call: Callable[..., Any]) -> bool:
-    first = next(iter(inspect.signature(call).parameters), None)
-    return first == JOB_PARAMETER
-
-
-def _arguments(name: str, call: Callable[..., Any]) -> type[msgspec.Struct]:
-    """A struct with a field for each argument, which refuses what it does not know."""
-    hints = get_type_hints(call, include_extras=True)
-    parameters = list(inspect.signature(call).parameters.values())
-    if _takes_job(call):
-        parameters = parameters[1:]
-    fields: list[Any] = []
-    for parameter in parameters:
-        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
-            message = f"the job {name} takes *{parameter.name}: its arguments could not be checked"
-            raise BadInput(message, hint="name every argument")
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            message = f"the job {name} takes {parameter.name} by its place, not by its name"
-            raise BadInput(message, hint="leave out the / in its signature")
-        kind = hints.get(parameter.name, Any)
-        if parameter.default is parameter.empty:
-            fields.append((parameter.name, kind))
-        else:
-            fields.append((parameter.name, kind, _default(parameter.default)))
-    return msgspec.defstruct(
-        f"Arguments of {name}", fields, kw_only=True, forbid_unknown_fields=True
-    )
-
-
-def _decoder(name: str, arguments: type[msgspec.Struct]) -> msgspec.json.Decoder[msgspec.Struct]:
-    try:
-        return msgspec.json.Decoder(arguments)
-    except TypeError as error:
-        message = f"the arguments of {name} cannot be checked as they are annotated: {error}"
-        raise BadInput(message) from error
-
-
-def _default(value: Any) -> Any:
-    """As msgspec wants it: what can be changed is made anew for each."""
-    if isinstance(value, list | dict | set | bytearray):
-        return msgspec.field(default_factory=partial(copy, value))
-    return value
 
 
 def _spelled(kind: Any) -> str:

@@ -8,6 +8,12 @@ rows whose moment has come, enqueues their jobs and moves them on, in one transa
 The key makes it once: whoever tries the same moment again, after a crash or because the clock was
 set back, finds the job that is there. A clock that was far ahead leaves schedules that wait for a
 moment far away: pausing and resuming one counts it anew.
+
+Whose turn it is may be a worker of another application, which does not know the kind of the job and
+so neither its queue nor its limit. What the kind says is therefore kept in the schedule when
+somebody puts it who knows the kind: its arguments are fixed, and with them its limit key. To leave
+such a schedule to workers that know the kind would not do: when they are away at its moment,
+somebody has to enqueue it for them, and where they will look.
 """
 
 from __future__ import annotations
@@ -19,30 +25,13 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Column,
-    Index,
-    Integer,
-    String,
-    Table,
-    Text,
-    bindparam,
-    column,
-    delete,
-    null,
-    select,
-    update,
-)
-from sqlalchemy.schema import conv
 
 from ledgerstone.engine.duties import Duty
 from ledgerstone.errors import BadInput, NotFound, StoreError
 from ledgerstone.jobs import cron as crons
+from ledgerstone.jobs import schedule_rows as rows
 from ledgerstone.jobs.accepting import (
     NO_ORG,
-    PRIORITY_MAX,
     Enqueued,
     NewJob,
     accept,
@@ -50,76 +39,36 @@ from ledgerstone.jobs.accepting import (
     check_type,
     org_of,
 )
-from ledgerstone.jobs.cron import CRON_CHARS_MAX, ZONE_CHARS_MAX, Misfire
-from ledgerstone.jobs.kinds import Kinds, NoLimitKey
-from ledgerstone.jobs.tables import QUEUE_CHARS_MAX, TYPE_CHARS_MAX, tables
-from ledgerstone.store.batch import ClaimEach, InsertEach, UpdateEach
+from ledgerstone.jobs.cron import Misfire
+from ledgerstone.jobs.kinds import PRIORITY_MAX, Kinds, NoLimitKey, Terms
+from ledgerstone.jobs.schedule_rows import (
+    NAME_CHARS_MAX,
+    WIDTH,
+    Content,
+    Schedule,
+    canonical,
+    content_of,
+    schedule_of,
+)
+from ledgerstone.jobs.tables import QUEUE_CHARS_MAX
 from ledgerstone.store.body import encode
-from ledgerstone.store.expressions import as_json, json_text, now_ms
 from ledgerstone.store.names import check_name
-from ledgerstone.store.pages import Keyset, Page
-from ledgerstone.store.schema import MYSQL_TABLE, id_type, json_type
-from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.pages import Page
+from ledgerstone.store.statement import Row
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
-NAME_CHARS_MAX = 190
-MISFIRE_CHARS_MAX = 8
 PREVIEW_MAX = 1000
 EVERY_SECONDS = 1.0
 DUE_MAX = 100
-"""Schedules that one turn of the duty takes; the others have the next one."""
+"""Schedules that one turn of the duty moves on; the others have the next one."""
+PAGES_MAX = 5
+"""Pages of that many that a turn looks at where they are full of such as cannot be read here."""
 
-_MISFIRES = ", ".join(f"'{policy.value}'" for policy in Misfire)
+_FIRST = (-1, "")
+"""Before all of them, in the order of their moments and names."""
 _log = logging.getLogger("ledgerstone.jobs")
-
-job_schedule = Table(
-    "job_schedule",
-    tables,
-    Column("name", String(NAME_CHARS_MAX), primary_key=True),
-    Column("type", String(TYPE_CHARS_MAX), nullable=False),
-    Column("payload", json_type(), nullable=False),
-    Column("org_id", id_type(), nullable=False),
-    Column("queue", String(QUEUE_CHARS_MAX)),
-    Column("cron", String(CRON_CHARS_MAX), nullable=False),
-    Column("time_zone", String(ZONE_CHARS_MAX), nullable=False),
-    Column("misfire", String(MISFIRE_CHARS_MAX), nullable=False),
-    Column("priority", Integer),
-    Column("next_at_ms", BigInteger, nullable=False),
-    Column("last_at_ms", BigInteger),
-    Column("last_job_id", id_type()),
-    Column("paused_at_ms", BigInteger),
-    Column("created_at_ms", BigInteger, nullable=False),
-    CheckConstraint(f"misfire IN ({_MISFIRES})", name=conv("ck_job_schedule__misfire")),
-    **MYSQL_TABLE,
-)
-"""What has no queue or priority of its own takes that of its kind, at each run."""
-Index(
-    "idx_job_schedule__due",
-    job_schedule.c.paused_at_ms,
-    job_schedule.c.next_at_ms,
-    job_schedule.c.name,
-)
-
-
-class Schedule(msgspec.Struct, frozen=True):
-    """A schedule as it stands; a paused one has no next moment."""
-
-    name: str
-    type: str
-    payload: Any
-    org_id: str
-    queue: str | None
-    cron: str
-    time_zone: str
-    misfire: Misfire
-    priority: int | None
-    next_at: datetime | None
-    last_at: datetime | None
-    last_job_id: str | None
-    paused_at: datetime | None
-    created_at: datetime
 
 
 class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,141 +83,6 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
     org: str | UUID = NO_ORG
     queue: str | None = None
     priority: int | None = None
-
-
-class _Content(msgspec.Struct, frozen=True):
-    """What makes a schedule another one, as it is kept; the payload as JSON text."""
-
-    type: str
-    payload: str
-    org_id: str
-    queue: str | None
-    cron: str
-    time_zone: str
-    misfire: str
-    priority: int | None
-
-    def same_times(self, other: _Content) -> bool:
-        return (self.cron, self.time_zone) == (other.cron, other.time_zone)
-
-    def read(self) -> crons.Cron:
-        """When it is due; BadInput if that cannot be read here."""
-        return crons.parsed(self.cron, self.time_zone)
-
-
-_content_columns: tuple[Any, ...] = (
-    job_schedule.c.type,
-    json_text(job_schedule.c.payload).label("payload"),
-    job_schedule.c.org_id,
-    job_schedule.c.queue,
-    job_schedule.c.cron,
-    job_schedule.c.time_zone,
-    job_schedule.c.misfire,
-    job_schedule.c.priority,
-)
-_WIDTH = 1 + len(_content_columns)
-_columns: tuple[Any, ...] = (
-    job_schedule.c.name,
-    *_content_columns,
-    job_schedule.c.next_at_ms,
-    job_schedule.c.last_at_ms,
-    job_schedule.c.last_job_id,
-    job_schedule.c.paused_at_ms,
-    job_schedule.c.created_at_ms,
-)
-_named = job_schedule.c.name == bindparam("name_", type_=job_schedule.c.name.type)
-_next = bindparam("next_", type_=BigInteger())
-_now = Statement("schedules.now", select(now_ms()))
-_get = Statement("schedules.get", select(*_columns).where(_named))
-_hold = Statement("schedules.hold", select(*_columns).where(_named).with_for_update())
-_add = InsertEach(
-    "schedules.add",
-    job_schedule,
-    incoming=(
-        job_schedule.c.name,
-        job_schedule.c.type,
-        column("payload", Text()),
-        job_schedule.c.org_id,
-        job_schedule.c.queue,
-        job_schedule.c.cron,
-        job_schedule.c.time_zone,
-        job_schedule.c.misfire,
-        job_schedule.c.priority,
-        job_schedule.c.next_at_ms,
-    ),
-    values=lambda row: {"payload": as_json(row.payload), "created_at_ms": now_ms()},
-)
-_replace = Statement(
-    "schedules.replace",
-    update(job_schedule)
-    .where(_named)
-    .values(
-        type=bindparam("type_", type_=job_schedule.c.type.type),
-        payload=as_json(bindparam("payload_", type_=Text())),
-        org_id=bindparam("org_id_", type_=job_schedule.c.org_id.type),
-        queue=bindparam("queue_", type_=job_schedule.c.queue.type),
-        cron=bindparam("cron_", type_=job_schedule.c.cron.type),
-        time_zone=bindparam("time_zone_", type_=job_schedule.c.time_zone.type),
-        misfire=bindparam("misfire_", type_=job_schedule.c.misfire.type),
-        priority=bindparam("priority_", type_=job_schedule.c.priority.type),
-        next_at_ms=_next,
-    ),
-)
-_remove = Statement("schedules.remove", delete(job_schedule).where(_named))
-_pause = Statement(
-    "schedules.pause",
-    update(job_schedule)
-    .where(_named, job_schedule.c.paused_at_ms.is_(None))
-    .values(paused_at_ms=now_ms()),
-)
-_resume = Statement(
-    "schedules.resume",
-    update(job_schedule).where(_named).values(paused_at_ms=null(), next_at_ms=_next),
-)
-_triggered = Statement(
-    "schedules.triggered",
-    update(job_schedule)
-    .where(_named)
-    .values(
-        last_at_ms=now_ms(),
-        last_job_id=bindparam("job_id_", type_=job_schedule.c.last_job_id.type),
-    ),
-)
-_due = ClaimEach(
-    "schedules.due",
-    job_schedule,
-    key=job_schedule.c.name,
-    due=job_schedule.c.paused_at_ms.is_(None) & (job_schedule.c.next_at_ms <= now_ms()),
-    order_by=(job_schedule.c.next_at_ms, job_schedule.c.name),
-    # Nothing is changed yet: what is wanted is the lock. Where it moves to is known only then.
-    set_={"next_at_ms": job_schedule.c.next_at_ms},
-    returning=(
-        job_schedule.c.name,
-        *_content_columns,
-        job_schedule.c.next_at_ms,
-        now_ms().label("looked_at_ms"),
-    ),
-)
-_ran = UpdateEach(
-    "schedules.ran",
-    key=job_schedule.c.name,
-    incoming=(job_schedule.c.name, job_schedule.c.next_at_ms, job_schedule.c.last_job_id),
-    build=lambda row: (
-        update(job_schedule)
-        .where(job_schedule.c.name == row.name)
-        .values(next_at_ms=row.next_at_ms, last_at_ms=now_ms(), last_job_id=row.last_job_id)
-    ),
-)
-_passed = UpdateEach(
-    "schedules.passed",
-    key=job_schedule.c.name,
-    incoming=(job_schedule.c.name, job_schedule.c.next_at_ms),
-    build=lambda row: (
-        update(job_schedule)
-        .where(job_schedule.c.name == row.name)
-        .values(next_at_ms=row.next_at_ms)
-    ),
-)
 
 
 class Schedules:
@@ -296,6 +110,8 @@ class Schedules:
         - The same content changes nothing.
         - Other times count from now. With the same times a moment that is due stays due.
         - A paused one stays paused.
+        - What its kind says is kept for workers that do not know the kind. Who does not know it
+          either leaves what others have said; if nobody has, its queue has to be named.
         """
         return self.put_new(
             NewSchedule(
@@ -317,41 +133,43 @@ class Schedules:
         content = _checked(self._kinds, new, self._tx.database.settings.body_bytes_max)
         next_ms = content.read().after(now_of(self._tx))
         added = (new.name, *msgspec.structs.astuple(content), next_ms)
-        if _add.run(self._tx, [added]):
+        if rows.add.run(self._tx, [added]):
             row = self._held(new.name)
-            kept = _content(row)
+            kept = content_of(row)
+            content = _remembering(kept, content)
             if kept != content:
-                next_ms = row[_WIDTH] if kept.same_times(content) else next_ms
+                next_ms = row[WIDTH] if kept.same_times(content) else next_ms
                 values = {f"{k}_": v for k, v in msgspec.structs.asdict(content).items()}
-                _replace.run(self._tx, name_=new.name, next_=next_ms, **values)
+                rows.replace.run(self._tx, name_=new.name, next_=next_ms, **values)
         return self.get(new.name)
 
     def get(self, name: str) -> Schedule:
         """The schedule as it stands."""
-        return _schedule(_found(_get.one(self._tx, name_=name), name))
+        return schedule_of(_found(rows.get.one(self._tx, name_=name), name))
 
     def remove(self, name: str) -> None:
         """It is gone; jobs that it has enqueued are not."""
-        if not _remove.run(self._tx, name_=name):
+        if not rows.remove.run(self._tx, name_=name):
             raise _missing(name)
 
     def pause(self, name: str) -> None:
         """Its moments pass without a job."""
         self._held(name)
-        _pause.run(self._tx, name_=name)
+        rows.pause.run(self._tx, name_=name)
 
     def resume(self, name: str) -> None:
         """It goes on with its first moment after now; nothing is made up for."""
-        schedule = _schedule(self._held(name))
+        schedule = schedule_of(self._held(name))
         if schedule.paused_at is not None:
             cron = crons.parsed(schedule.cron, schedule.time_zone)
-            _resume.run(self._tx, name_=name, next_=cron.after(now_of(self._tx)))
+            rows.resume.run(self._tx, name_=name, next_=cron.after(now_of(self._tx)))
 
     def trigger(self, name: str, *, by: str | None = None) -> Enqueued:
         """Enqueue its job now, paused or not; its own moments stay as they are."""
-        content = _content(self._held(name))
-        (enqueued,) = accept(self._tx, self._kinds, [_job(name, content, requested_by=by)])
-        _triggered.run(self._tx, name_=name, job_id_=enqueued.id)
+        content = content_of(self._held(name))
+        kinds = _kinds_for(content, self._kinds)
+        (enqueued,) = accept(self._tx, kinds, [_job(name, content, requested_by=by)])
+        rows.triggered.run(self._tx, name_=name, job_id_=enqueued.id)
         return enqueued
 
     def preview(self, cron: str, time_zone: str = "UTC", count: int = 5) -> Sequence[datetime]:
@@ -360,11 +178,11 @@ class Schedules:
 
     def list(self, *, limit: int = 100, cursor: str | None = None) -> Page[Schedule]:
         """Schedules by name."""
-        return _listing.read(self._tx, limit=limit, cursor=cursor)
+        return rows.listing.read(self._tx, limit=limit, cursor=cursor)
 
     def _held(self, name: str) -> Row:
         """The row, which nobody else changes until this transaction ends."""
-        return _found(_hold.one(self._tx, name_=name), name)
+        return _found(rows.hold.one(self._tx, name_=name), name)
 
 
 class Declared:
@@ -399,77 +217,95 @@ class Declared:
 class Runner:
     """Enqueues the jobs of the schedules whose moment has come.
 
-    - A job of a type that is not known here is enqueued for those who know it.
+    - A job of a type that is not known here is enqueued for those who know it, on the terms that
+      were kept when it was put.
     - A payload that no longer fits is enqueued too: it becomes a dead letter that says why.
     - A schedule that cannot be read here (a time zone that this machine has not) is told in
-      `trouble` and stays due, for a worker that can; the others go on.
+      `trouble` and stays due, for a worker that can; the others go on, however many those are.
     """
 
     def __init__(self, kinds: Kinds) -> None:
         self._kinds = kinds
+        self._after = _FIRST
         self.trouble: dict[str, str] = {}
 
     def run(self, tx: Transaction) -> int:
-        """Enqueue what is due, at most `DUE_MAX` schedules; how many jobs."""
-        ran: list[Row] = []
-        passed: list[Row] = []
-        count = 0
-        for row in _due.run(tx, limit=DUE_MAX):
-            name, next_ms = row[0], row[_WIDTH]
-            try:
-                content = _content(row)
-                cron, now = content.read(), row[_WIDTH + 1]
-                moments = crons.due(cron, next_ms, now, Misfire(content.misfire))
-                following = cron.after(now)
-                created = self._enqueue(tx, name, content, moments) if moments else []
-            except StoreError:
-                raise
-            except Exception as error:  # noqa: BLE001 - told; a limit key is the user's own code
-                self._tell(name, error)
-                continue
-            self.trouble.pop(name, None)
-            count += len(created)
-            if created:
-                ran.append((name, following, created[-1]))
-            else:
-                passed.append((name, following))
-        if ran:
-            _ran.run(tx, ran)
-        if passed:
-            _passed.run(tx, passed)
+        """Enqueue what is due; how many jobs.
+
+        A turn ends when it has moved on `DUE_MAX` schedules, in pages of as many. One that had to
+        pass over pages of trouble goes on behind them the next time, and then from the start.
+        """
+        count = moved = 0
+        for _ in range(PAGES_MAX):
+            after_ms, after_name = self._after
+            page = rows.due.run(tx, limit=DUE_MAX, after_ms_=after_ms, after_name_=after_name)
+            fired = [one for one in (self._fire(tx, row) for row in page) if one is not None]
+            _move_on(tx, fired)
+            count += sum(len(one.created) for one in fired)
+            moved += len(fired)
+            if len(page) < DUE_MAX or moved >= DUE_MAX:
+                self._after = _FIRST
+                break
+            self._after = (page[-1][WIDTH], page[-1][0])
         return count
 
+    def _fire(self, tx: Transaction, row: Row) -> _Fired | None:
+        """Enqueue what is due of one; None if that cannot be done here."""
+        name, next_ms, now = row[0], row[WIDTH], row[WIDTH + 1]
+        try:
+            content = content_of(row)
+            cron = content.read()
+            moments = crons.due(cron, next_ms, now, Misfire(content.misfire))
+            following = cron.after(now)
+            created = self._enqueue(tx, name, content, moments) if moments else []
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - told; a limit key is the user's own code
+            self._tell(name, error)
+            return None
+        self.trouble.pop(name, None)
+        return _Fired(name, following, created)
+
     def _enqueue(
-        self, tx: Transaction, name: str, content: _Content, moments: Sequence[int]
+        self, tx: Transaction, name: str, content: Content, moments: Sequence[int]
     ) -> list[str]:
         """The ids of the jobs that are new."""
         jobs = [_job(name, content, key=key_of(name, moment)) for moment in moments]
         try:
-            answers = accept(tx, self._kinds, jobs)
+            answers = accept(tx, _kinds_for(content, self._kinds), jobs)
         except NoLimitKey:
             # Unchecked it would run without its limit.
             raise
         except BadInput:
+            kind = self._kinds.get(content.type)
+            if kind is None:
+                raise
             # Nothing was written. The queue is still that of its kind, whose worker says no to it.
-            answers = accept(tx, Kinds(), [self._unchecked(new) for new in jobs])
+            answers = accept(tx, kind.terms().kinds(kind.name), jobs)
         return [enqueued.id for enqueued in answers if enqueued.created]
-
-    def _unchecked(self, new: NewJob) -> NewJob:
-        kind = self._kinds.get(str(new.type))
-        if kind is None:
-            return new
-        return msgspec.structs.replace(
-            new,
-            queue=new.queue or kind.queue,
-            priority=kind.priority if new.priority is None else new.priority,
-            max_attempts=kind.max_attempts,
-        )
 
     def _tell(self, name: str, error: Exception) -> None:
         told = f"{type(error).__name__}: {error}"
         if self.trouble.get(name) != told:
             _log.warning("schedule %s: %s", name, told)
         self.trouble[name] = told
+
+
+class _Fired(msgspec.Struct, frozen=True):
+    """A schedule whose moment has come: its next one, and the jobs that are new."""
+
+    name: str
+    following: int
+    created: list[str]
+
+
+def _move_on(tx: Transaction, fired: Sequence[_Fired]) -> None:
+    ran = [(one.name, one.following, one.created[-1]) for one in fired if one.created]
+    passed = [(one.name, one.following) for one in fired if not one.created]
+    if ran:
+        rows.ran.run(tx, ran)
+    if passed:
+        rows.passed.run(tx, passed)
 
 
 def duty(kinds: Kinds) -> Duty:
@@ -479,7 +315,7 @@ def duty(kinds: Kinds) -> Duty:
 
 def now_of(tx: Transaction) -> int:
     """The moment that schedules go by."""
-    row = _now.one(tx)
+    row = rows.now.one(tx)
     assert row is not None
     return int(row[0])
 
@@ -498,7 +334,7 @@ def previewed(cron: str, time_zone: str, count: int, after_ms: int) -> Sequence[
     return crons.preview(parsed, after_ms, count)
 
 
-def _checked(kinds: Kinds, new: NewSchedule, bytes_max: int) -> _Content:
+def _checked(kinds: Kinds, new: NewSchedule, bytes_max: int) -> Content:
     check_type("job", new.job, str | Callable, "the name of a job or its function")
     name = kinds.name_of(new.job)
     payload = encode(new.payload, bytes_max=bytes_max)
@@ -506,22 +342,35 @@ def _checked(kinds: Kinds, new: NewSchedule, bytes_max: int) -> _Content:
         message = f"the arguments of {name} are given by name, not as {payload[:20]}"
         raise BadInput(message, hint='give them as a dict: {"order": 7}')
     kind = kinds.get(name)
-    if kind is not None:
-        kind.checked(payload)
+    terms = kind.terms(kind.checked(payload)) if kind is not None else None
     if new.queue is not None:
         check_name(new.queue, "a queue", chars_max=QUEUE_CHARS_MAX)
     if new.priority is not None:
         bounded("priority", new.priority, -PRIORITY_MAX, PRIORITY_MAX)
-    return _Content(
+    return Content(
         name,
-        _canonical(payload),
+        canonical(payload),
         org_of(new.org),
         new.queue,
         new.cron,
         new.time_zone,
         _policy(new.misfire).value,
         new.priority,
+        None if terms is None else canonical(msgspec.json.encode(terms).decode()),
     )
+
+
+def _remembering(kept: Content, new: Content) -> Content:
+    """The new content, on the terms of the old where they still hold and no others are known."""
+    same = (new.type, new.payload) == (kept.type, kept.payload)
+    return msgspec.structs.replace(new, terms=kept.terms) if same and not new.terms else new
+
+
+def _kinds_for(content: Content, kinds: Kinds) -> Kinds:
+    """The kinds by which its job is accepted: those known here, or what was kept of its own."""
+    if content.terms is None or kinds.get(content.type) is not None:
+        return kinds
+    return msgspec.json.decode(content.terms, type=Terms).kinds(content.type)
 
 
 def _policy(given: str | Misfire) -> Misfire:
@@ -534,7 +383,7 @@ def _policy(given: str | Misfire) -> Misfire:
 
 
 def _job(
-    name: str, content: _Content, *, key: str | None = None, requested_by: str | None = None
+    name: str, content: Content, *, key: str | None = None, requested_by: str | None = None
 ) -> NewJob:
     whose = f"schedule:{name}"
     return NewJob(
@@ -547,47 +396,6 @@ def _job(
         requested_by=requested_by or whose,
         correlation_id=whose,
     )
-
-
-def _content(row: Row) -> _Content:
-    """The content of a row of `_columns`."""
-    type_, payload, org_id, *rest = row[1:_WIDTH]
-    return _Content(type_, _canonical(payload), str(org_id), *rest)
-
-
-def _canonical(payload: str) -> str:
-    # A database may keep a document in other words: with blanks, its keys in another order.
-    return msgspec.json.encode(msgspec.json.decode(payload), order="sorted").decode()
-
-
-def _schedule(row: Row) -> Schedule:
-    content = _content(row)
-    next_ms, last_ms, job_id, paused_ms, created_ms = row[_WIDTH:]
-    created_at = _moment(created_ms)
-    assert created_at is not None
-    return Schedule(
-        name=row[0],
-        type=content.type,
-        payload=msgspec.json.decode(content.payload),
-        org_id=content.org_id,
-        queue=content.queue,
-        cron=content.cron,
-        time_zone=content.time_zone,
-        misfire=Misfire(content.misfire),
-        priority=content.priority,
-        next_at=_moment(next_ms) if paused_ms is None else None,
-        last_at=_moment(last_ms),
-        last_job_id=None if job_id is None else str(job_id),
-        paused_at=_moment(paused_ms),
-        created_at=created_at,
-    )
-
-
-_listing = Keyset("schedules.list", select(*_columns), order=(job_schedule.c.name,), make=_schedule)
-
-
-def _moment(ms: int | None) -> datetime | None:
-    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
 
 
 def _found(row: Row | None, name: str) -> Row:

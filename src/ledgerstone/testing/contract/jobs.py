@@ -1,9 +1,10 @@
 """The job contract, first part: what is accepted, what is refused, and what is kept of it.
 
-The other parts: `job_columns` (the documented tables), `job_moves` (the state machine and its
-history), `job_running` (handlers), `job_inside`, `job_awaited` and `job_interrupted` (what they can
-do with their job, plain and async), `job_operating` (what people do), `job_order` (who is next),
-`job_histories` (random histories) and `job_crashes` (workers that die).
+The other parts: `job_keys` (batches), `job_columns` (the documented tables), `job_moves` (the state
+machine and its history), `job_running` (handlers), `job_inside`, `job_awaited` and
+`job_interrupted` (what they can do with their job, plain and async), `job_operating` (what people
+do), `job_order` (who is next), `job_histories` (random histories) and `job_crashes` (workers that
+die).
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import pytest
 from ledgerstone.errors import BadInput, KeyConflict, TooLarge
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import Accepted, NewJob, Status
-from ledgerstone.jobs.accepting import DELAY_SECONDS_MAX, NO_ORG, PRIORITY_MAX
+from ledgerstone.jobs.accepting import DELAY_SECONDS_MAX, NO_ORG
 from ledgerstone.jobs.jobs import ENQUEUE_MAX, listed
-from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT
+from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, PRIORITY_MAX
 from ledgerstone.jobs.states import Gate
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings

@@ -13,15 +13,14 @@ from ledgerstone import errors
 from ledgerstone.engine.duties import Duties
 from ledgerstone.jobs import JobRow, Limit, Status
 from ledgerstone.jobs.cron import MISSED_MAX, Misfire
+from ledgerstone.jobs.schedule_rows import Schedule, job_schedule
 from ledgerstone.jobs.schedules import (
     DUE_MAX,
     Declared,
     NewSchedule,
     Runner,
-    Schedule,
     Schedules,
     duty,
-    job_schedule,
     key_of,
 )
 from ledgerstone.ledger import Ledger
