@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast, overload
 from uuid import UUID
 
 from ledgerstone import messaging
 from ledgerstone.chores import Chores
-from ledgerstone.engine.backoff import Backoff
+from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.source import Source
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import BadInput
@@ -265,7 +266,8 @@ class Ledger:
         queue: str = DEFAULT_QUEUE,
         max_attempts: int = MAX_ATTEMPTS,
         priority: int = 0,
-        backoff: Backoff | None = None,
+        backoff: Backoff | BackoffPolicy | str | None = None,
+        timeout: timedelta | float | None = None,
         timeout_seconds: float | None = None,
         limit: Limit | None = None,
         process: bool = False,
@@ -275,6 +277,8 @@ class Ledger:
         - Its arguments are checked against its annotations when a job is enqueued and when it runs.
         - A first parameter that is called `job` is given the job itself: a `Job`, or an `AsyncJob`
           if the function is async.
+        - `backoff` is a Backoff, or the name of its policy: "none", "fixed", "exp".
+        - `timeout` is a timedelta, or seconds as `timeout_seconds`; one of the two is given.
         - `process` runs it in a process of its own, where a crash takes nothing else along.
         - What could never run, or never be given its arguments, is BadInput here.
         """
@@ -283,6 +287,12 @@ class Ledger:
             message = f"the name of a job is text, not {given!r}"
             raise BadInput(message, hint='give it one: @ledger.job("mail.send")')
 
+        if timeout is not None and timeout_seconds is not None:
+            message = f"the job {name} has a timeout and timeout_seconds"
+            raise BadInput(message, hint="give one of them")
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        waits = _backoff(name, backoff)
+
         def decorate(call: F) -> F:
             self.kinds.add(
                 name,
@@ -290,8 +300,8 @@ class Ledger:
                 queue=queue,
                 max_attempts=max_attempts,
                 priority=priority,
-                backoff=backoff or Backoff(),
-                timeout_seconds=timeout_seconds,
+                backoff=waits,
+                timeout_seconds=timeout_seconds if seconds is None else seconds,
                 limit=limit,
                 process=process,
             )
@@ -419,3 +429,15 @@ class Ledger:
         if not schema.up_to_date:
             self.migrate()
         self._checked = True
+
+
+def _backoff(job: str, given: Backoff | BackoffPolicy | str | None) -> Backoff:
+    """The back-off that is meant; what is none is left for the check of the job's kind."""
+    if not isinstance(given, BackoffPolicy | str):
+        return given if given is not None else Backoff()
+    try:
+        return Backoff(policy=BackoffPolicy(given))
+    except ValueError as error:
+        names = ", ".join(policy.value for policy in BackoffPolicy)
+        message = f"the back-off of {job} is one of {names}, not {given!r}"
+        raise BadInput(message, hint="or give a Backoff, with its seconds") from error

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 from uuid import UUID
 
 import msgspec
 import pytest
 
-from ledgerstone.engine.backoff import Backoff
+from ledgerstone import Ledger
+from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.source import Where
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs import AsyncJob, Job, Kind, Kinds, Limit
@@ -397,3 +399,22 @@ def test_waits_of_its_own() -> None:
     backoff = Backoff(seconds=3)
 
     assert kind_of(plain, backoff=backoff).backoff == backoff
+
+
+def test_timeouts_and_back_offs_in_other_words(tmp_path: Path) -> None:
+    """A timeout may be a timedelta or seconds, a back-off the name of its policy."""
+    ledger = Ledger(f"sqlite:///{tmp_path}/ledger.db")
+    ledger.job("seconds", timeout=1.5, backoff="none")(plain)
+    ledger.job("delta", timeout=timedelta(minutes=2), backoff=BackoffPolicy.FIXED)(plain)
+
+    kinds = ledger.kinds.all()
+
+    assert kinds["seconds"].timeout_seconds == 1.5
+    assert kinds["seconds"].backoff == Backoff(policy=BackoffPolicy.NONE)
+    assert kinds["delta"].timeout_seconds == 120
+    assert kinds["delta"].backoff == Backoff(policy=BackoffPolicy.FIXED)
+    with pytest.raises(BadInput, match="one of none, fixed, exp"):
+        ledger.job("odd", backoff="often")
+    with pytest.raises(BadInput, match="a timeout and timeout_seconds"):
+        ledger.job("both", timeout=1, timeout_seconds=1)
+    ledger.close()
