@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ledgerstone.testing.contract.batches import BatchContract
+from ledgerstone.testing.contract.ended import EndedContract
 from ledgerstone.testing.contract.forking import ForkContract
 from ledgerstone.testing.contract.joins import JoinContract, JoinedWorkContract
 from ledgerstone.testing.contract.journals import JournalContract
@@ -17,6 +18,10 @@ from ledgerstone.testing.contract.wakeups import WakeupContract
 
 class TestTransactions(TransactionContract):
     """All or nothing."""
+
+
+class TestEnded(EndedContract):
+    """By its block, and not inside it."""
 
 
 class TestPipelines(PipelineContract):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
 from ledgerstone import Ledger, errors
 from ledgerstone.store.dialects import mysql
-from ledgerstone.testing.contract import opened
+from ledgerstone.testing.contract import notes_kept, opened, tables
+from ledgerstone.testing.contract.transactions import count_up, write
 from ledgerstone.testing.fixtures import Home, new_home
+from ledgerstone.testing.servers import PrivateMariaDB
 
 pytestmark = pytest.mark.mysql
 
@@ -50,6 +54,32 @@ def test_either_name_is_understood(home: Home) -> None:
     for scheme in ("mariadb", "mysql+pymysql", "mariadb+pymysql"):
         with opened(home.url.replace("mysql", scheme)) as ledger:
             assert ledger.run(lambda tx: tx.chores.enqueue(1)).created
+
+
+@pytest.mark.parametrize("undoes_all", [True, False])
+def test_a_wait_in_vain_that_is_caught(request: pytest.FixtureRequest, undoes_all: bool) -> None:
+    """Where the server undoes all for it the end says so; elsewhere the transaction goes on."""
+
+    def go_on(url: str) -> list[str]:
+        with opened(url) as holder, opened(url, store={"lock_timeout_seconds": 1}) as waiter:
+            tables.create_all(holder.database.engine)
+            holder.run(lambda tx: write(tx, "held"))
+            with holder.transaction() as theirs:
+                count_up(theirs, "held")
+                with suppress(errors.StoreBusy), waiter.transaction() as tx:
+                    write(tx, "mine")
+                    with pytest.raises(OperationalError):
+                        count_up(tx, "held")
+                    tx.chores.enqueue(1)
+            with holder.reading() as tx:
+                accepted = sum(tx.chores.counts().values())
+            return [*notes_kept(holder), str(accepted)]
+
+    if undoes_all:
+        with PrivateMariaDB(fsync=False, settings={"innodb-rollback-on-timeout": "ON"}) as server:
+            assert go_on(server.create_database("strict")) == ["held", "0"]
+    else:
+        assert go_on(request.getfixturevalue("home").url) == ["held", "mine", "1"]
 
 
 @pytest.mark.parametrize(

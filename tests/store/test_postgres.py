@@ -201,6 +201,21 @@ def test_waiting_has_an_end_behind_a_pooler(pooled: Ledger, ledger: Ledger) -> N
 
 
 @pytest.mark.pgbouncer
+@pytest.mark.parametrize("act", ["connection", "cursor"])
+def test_a_rollback_inside_behind_a_pooler(pooled: Ledger, act: str) -> None:
+    """Whoever ends the transaction inside its block is told so there, too."""
+    with pytest.raises(errors.NotAllowedNow), pooled.transaction() as tx:
+        tx.chores.enqueue(1)
+        if act == "cursor":
+            tx.cursor().execute("ROLLBACK")
+        else:
+            tx.connection.rollback()
+
+    with pooled.reading() as tx:
+        assert sum(tx.chores.counts().values()) == 0
+
+
+@pytest.mark.pgbouncer
 def test_work_is_found_behind_a_pooler(pooled: Ledger, ledger: Ledger) -> None:
     """Without wake-ups, what others commit is found by polling, here and in another process."""
     done: list[str] = []

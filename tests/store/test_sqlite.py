@@ -266,6 +266,22 @@ def test_foreign_keys_are_kept(url: str) -> None:
             ledger.run(lambda tx: tx.connection.execute(text("INSERT INTO child VALUES ('no')")))
 
 
+def test_a_commit_that_is_refused(url: str) -> None:
+    """What the file refuses only at the commit is undone, and holds up nobody after that."""
+    deferred = "CREATE TABLE child (name TEXT REFERENCES note DEFERRABLE INITIALLY DEFERRED)"
+    with opened(url) as ledger:
+        tables.create_all(ledger.database.engine)
+        ledger.run(lambda tx: tx.connection.execute(text(deferred)))
+
+        for _ in range(2):
+            with pytest.raises(errors.StoreError, match="FOREIGN KEY"), ledger.transaction() as tx:
+                write(tx, "mine")
+                tx.connection.execute(text("INSERT INTO child VALUES ('no')"))
+
+        ledger.run(lambda tx: write(tx, "after"))
+        assert notes_kept(ledger) == ["after"]
+
+
 @pytest.mark.parametrize(
     ("statement", "refused"),
     [

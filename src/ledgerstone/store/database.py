@@ -97,7 +97,7 @@ class Database(Generic[Tx]):
     def _lending(self) -> Lender:
         with self._lock:
             if self._lender is None:
-                self._lender = Lender(self._opened(), self.clock)
+                self._lender = Lender(self._opened(), self.clock, self.dialect)
                 # Also for one that is dropped and was never closed, as a worker's may be.
                 self._retire = finalize(self, self._lender.retire)
                 self._retire.atexit = False
@@ -210,6 +210,7 @@ class Database(Generic[Tx]):
             if tx.woken:
                 self.dialect.announce(tx, sorted(tx.woken))
             hit("transaction.before_commit")
+            tx.check_open()
             self.dialect.check_unspoiled(lent.fairy)
             if tx.pipeline is not None:
                 tx.pipeline.commit()
@@ -271,9 +272,10 @@ class Database(Generic[Tx]):
         return self.url.update_query_dict({"driver": library})
 
     def _begun(self, lent: Lent) -> Tx:
-        pipeline = self.dialect.pipeline(lent.fairy)
-        tx = self._wrap(self, lent if pipeline is not None else lent.connection)
-        tx.pipeline = pipeline
+        tx = self._wrap(self, lent)
+        tx.pipeline = self.dialect.pipeline(lent.fairy)
+        if tx.pipeline is None:
+            lent.begin()
         return tx
 
     @contextmanager

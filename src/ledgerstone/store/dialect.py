@@ -44,6 +44,9 @@ class Dialect(Protocol):
       `claim_each` answers reads the rows.
     - `pipeline` answers what sends the statements of a transaction of ours together, or None where
       each goes by itself.
+    - `check_open` is asked before a statement of ours, and before a commit, on the driver's
+      connection: an error if it shows that the transaction that was begun is open no more. `used`
+      says that the caller has sent statements of their own.
     - `check_unspoiled` is asked before a commit: StoreError if the database has given up the
       transaction over an error that was caught, and would keep nothing of it.
     - `announce` makes channels ring in other processes when the transaction commits.
@@ -94,6 +97,8 @@ class Dialect(Protocol):
     ) -> tuple[Statement, dict[str, Any]]: ...
 
     def pipeline(self, lent: PoolProxiedConnection) -> Pipeline | None: ...
+
+    def check_open(self, driver: Any, *, used: bool) -> None: ...
 
     def check_unspoiled(self, connection: Any) -> None: ...
 

@@ -15,15 +15,20 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, event
 from sqlalchemy import exc as sa_exc
 
+from ledgerstone.store import ended
+
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
+    from sqlalchemy import Engine, RootTransaction
     from sqlalchemy.pool import PoolProxiedConnection
 
     from ledgerstone.store.clock import Clock
+    from ledgerstone.store.dialect import Dialect
 
 IDLE_SECONDS_TRUSTED = 1.0
 """A connection that rested longer is asked whether it lives before it is used."""
 _SEEN_ALIVE = "seen_alive"
+_IN_BLOCK = "ledgerstone_in_block"
+"""On a connection whose transaction ends with its block: whether the caller has used it."""
 
 
 class Lender:
@@ -33,11 +38,13 @@ class Lender:
       answer is replaced in silence.
     - The one that was used last is kept at hand: to take it out of the pool and to put it back
       costs as much as a short statement. Whoever waits at the pool goes first.
+    - What would end a transaction before its block does is refused, where SQLAlchemy is told to.
     - After the end none is kept.
     """
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
+    def __init__(self, engine: Engine, clock: Clock, dialect: Dialect) -> None:
         self.engine = engine
+        self.dialect = dialect
         self._monotonic = clock.monotonic
         self._outage = float("-inf")
         self._retired = False
@@ -46,6 +53,9 @@ class Lender:
         self._lock = threading.Lock()
         event.listen(engine, "checkin", self._returned)
         event.listen(engine, "checkout", self._taken)
+        event.listen(engine, "commit", _refuse_commit)
+        event.listen(engine, "before_cursor_execute", _refuse_ending)
+        event.listen(engine, "after_cursor_execute", _note_use)
 
     def lend(self, *, reads: bool = False) -> Lent:
         """A connection, for one transaction."""
@@ -102,6 +112,7 @@ class Lender:
         if self._retired:
             record.invalidate()
             return
+        record.info.pop(_IN_BLOCK, None)
         record.info[_SEEN_ALIVE] = self._monotonic()
 
     def _taken(self, connection: Any, record: Any, _: Any) -> None:
@@ -119,6 +130,21 @@ class Lender:
             return False
 
 
+def _refuse_commit(connection: Connection) -> None:
+    if _IN_BLOCK in connection.info:
+        raise ended.refused("a commit")
+
+
+def _refuse_ending(connection: Connection, _: Any, statement: str, *__: Any) -> None:
+    if ended.ends(statement) and _IN_BLOCK in connection.info:
+        raise ended.refused(statement.strip())
+
+
+def _note_use(connection: Connection, *_: Any) -> None:
+    if _IN_BLOCK in connection.info:
+        connection.info[_IN_BLOCK] = True
+
+
 class Lent:
     """The driver's connection; SQLAlchemy's is laid over it when it is first asked for.
 
@@ -133,21 +159,46 @@ class Lent:
         self._reads = reads
         self._committed = False
         self._connection: Connection | None = None
+        self._begun: RootTransaction | None = None
 
     @property
     def connection(self) -> Connection:
         """SQLAlchemy's connection, its transaction begun."""
-        if self._connection is None:
-            made = Connection(self._lender.engine, self.fairy)
-            if self._reads:
-                made = made.execution_options(ledgerstone_read=True)
-            self._connection = made
-            made.begin()
-        return self._connection
+        return self._connection if self._connection is not None else self.begin()
+
+    def begin(self) -> Connection:
+        """Begin the transaction."""
+        made = Connection(self._lender.engine, self.fairy)
+        if self._reads:
+            made = made.execution_options(ledgerstone_read=True)
+        self._connection = made
+        self._begun = made.begin()
+        if not self._reads:
+            self.fairy.info[_IN_BLOCK] = False
+        return made
+
+    def check_open(self) -> None:
+        """Refuse to go on if the transaction that was begun is not the one that is open now.
+
+        Nobody is asked for that: who had the connection has left traces on this side.
+        """
+        connection = self._connection
+        if connection is None:
+            return
+        if connection.invalidated:
+            raise ended.lost()
+        if self._reads:
+            return
+        begun = connection.get_transaction()
+        if begun is None or begun is not self._begun or not begun.is_active:
+            raise ended.undone()
+        used = self.fairy.info.get(_IN_BLOCK, False)
+        self._lender.dialect.check_open(self.fairy.dbapi_connection, used=used)
 
     def commit(self) -> None:
         """Commit what SQLAlchemy's connection began, if it was asked for; the rest is committed."""
         if self._connection is not None:
+            self.fairy.info.pop(_IN_BLOCK, None)
             self._connection.commit()
         self._committed = True
 
@@ -169,6 +220,9 @@ class Lent:
         try:
             if lost or getattr(self.fairy.dbapi_connection, "closed", False):
                 lent.invalidate()
+            elif self._begun is not None and not self._begun.is_active:
+                # A commit that failed, too, is an end to SQLAlchemy, after which it undoes nothing.
+                self.fairy.rollback()
             lent.close()
         except Exception:  # noqa: BLE001 - also a driver's own error while it is torn down
             lent.invalidate()

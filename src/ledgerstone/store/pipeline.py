@@ -21,6 +21,7 @@ from psycopg import Error, errors, generators, pq
 from psycopg.adapt import Transformer
 
 from ledgerstone.errors import StoreBusy
+from ledgerstone.store import ended
 from ledgerstone.store.faults import refused
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Pipeline:
     - `flush` sends what is held; `commit` sends it with the commit. What the server refuses is
       raised there, as the error that it would have been.
     - `drop` forgets what is held.
+    - A transaction that it has begun and that somebody else has ended is an error at the next trip.
     - `ends`: the next trip is to be the last, and the commit goes with it. If another one follows
       all the same, it is a transaction of its own.
     """
@@ -100,6 +102,7 @@ class Pipeline:
         self.driver = driver
         self.holding = True
         self.ends = False
+        self._begun = False
         self._held: list[Answer] = []
         self._bytes = 0
         self._names: dict[bytes, bytes] | None = info.setdefault(_NAMES, {}) if prepares else None
@@ -126,7 +129,7 @@ class Pipeline:
 
     def commit(self) -> None:
         """Send what is held and commit; a transaction in which nothing was done is none."""
-        if self._held or self.driver.pgconn.transaction_status != pq.TransactionStatus.IDLE:
+        if self._held or self._begun or self._in_transaction:
             self._travel(ends=True)
 
     def drop(self) -> None:
@@ -137,11 +140,13 @@ class Pipeline:
         held = self._held
         self.drop()
         self.ends = False
+        framed = self._framed(held, ends=ends)
         began = perf_counter()
         try:
-            self._exchange(self._framed(held, ends=ends))
+            self._exchange(framed)
         except Exception as error:
             raise refused(error) from error
+        self._begun = not ends
         seconds = perf_counter() - began
         for answer in held:
             if answer.noted is not None and answer.result is not None:
@@ -149,7 +154,9 @@ class Pipeline:
 
     def _framed(self, held: list[Answer], *, ends: bool) -> list[Answer]:
         """With what begins and what ends the transaction, where that has to be said."""
-        begun = self.driver.pgconn.transaction_status != pq.TransactionStatus.IDLE
+        begun = self._in_transaction
+        if self._begun and not begun:
+            raise ended.over()
         # What nobody notes is a command, and some commands must be told that it has begun.
         told = begun or not ends or any(answer.noted is None for answer in held)
         if not told and _TRIPS_COMMIT:
@@ -157,6 +164,10 @@ class Pipeline:
         first = [] if begun else [Answer(self, b"BEGIN", None, None)]
         last = [Answer(self, b"COMMIT", None, None)] if ends else []
         return [*first, *held, *last]
+
+    @property
+    def _in_transaction(self) -> bool:
+        return self.driver.pgconn.transaction_status != pq.TransactionStatus.IDLE
 
     def _exchange(self, sent: list[Answer]) -> None:
         driver, pgconn = self.driver, self.driver.pgconn

@@ -216,6 +216,7 @@ class Statement:
         wired = compiled.wired(values)
         if wired is None:
             return None
+        tx.check_open()
         measure = tx.database.measure
 
         def noted(rows: int, seconds: float, together: float) -> None:

@@ -28,6 +28,7 @@ class Transaction:
 
     - `connection` is the SQLAlchemy connection: the caller's own statements go through it.
     - A joined transaction is the caller's: it is never committed, rolled back or closed here.
+    - One of ours ends with its block: what ends it inside is refused, or noticed and raised.
     - Channels woken inside it ring once each, and only if it commits.
     - What is left for its end (`at_commit`) is done last, inside it; `notes` is where a room keeps
       what it needs for that.
@@ -68,11 +69,17 @@ class Transaction:
 
     def own_cursor(self) -> Any:
         """The same, for one statement of ours that is run right now."""
+        self.check_open()
         if self.pipeline is not None:
             self.pipeline.flush()
         connection = self._connection
         fairy = connection.fairy if isinstance(connection, Lent) else connection.connection
         return fairy.cursor()
+
+    def check_open(self) -> None:
+        """Refuse to go on in one of ours that was ended inside its block."""
+        if isinstance(self._connection, Lent):
+            self._connection.check_open()
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -109,9 +116,10 @@ class Transaction:
     def command(self, text: str) -> None:
         """Run a statement without parameters or rows, on the driver."""
         if self.pipeline is not None:
+            self.check_open()
             self.pipeline.hold(text.encode()).count()
             return
-        cursor = self.cursor()
+        cursor = self.own_cursor()
         try:
             cursor.execute(text)
         except Exception as error:

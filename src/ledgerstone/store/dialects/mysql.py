@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -31,6 +32,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from ledgerstone.errors import Duplicate, StoreBusy, Unsupported
+from ledgerstone.store import ended
 from ledgerstone.store.batch import (
     AddEach,
     Adding,
@@ -67,6 +69,12 @@ GROUPS = (100, 10, 1)
 """How many groups one statement asks for: few statements, each of them known."""
 MIGRATION_LOCK = "ledgerstone.migrate"
 MIGRATION_WAIT_SECONDS_MAX = 60
+_DEADLOCK, _LOCKS_FULL, _WAITED_TOO_LONG = 1213, 1206, 1205
+_UNDOING, _ENDED = "ledgerstone_undoing", "ledgerstone_ended"
+"""On a driver's connection: errors for which the server undoes a whole transaction, and what there
+is to say if it was ended. The server says nothing: what comes next begins another in silence."""
+_WORDS_MAX = 200
+"""What is read of a text to see whether it ends the transaction."""
 
 
 class MySQL:
@@ -78,10 +86,12 @@ class MySQL:
     tells = False
 
     def open(self, url: URL, settings: StoreSettings, *, routine: bool) -> Engine:
-        patience = {"connect_timeout": max(1, round(settings.connect_timeout_seconds))}
-        if url.get_driver_name() == "pymysql":
+        driver = url.get_driver_name()
+        patience = max(1, round(settings.connect_timeout_seconds))
+        given = {"connect_timeout": patience, "cursorclass": _watched_cursor(driver)}
+        if driver == "pymysql":
             # Its connect_timeout ends when the port answers; a server may still say nothing.
-            patience["read_timeout"] = patience["connect_timeout"]
+            given["read_timeout"] = patience
         engine = create_engine(
             url.update_query_dict({"charset": "utf8mb4"}),
             isolation_level="READ COMMITTED",
@@ -89,9 +99,10 @@ class MySQL:
             max_overflow=0,
             pool_timeout=settings.lock_timeout_seconds,
             pool_use_lifo=True,
-            connect_args=patience,
+            connect_args=given,
         )
         event.listen(engine, "connect", lambda connection, _: _configure(connection, settings))
+        event.listen(engine, "begin", _forget_ended)
         return engine
 
     def describe(self, connection: Connection) -> Mapping[str, str]:
@@ -280,8 +291,13 @@ class MySQL:
     def pipeline(self, lent: PoolProxiedConnection) -> None:
         return None
 
+    def check_open(self, driver: Any, *, used: bool) -> None:
+        say: Callable[[], Exception] | None = getattr(driver, _ENDED)
+        if say is not None:
+            raise say()
+
     def check_unspoiled(self, connection: Any) -> None:
-        """Nothing: an error undoes one statement, and a deadlock ends the work on it."""
+        """Nothing: an error undoes one statement, or all of them, see `check_open`."""
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
         """Nothing to write: other processes poll."""
@@ -310,9 +326,11 @@ def _configure(connection: Any, settings: StoreSettings) -> None:
     if hasattr(connection, "_read_timeout"):
         connection._read_timeout = None  # noqa: SLF001 - connected: a statement may take its time
     cursor = connection.cursor()
-    cursor.execute("SELECT @@version")
-    (version,) = cursor.fetchone()
+    cursor.execute("SELECT @@version, @@innodb_rollback_on_timeout")
+    version, all_on_timeout = cursor.fetchone()
     _check_version(str(version))
+    undoing = {_DEADLOCK, _LOCKS_FULL} | ({_WAITED_TOO_LONG} if all_on_timeout else set())
+    setattr(connection, _UNDOING, undoing)
     wait = max(1, round(settings.lock_timeout_seconds))
     cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {wait}")
     if "mariadb" in str(version).lower():
@@ -321,6 +339,37 @@ def _configure(connection: Any, settings: StoreSettings) -> None:
     # Without strictness a value that does not fit is cut short in silence.
     cursor.execute("SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_TRANS_TABLES')")
     cursor.close()
+
+
+def _forget_ended(connection: Connection) -> None:
+    setattr(connection.connection.dbapi_connection, _ENDED, None)
+
+
+@cache
+def _watched_cursor(driver: str | None) -> Any:
+    """The driver's cursor; it remembers that a transaction was ended, or undone by the server.
+
+    Here and not where statements are sent: the caller's own come this way, too.
+    """
+    if driver == "pymysql":
+        from pymysql.cursors import Cursor
+    else:
+        from MySQLdb.cursors import Cursor  # type: ignore[import-untyped]
+
+    class WatchedCursor(Cursor):  # type: ignore[misc]
+        def _query(self, text: Any) -> Any:
+            try:
+                answer = super()._query(text)
+            except Exception as error:
+                if error.args and error.args[0] in getattr(self.connection, _UNDOING, ()):
+                    setattr(self.connection, _ENDED, ended.met_another)
+                raise
+            words = text[:_WORDS_MAX]
+            if ended.ends(words if isinstance(words, str) else bytes(words).decode("latin-1")):
+                setattr(self.connection, _ENDED, ended.over)
+            return answer
+
+    return WatchedCursor
 
 
 def _check_version(version: str) -> None:

@@ -36,6 +36,7 @@ from sqlalchemy.sql.visitors import iterate
 
 from ledgerstone.errors import StoreError, Unsupported
 from ledgerstone.ids import new_id
+from ledgerstone.store import ended
 from ledgerstone.store.batch import (
     AddEach,
     Adding,
@@ -274,6 +275,11 @@ class PostgreSQL:
 
         driver: Any = lent.dbapi_connection
         return Pipeline(driver, lent.info, prepares=self._prepares)
+
+    def check_open(self, driver: Any, *, used: bool) -> None:
+        # Otherwise it may not have begun yet; what a pipeline has begun, that looks after.
+        if (used or self.pooled) and driver.pgconn.transaction_status == _TRANSACTION_STATUS_IDLE:
+            raise ended.over()
 
     def check_unspoiled(self, connection: Any) -> None:
         if connection.dbapi_connection.pgconn.transaction_status == _IN_ERROR:

@@ -30,6 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.sqlite import Insert, insert
 
 from ledgerstone.errors import BadInput, Unsupported
+from ledgerstone.store import ended
 from ledgerstone.store.batch import (
     AddEach,
     Adding,
@@ -231,8 +232,13 @@ class SQLite:
     def pipeline(self, lent: PoolProxiedConnection) -> None:
         return None
 
+    def check_open(self, driver: Any, *, used: bool) -> None:
+        # Also SQLite itself ends one, if the disk is full.
+        if not driver.in_transaction:
+            raise ended.over()
+
     def check_unspoiled(self, connection: Any) -> None:
-        """Nothing: an error undoes one statement."""
+        """Nothing: an error undoes one statement, or ends the transaction."""
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
         """Nothing to write: a commit by another connection shows in `PRAGMA data_version`."""

@@ -14,6 +14,7 @@ from ledgerstone.errors import (
     BadInput,
     Hopeless,
     Interrupted,
+    NotAllowedNow,
     SchemaMissing,
     StoreBusy,
     TargetDown,
@@ -344,7 +345,8 @@ class InboxContract:
 
         assert answer.result is Result.FAILED
         assert answer.failure is not None
-        assert "mailer" in answer.failure.message
+        assert answer.failure.code == NotAllowedNow.code
+        assert "savepoint" in answer.failure.message
         assert receipts(ledger, office) == []
         assert notes_kept(ledger) == []
 

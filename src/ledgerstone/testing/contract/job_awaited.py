@@ -234,6 +234,25 @@ class AwaitedContract(OwnTable):
         assert notes_kept(ledger) == []
         assert count(ledger, "job") == 1
 
+    def test_one_that_is_ended_inside(self, ledger: Ledger, clock: ManualClock) -> None:
+        """If the block ends its transaction, nothing is kept, and the attempt has failed of it."""
+
+        @ledger.job("a", max_attempts=1)
+        async def work(job: AsyncJob) -> None:
+            async with job.transaction() as tx:
+                await tx.run(_insert)
+                await tx.jobs.enqueue("elsewhere", key="next")
+                await tx.run(lambda tx: tx.connection.rollback())
+
+        job_id = enqueue(ledger, work)
+
+        tick(ledger)
+
+        row = standing(ledger, job_id)
+        assert (row.status, row.last_error_code) == (Status.DEAD_LETTER, "not_allowed_now")
+        assert notes_kept(ledger) == []
+        assert count(ledger, "job") == 1
+
     def test_a_job_ends_once(self, ledger: Ledger, clock: ManualClock) -> None:
         """A job is ended by one transaction: a second is refused, beside the first or after it."""
         refused: list[str] = []

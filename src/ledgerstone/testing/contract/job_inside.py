@@ -215,6 +215,33 @@ class InsideContract(OwnTable):
         row = standing(ledger, job_id)
         assert (row.status, row.last_error_message) == (Status.DEAD_LETTER, "too late")
 
+    @pytest.mark.parametrize("ending", ["commit", "rollback"])
+    def test_one_that_is_ended_inside(
+        self, ledger: Ledger, clock: ManualClock, ending: str
+    ) -> None:
+        """If the block ends its transaction, nothing is kept, and the attempt has failed of it."""
+
+        @ledger.job("a", max_attempts=1)
+        def work(job: Job) -> None:
+            with job.transaction(result="billed") as tx:
+                tx.jobs.enqueue("elsewhere", key="next")
+                with Session(tx.connection, join_transaction_mode="control_fully") as session:
+                    session.execute(insert(note).values(name="mine", count=1))
+                    (session.commit if ending == "commit" else session.rollback)()
+
+        job_id = enqueue(ledger, work)
+
+        tick(ledger)
+
+        row = standing(ledger, job_id)
+        assert notes_kept(ledger) == []
+        with ledger.reading() as tx:
+            assert tx.jobs.find(key="next").rows == []
+        assert (row.status, row.result) == (Status.DEAD_LETTER, None)
+        assert row.last_error_code == "not_allowed_now"
+        assert "savepoint" in str(row.last_error_message)
+        assert_replayed(ledger, job_id)
+
     def test_a_job_ends_once(self, ledger: Ledger, clock: ManualClock) -> None:
         """A job that has ended cannot be ended again, and what was to be written with it is not."""
 
