@@ -79,7 +79,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Snooze(msgspec.Struct, frozen=True):
-    """Returned by a handler: not now, again in so many seconds."""
+    """Returned by a handler: not now, again in so many seconds; 0 or less is a second."""
 
     seconds: float
 
