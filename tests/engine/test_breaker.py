@@ -65,6 +65,19 @@ def test_the_probe_decides(breakers: Breakers, clock: ManualClock) -> None:
     assert [breakers.allow(TARGET) for _ in range(3)] == [True, True, True]
 
 
+def test_a_probe_that_never_came_there(breakers: Breakers, clock: ManualClock) -> None:
+    """It decides nothing: the target stays closed to the rest, and another probe is let through."""
+    _open(breakers)
+    clock.advance(11)
+    breakers.allow(TARGET)
+    meanwhile = breakers.allow(TARGET)
+
+    breakers.undecided(TARGET)
+
+    assert not meanwhile
+    assert [breakers.allow(TARGET) for _ in range(2)] == [True, False]
+
+
 def test_targets_do_not_know_each_other(breakers: Breakers) -> None:
     """One target that is down holds up no other."""
     _open(breakers)
