@@ -34,14 +34,29 @@ def test_one_that_cannot_be_put_on_record() -> None:
     record.reached = False
     with pytest.raises(StoreUnavailable):
         suspects.admitted()
+    never = ward.begun
     record.reached = True
 
     admitted = [suspects.admitted(), suspects.admitted()]
     ward.leave(FIRST)
 
+    assert never == ()
     assert admitted == [FIRST, None]
     assert bell.wait(0)
     assert suspects.admitted() is SECOND
+
+
+def test_no_more_than_so_many_wait() -> None:
+    """The last ones are taken back; where fewer wait, none is."""
+    suspects = Suspects(
+        Ward(lambda: None, time.monotonic), crashes_max=3, bell=Bell(), monotonic=time.monotonic
+    )
+    suspects.kept_back([FIRST, SECOND])
+
+    dropped = [suspects.drop_beyond(5), suspects.drop_beyond(1), suspects.drop_beyond(1)]
+
+    assert dropped == [[], [SECOND], []]
+    assert suspects.drop() == [FIRST]
 
 
 def test_only_who_is_inside_leaves() -> None:

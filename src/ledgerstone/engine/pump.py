@@ -127,20 +127,21 @@ class Pump:
         settled = self._settle(self._taken())
         room = min(limit or self._settings.batch_max, self._settings.batch_max)
         claims = self._claim_some(room)
-        for claim in self._accepted(claims):
+        runnable = self._accepted(claims)
+        for i, claim in enumerate(runnable):
             if self._suspects.are(claim):
-                settled += self._settle(self._taken())
-                self._suspects.ward.enter(claim)
+                try:
+                    settled += self._settle(self._taken())
+                    self._suspects.ward.enter(claim)
+                except BaseException:
+                    self._return(runnable[i:])
+                    raise
             self._done(claim, self._crew.run_here(claim))
         settled += self._settle(self._taken())
         return Tick(len(claims), settled, self.tally.refused - refused)
 
-    def rescue(self) -> int:
+    def rescue(self, tx: Transaction) -> int:
         """Make the items of expired claims due again, a bounded number."""
-        return self._database.run(self.rescue_in)
-
-    def rescue_in(self, tx: Transaction) -> int:
-        """The same, in a transaction that is open."""
         crashes_max = self._settings.crashes_max
         rescued = self.source.rescue(tx, limit=RESCUE_MAX, crashes_max=crashes_max)
         self.tally.rescued += rescued

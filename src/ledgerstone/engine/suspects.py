@@ -52,12 +52,15 @@ class Ward:
             now = self._monotonic()
             if any(now - since < TURN_SECONDS_MAX for _, since in self._inside):
                 return False
+            before = self.begun
             self._inside.append((claim, now))
             self.begun = tuple(each.mark for each, _ in self._inside)
         try:
             self._record()
         except BaseException:
+            # It does not begin: nobody must be told that it had.
             self.leave(claim)
+            self.begun = before
             raise
         return True
 
@@ -85,6 +88,8 @@ class Suspects:
         self._crashes_max = crashes_max
         self._bell = bell
         self._monotonic = monotonic
+        # Several threads: one begins them, others take back what is late, lost or to be stopped.
+        self._lock = threading.Lock()
         self._waiting: deque[tuple[Claim, float]] = deque()
 
     def __len__(self) -> int:
@@ -99,60 +104,50 @@ class Suspects:
         if not any(claim.crashes for claim in claims):
             return claims
         since = self._monotonic()
-        self._waiting.extend((claim, since) for claim in claims if self.are(claim))
+        with self._lock:
+            self._waiting.extend((claim, since) for claim in claims if self.are(claim))
         self._bell.ring()
         return [claim for claim in claims if not self.are(claim)]
 
     def admitted(self) -> Claim | None:
         """The next one, if it may begin now; that is on record then."""
-        try:
+        with self._lock:
+            if not self._waiting:
+                return None
             task = self._waiting.popleft()
-        except IndexError:
-            return None
         entered = False
         try:
+            # Not under the lock: this asks the database.
             entered = self.ward.enter(task[0])
         finally:
             if not entered:
-                self._waiting.appendleft(task)
+                with self._lock:
+                    self._waiting.appendleft(task)
         return task[0] if entered else None
 
     def drop(self) -> list[Claim]:
         """Take back all that wait."""
-        return self._drop_while(lambda _: True)
+        return self._drop(lambda _: True)
 
     def drop_late(self) -> list[Claim]:
         """Take back what has waited too long; the others look whether it is their turn."""
         moment = self._monotonic() - WAIT_SECONDS_MAX
-        dropped = self._drop_while(lambda since: since < moment)
+        dropped = self._drop(lambda task: task[1] < moment)
         if self._waiting:
             self._bell.ring()
         return dropped
 
     def drop_beyond(self, most: int) -> list[Claim]:
         """Take back the last ones, so that no more than this wait."""
-        return [self._waiting.pop()[0] for _ in range(len(self._waiting) - most)]
+        with self._lock:
+            return [self._waiting.pop()[0] for _ in range(len(self._waiting) - most)]
 
     def remove(self, claim: Claim) -> bool:
         """Take this one back; False if it does not wait."""
-        for task in list(self._waiting):
-            if task[0] is claim:
-                try:
-                    self._waiting.remove(task)
-                except ValueError:
-                    return False
-                return True
-        return False
+        return bool(self._drop(lambda task: task[0] is claim))
 
-    def _drop_while(self, is_due: Callable[[float], bool]) -> list[Claim]:
-        dropped: list[Claim] = []
-        while True:
-            # Not a look and then a step: other threads take from it too.
-            try:
-                task = self._waiting.popleft()
-            except IndexError:
-                return dropped
-            if not is_due(task[1]):
-                self._waiting.appendleft(task)
-                return dropped
-            dropped.append(task[0])
+    def _drop(self, goes: Callable[[tuple[Claim, float]], bool]) -> list[Claim]:
+        with self._lock:
+            before, self._waiting = self._waiting, deque()
+            self._waiting.extend(task for task in before if not goes(task))
+            return [task[0] for task in before if goes(task)]

@@ -209,7 +209,7 @@ class Worker:
 
     def _rescuing(self, pump: Pump) -> Callable[[Transaction], int]:
         def rescue(tx: Transaction) -> int:
-            return pump.rescue_in(tx) if self._is_steady() else 0
+            return pump.rescue(tx) if self._is_steady() else 0
 
         return rescue
 

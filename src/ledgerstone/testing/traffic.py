@@ -11,7 +11,6 @@ often, and in which order.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import random
 import signal
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Column, Integer, String, Table, bindparam, select, update
 
+from ledgerstone.engine.runners.processes import die_with_parent
 from ledgerstone.errors import LedgerstoneError
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger, Transaction
@@ -32,7 +32,6 @@ CONSUMER = "bookkeeper"
 ROLLED_BACK_PART = 0.2
 MESSAGES_MAX = 10
 """Messages of one transaction."""
-_PR_SET_PDEATHSIG = 1
 
 tables = metadata()
 account = Table(
@@ -157,7 +156,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     # A run of tests that is killed leaves no process behind.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     with Ledger() as ledger:
         match arguments.what:
             case "publish":

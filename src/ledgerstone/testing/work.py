@@ -9,7 +9,6 @@ when it ends. Settings come from the environment like everywhere.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib
 import os
 import random
@@ -22,10 +21,9 @@ import msgspec
 
 from ledgerstone.chores import ChoreSource
 from ledgerstone.engine.backoff import Backoff
+from ledgerstone.engine.runners.processes import die_with_parent
 from ledgerstone.engine.source import Claim, Handler, Where
 from ledgerstone.ledger import Ledger
-
-_PR_SET_PDEATHSIG = 1
 
 
 def nothing(_: Claim) -> None:
@@ -72,16 +70,12 @@ def main() -> None:
         _named(arguments.handler), where=Where(arguments.where), atomic=arguments.atomic
     )
     source = ChoreSource(handler, backoff=Backoff(seconds=arguments.backoff_seconds))
-    _die_with_parent()
+    # A run of tests that is killed leaves no worker behind.
+    die_with_parent()
     with Ledger() as ledger:
         worker = ledger.worker(source)
         worker.run(started=lambda: _say({"ready": worker.id}))
         _say({"report": msgspec.to_builtins(worker.report())})
-
-
-def _die_with_parent() -> None:
-    """A run of tests that is killed leaves no worker behind."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _named(name: str) -> Any:

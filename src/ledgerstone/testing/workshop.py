@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from ledgerstone.chores import Chore, ChoreSource, NewChore, Status
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.source import Handler, Where
 from ledgerstone.engine.worker import Worker
+from ledgerstone.engine.workers import WorkerReport, sign_in
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import EngineSettings
 
@@ -59,6 +60,29 @@ def counts(ledger: Ledger) -> dict[Status, int]:
     """How many stand where."""
     with ledger.reading() as tx:
         return tx.chores.counts()
+
+
+def reported(
+    ledger: Ledger,
+    worker: str,
+    *,
+    begun: Sequence[str] = (),
+    crashes_max: int | None = None,
+    types: dict[str, list[str]] | None = None,
+) -> None:
+    """The last word of a worker of this id, which serves the sources that it knows types of."""
+    known = types or {}
+    report = WorkerReport(
+        sources={source: {} for source in known},
+        running=0,
+        waiting=0,
+        prompt=True,
+        duties={},
+        types=known,
+        crashes_max=crashes_max,
+        begun=begun,
+    )
+    ledger.run(lambda tx: sign_in(tx, worker, report))
 
 
 @contextmanager

@@ -143,12 +143,17 @@ def _serve(pipe: Connection[Any, Any]) -> None:
             return
 
 
+def die_with_parent() -> None:
+    """On Linux the system kills this process when the thread that started it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+
+
 def _end_with_parent() -> None:
     """From now on this process does not outlive the one that started it."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    die_with_parent()
     if os.getppid() != parent.pid:
         # It was gone before it could be asked for.
         os._exit(ORPHANED)

@@ -11,7 +11,6 @@ import pytest
 
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.source import Verdict
-from ledgerstone.engine.workers import WorkerReport, sign_in
 from ledgerstone.jobs import JobRow, JobSource, Status
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.children import ORPHAN_SECONDS_MAX, held_and_let_go
@@ -34,7 +33,7 @@ from ledgerstone.testing.contract.job_workshop import (
 )
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import until
-from ledgerstone.testing.workshop import started
+from ledgerstone.testing.workshop import reported, started
 
 FATAL = 20
 """The place in line of the job that kills, among those that do no harm."""
@@ -214,8 +213,7 @@ def _worked(home: Home, **engine: float) -> int:
 def _die_with_the_first(ledger: Ledger, source: JobSource, *, worker: str) -> str:
     """A worker claims two, begins with one, dies, and is noticed; the one it began with."""
     begun, _ = claim(ledger, source, worker=worker)
-    report = WorkerReport({}, 0, 0, True, {}, crashes_max=CRASHES_MAX, begun=[begun.mark])
-    ledger.run(lambda tx: sign_in(tx, worker, report))
+    reported(ledger, worker, crashes_max=CRASHES_MAX, begun=[begun.mark])
     statement(ledger, "UPDATE job SET lease_until_ms = 0")
     assert rescue(ledger, source) == 2
     return begun.key

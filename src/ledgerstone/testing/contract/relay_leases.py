@@ -6,7 +6,6 @@ from functools import partial
 
 from ledgerstone.engine.source import Outcome
 from ledgerstone.engine.source import Verdict as Out
-from ledgerstone.engine.workers import WorkerReport, sign_in
 from ledgerstone.messaging.states import LaneState, What
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.testing.clock import ManualClock
@@ -21,6 +20,7 @@ from ledgerstone.testing.contract.relays import (
     rescued,
 )
 from ledgerstone.testing.shelf import REFUSED, SHOP
+from ledgerstone.testing.workshop import reported
 
 
 class RelayLeaseContract(Opened):
@@ -127,8 +127,7 @@ class RelayLeaseContract(Opened):
             rescued(shop)
 
         marks = {c.round.lanes[0].held.partition: c.mark for c in claimed(shop, worker=WORKER)}
-        report = WorkerReport({}, 0, 0, True, {}, crashes_max=CRASHES, begun=[marks["ann"]])
-        shop.ledger.run(lambda tx: sign_in(tx, WORKER, report))
+        reported(shop.ledger, WORKER, crashes_max=CRASHES, begun=[marks["ann"]])
         clock.advance(LEASE + 1)
         rescued(shop)
         shop.tick()

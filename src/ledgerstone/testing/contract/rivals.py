@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 
 from ledgerstone.engine.source import Verdict
-from ledgerstone.engine.workers import WorkerReport, sign_in
 from ledgerstone.jobs import Limit, NewJob, Status, retention
 from ledgerstone.jobs.limits import PASSES_MAX
 from ledgerstone.ledger import Ledger
@@ -24,6 +23,7 @@ from ledgerstone.testing.contract.job_workshop import (
     standing,
 )
 from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.workshop import reported
 
 BY_CUSTOMER = Limit(key=lambda customer: customer)
 OTHER_ORG = "0190a000-0000-7000-8000-0000000000aa"
@@ -121,9 +121,7 @@ class RivalContract:
         """Of jobs that were enqueued together the last one is behind all others."""
         ledger.kinds.add("plain", nothing)
         jobs = ledger.run(lambda tx: tx.jobs.enqueue_many([NewJob(type="plain")] * 5))
-        queue = "jobs:default"
-        report = WorkerReport({queue: {}}, 0, 0, True, {}, types={queue: ["plain"]})
-        ledger.run(lambda tx: sign_in(tx, ADA, report))
+        reported(ledger, ADA, types={"jobs:default": ["plain"]})
 
         with ledger.reading() as tx:
             first, *_, last = (tx.jobs.explain(job.id).reasons for job in jobs)

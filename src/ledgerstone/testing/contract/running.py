@@ -278,7 +278,7 @@ class RunningContract:
             for _ in range(3):
                 seen = _lease_until(ledger, ids[0])
                 until(lambda before=seen: _lease_until(ledger, ids[0]) > before)  # type: ignore[misc]
-            rescued = rescuer.pumps[0].rescue()
+            rescued = ledger.run(rescuer.pumps[0].rescue)
             over.set()
             until(lambda: counts(ledger)[Status.DONE] == 2)
 

@@ -13,9 +13,9 @@ from typing import Protocol
 import pytest
 
 from ledgerstone.engine.source import Ask, Claim, Failure, Outcome, Source, Verdict
-from ledgerstone.engine.workers import WorkerReport, sign_in
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing.clock import ManualClock
+from ledgerstone.testing.workshop import reported
 
 LEASE_SECONDS = 30.0
 CRASHES_MAX = 3
@@ -278,7 +278,7 @@ class SourceContract:
         """Of suspects the one on record as begun is given up; who waited gets its attempt back."""
         _suspected(ledger, clock, subject, 3)
         begun, *waited = claim(ledger, subject, worker=WORKER)
-        _say(ledger, begun=[begun.mark], crashes_max=CRASHES_MAX)
+        reported(ledger, WORKER, begun=[begun.mark], crashes_max=CRASHES_MAX)
         clock.advance(LEASE_SECONDS + 1)
 
         rescued = rescue(ledger, subject)
@@ -299,7 +299,7 @@ class SourceContract:
         """A worker that puts none on record, or not yet, clears none of them."""
         _suspected(ledger, clock, subject, 1)
         (taken,) = claim(ledger, subject, worker=WORKER)
-        _say(ledger, begun=["another"], crashes_max=crashes_max)
+        reported(ledger, WORKER, begun=["another"], crashes_max=crashes_max)
         clock.advance(LEASE_SECONDS + 1)
 
         rescue(ledger, subject)
@@ -404,11 +404,6 @@ def _suspected(ledger: Ledger, clock: ManualClock, subject: Subject, count: int)
         claim(ledger, subject)
         clock.advance(LEASE_SECONDS + 1)
         rescue(ledger, subject)
-
-
-def _say(ledger: Ledger, *, begun: list[str], crashes_max: int | None) -> None:
-    report = WorkerReport({}, 0, 0, True, {}, crashes_max=crashes_max, begun=begun)
-    ledger.run(lambda tx: sign_in(tx, WORKER, report))
 
 
 def _added(ledger: Ledger, subject: Subject, count: int) -> list[str]:

@@ -12,6 +12,7 @@ from ledgerstone.chores.tables import chore
 from ledgerstone.engine import workers
 from ledgerstone.engine.source import Claim
 from ledgerstone.engine.suspects import TURN_SECONDS_MAX, WAIT_SECONDS_MAX
+from ledgerstone.errors import SchemaMissing
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.waiting import until
@@ -43,6 +44,24 @@ class SuspectContract:
 
         assert counts(ledger)[Status.DONE] == 5
         assert named == [True] * 5
+
+    def test_a_record_that_cannot_be_written(self, ledger: Ledger, clock: ManualClock) -> None:
+        """Then none of them begins, and all are there for the next step."""
+        keys = enqueue(ledger, 3)
+        suspect(ledger)
+        seen: list[str] = []
+        worker = ledger.worker(chores(lambda claim: seen.append(claim.key)))
+
+        _rename(ledger, "worker", "elsewhere")
+        with pytest.raises(SchemaMissing):
+            worker.tick()
+        meanwhile = list(seen)
+        _rename(ledger, "elsewhere", "worker")
+        worker.tick()
+
+        assert meanwhile == []
+        assert sorted(seen) == sorted(keys)
+        assert {standing(ledger, key).attempt for key in keys} == {1}
 
     @pytest.mark.parametrize("pumps", [1, 2])
     def test_one_at_a_time(self, ledger: Ledger, clock: ManualClock, pumps: int) -> None:
@@ -180,6 +199,11 @@ class _Stage:
     def begun(self, count: int) -> list[str]:
         """Those that were begun with, when there are so many."""
         return until(lambda: self.seen if len(self.seen) >= count else [])
+
+
+def _rename(ledger: Ledger, before: str, after: str) -> None:
+    with ledger.transaction() as tx:
+        tx.connection.exec_driver_sql(f"ALTER TABLE {before} RENAME TO {after}")
 
 
 def reasons_of(ledger: Ledger, key: str) -> list[str | None]:
