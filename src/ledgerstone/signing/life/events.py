@@ -1,0 +1,107 @@
+"""Events: accepted once, however often and in whatever spelling their source sends them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from ledgerstone.errors import BadInput, EventReplayed, TooLarge
+from ledgerstone.signing import hashes
+from ledgerstone.signing.access import Reader, Transaction
+from ledgerstone.signing.kaspa import derivation_index
+from ledgerstone.signing.keys import EventIdKey, EventKey, EventUseKey
+from ledgerstone.signing.life import records
+from ledgerstone.signing.values import EventHash, RequestId, SigningEvent, Stored
+
+EVENT_ID_BYTES_MAX = 256
+METADATA_ENTRIES_MAX = 64
+METADATA_NAME_BYTES_MAX = 64
+METADATA_VALUE_BYTES_MAX = 2048
+METADATA_BYTES_MAX = 16 * 1024
+SOURCE_BYTES_MAX = 4096
+SIGNATURE_BYTES_MAX = 64 * 64
+
+
+class EventLink(msgspec.Struct, frozen=True, kw_only=True):
+    """The event to which a source gave an id."""
+
+    event_hash: EventHash
+
+
+class EventUse(msgspec.Struct, frozen=True, kw_only=True):
+    """The one request that an event has."""
+
+    request_id: RequestId
+    spent: bool = False
+    """The request was archived with a signature: the event is never signed for again."""
+
+
+class InsertedEvent(NamedTuple):
+    """The hash of an event, and whether it was new."""
+
+    event_hash: EventHash
+    stored: Stored
+
+
+def insert_event(tx: Transaction, event: SigningEvent) -> InsertedEvent:
+    """Accept an event.
+
+    - The same event again is SAME, and nothing is written.
+    - EventReplayed if its source gave the same id to an event with other content: the second one
+      could be the first one, to be paid twice. Also if its request was archived with signatures.
+    """
+    check_event(event)
+    event_hash = hashes.event_hash(event)
+    by_id = EventIdKey(source_hash=hashes.source_hash(event))
+    known = records.lock(tx, EventLink, by_id)
+    if known is not None and known.event_hash != event_hash:
+        raise EventReplayed(
+            f"the source gave the id {event.event_id!r} to the event {known.event_hash.hex()}"
+        )
+    use = records.lock(tx, EventUse, EventUseKey(event_hash=event_hash))
+    if use is not None and use.spent:
+        raise EventReplayed(f"the event had the request {use.request_id!r}")
+    stored = records.insert(tx, EventKey(event_hash=event_hash), event, "event with this hash")
+    if known is None:
+        records.save(tx, by_id, EventLink(event_hash=event_hash))
+    return InsertedEvent(event_hash, stored)
+
+
+def check_event(event: SigningEvent) -> None:
+    """BadInput or DerivationPathInvalid unless the event can be accepted."""
+    derivation_index(event.derivation_path, event.derivation_index)
+    if not 0 < _bytes(event.event_id) <= EVENT_ID_BYTES_MAX:
+        raise BadInput(f"an event id has 1 to {EVENT_ID_BYTES_MAX} bytes")
+    sizes = [(_bytes(name), _bytes(value)) for name, value in event.metadata.items()]
+    limits = {
+        f"at most {METADATA_ENTRIES_MAX} entries of metadata": len(sizes) <= METADATA_ENTRIES_MAX,
+        f"names of at most {METADATA_NAME_BYTES_MAX} bytes": all(
+            name <= METADATA_NAME_BYTES_MAX for name, _ in sizes
+        ),
+        f"values of at most {METADATA_VALUE_BYTES_MAX} bytes": all(
+            value <= METADATA_VALUE_BYTES_MAX for _, value in sizes
+        ),
+        f"metadata of at most {METADATA_BYTES_MAX} bytes": (
+            sum(name + value for name, value in sizes) <= METADATA_BYTES_MAX
+        ),
+        f"a source of at most {SOURCE_BYTES_MAX} bytes": (
+            sum(map(_bytes, msgspec.structs.astuple(event.event_source))) <= SOURCE_BYTES_MAX
+        ),
+        f"signatures of at most {SIGNATURE_BYTES_MAX} bytes": (
+            len(event.signature or b"") <= SIGNATURE_BYTES_MAX
+        ),
+    }
+    broken = [limit for limit, kept in limits.items() if not kept]
+    if broken:
+        raise TooLarge(f"an event has {', '.join(broken)}")
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode(errors="surrogatepass"))
+
+
+def get_event(reader: Reader, event_hash: EventHash) -> SigningEvent:
+    """The event, or NotFound."""
+    key = EventKey(event_hash=event_hash)
+    return records.load(reader, SigningEvent, key, f"event {event_hash.hex()}")

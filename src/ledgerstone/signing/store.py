@@ -1,0 +1,316 @@
+"""The store of signing: ten families of bytes, read and changed in transactions.
+
+Keys and values are bytes here; `keys` and `values` say what they mean. Every change that a call
+acknowledged is on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self, TypeVar
+
+import msgspec
+
+from ledgerstone.errors import BadInput, KeyConflict, StoreBusy, TooLarge
+from ledgerstone.failpoints import hit
+from ledgerstone.settings import SigningSettings
+from ledgerstone.signing.access import PAGE_ROWS
+from ledgerstone.signing.families import OPTIONS
+from ledgerstone.signing.folder import migration_wanted, store_folder
+from ledgerstone.signing.keys import Family
+from ledgerstone.signing.migration import MigrationReport, migrate
+from ledgerstone.signing.rocksdb import Database, Row, Scan, Snapshot, Transaction, prefix_end
+from ledgerstone.signing.values import Stored
+from ledgerstone.signing.volume import added, volume_of, volume_value
+
+T = TypeVar("T")
+
+KEY_BYTES_MAX = 4096
+PAGE_ROWS_MAX = 10_000
+PAGE_BYTES_MAX = 16 * 1024 * 1024
+TRANSACTION_BYTES_MAX = 256 * 1024 * 1024
+"""Writes of one transaction wait in memory until it commits."""
+FOLDER_MODE = 0o700
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """Some rows in the order of their keys; `after` is the cursor of the next page, if any."""
+
+    rows: list[Row]
+    after: bytes | None
+
+
+class View:
+    """The store as it was at one moment; released at the end of its block."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        return self._snapshot.get(family, key)
+
+    def page(
+        self,
+        family: Family,
+        prefix: bytes = b"",
+        *,
+        after: bytes | None = None,
+        rows_max: int = PAGE_ROWS,
+    ) -> Page:
+        start, end = _bounds(prefix, after)
+        return _page(self._snapshot.scan(family, start=start, end=end), rows_max)
+
+    def volume(self, key: bytes) -> int:
+        return volume_of(self.get(Family.VOLUME, key), key)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._snapshot.close()
+
+
+class StoreTransaction:
+    """Changes of several families that happen together: committed at the end of the block.
+
+    - An exception in the block undoes all of it.
+    - A key that is changed, or read for update, is locked until the end. `LockTimeout` and
+      `StoreBusy` mean that another transaction has it: run the whole block again (`Store.run`).
+    - Lock keys in one order everywhere, family by family and byte by byte: no deadlocks then.
+    """
+
+    def __init__(self, transaction: Transaction, *, value_bytes_max: int) -> None:
+        self._transaction = transaction
+        self._value_bytes_max = value_bytes_max
+        self._written_bytes = 0
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        return self._transaction.get(family, key)
+
+    def get_for_update(self, family: Family, key: bytes) -> bytes | None:
+        """The value of the key, or None; nobody else changes it before this transaction ends."""
+        return self._transaction.get_for_update(family, _checked_key(key))
+
+    def page(
+        self,
+        family: Family,
+        prefix: bytes = b"",
+        *,
+        after: bytes | None = None,
+        rows_max: int = PAGE_ROWS,
+    ) -> Page:
+        start, end = _bounds(prefix, after)
+        return _page(self._transaction.scan(family, start=start, end=end), rows_max)
+
+    def volume(self, key: bytes) -> int:
+        return volume_of(self.get(Family.VOLUME, key), key)
+
+    def put(self, family: Family, key: bytes, value: bytes) -> None:
+        """Set the value of the key, whatever was there."""
+        self._put(family, _checked_key(key), value)
+
+    def delete(self, family: Family, key: bytes) -> None:
+        """Remove the key; nothing happens if it is not there."""
+        self._transaction.delete(family, key)
+
+    def insert(self, family: Family, key: bytes, value: bytes) -> Stored:
+        """Store the value if the key is free; KeyConflict if it holds another value."""
+        found = self.get_for_update(family, key)
+        if found is None:
+            self._put(family, key, value)
+            return Stored.NEW
+        if found != value:
+            raise KeyConflict(f"{key!r:.200} holds another value")
+        return Stored.SAME
+
+    def replace(self, family: Family, key: bytes, *, expected: bytes | None, value: bytes) -> bool:
+        """Store the value if the key still holds the expected one (none: nothing)."""
+        if self.get_for_update(family, key) != expected:
+            return False
+        self._put(family, key, value)
+        return True
+
+    def volume_for_update(self, key: bytes) -> int:
+        """The number under a key of the volume family, which nobody else changes meanwhile."""
+        return volume_of(self.get_for_update(Family.VOLUME, key), key)
+
+    def add_volume(self, key: bytes, amount: int) -> int:
+        """Add the amount to the number under the key, saturating; the new number."""
+        volume = added(self.volume_for_update(key), amount)
+        self._put(Family.VOLUME, key, volume_value(volume))
+        return volume
+
+    def subtract_volume(self, key: bytes, amount: int) -> int:
+        """Take the amount from the number under the key; one that is larger is refused."""
+        volume = self.volume_for_update(key)
+        if not 0 <= amount <= volume:
+            raise BadInput(f"{amount} cannot be taken from a volume of {volume}")
+        self._put(Family.VOLUME, key, volume_value(volume - amount))
+        return volume - amount
+
+    def _put(self, family: Family, key: bytes, value: bytes) -> None:
+        if len(value) > self._value_bytes_max:
+            raise TooLarge(
+                f"a value of {len(value)} bytes, at most {self._value_bytes_max}",
+                hint="the limit is the setting signing.value_bytes_max",
+            )
+        self._written_bytes += len(key) + len(value)
+        if self._written_bytes > TRANSACTION_BYTES_MAX:
+            raise TooLarge(
+                f"a transaction writes at most {TRANSACTION_BYTES_MAX} bytes",
+                hint="commit in several steps",
+            )
+        self._transaction.put(family, key, value)
+
+    def commit(self) -> None:
+        """Make the changes durable, and end the transaction; the end of the block does it."""
+        hit("signing.committing")
+        self._transaction.commit()
+        hit("signing.committed")
+
+    def rollback(self) -> None:
+        """Undo the changes, and end the transaction; done twice is fine."""
+        self._transaction.rollback()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._transaction:
+            if kind is None:
+                self.commit()
+
+
+class Store:
+    """The families of one folder, which one process at a time has open.
+
+    - Threads may share it. `close` waits for calls in progress, and may be called twice.
+    - Opening creates the folder, which only its owner can read, and the families.
+    - `StoreLocked` names the folder if another process has it open.
+    """
+
+    def __init__(self, folder: Path, settings: SigningSettings | None = None) -> None:
+        self.folder = folder
+        self.settings = settings or SigningSettings()
+        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        self.database = Database(
+            folder,
+            OPTIONS,
+            lock_timeout_seconds=self.settings.lock_timeout_seconds,
+            library_file=self.settings.rocksdb_library,
+        )
+
+    @classmethod
+    def open(cls, settings: SigningSettings | None = None) -> Self:
+        """Open the folder that settings and environment say; move old rows if they say so."""
+        settings = settings or SigningSettings()
+        store = cls(store_folder(settings), settings)
+        if migration_wanted(settings):
+            try:
+                store.migrate()
+            except BaseException:
+                store.close()
+                raise
+        return store
+
+    def migrate(self) -> MigrationReport:
+        """Move rows of the default family into their own, in bounded steps; repeatable."""
+        return migrate(self.database)
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        return self.database.get(family, key)
+
+    def page(
+        self,
+        family: Family,
+        prefix: bytes = b"",
+        *,
+        after: bytes | None = None,
+        rows_max: int = PAGE_ROWS,
+    ) -> Page:
+        start, end = _bounds(prefix, after)
+        return _page(self.database.scan(family, start=start, end=end), rows_max)
+
+    def volume(self, key: bytes) -> int:
+        return volume_of(self.get(Family.VOLUME, key), key)
+
+    def view(self) -> View:
+        """Keep this moment for reads that must fit together."""
+        return View(self.database.snapshot())
+
+    def transaction(self) -> StoreTransaction:
+        """Begin a transaction; it commits at the end of its block."""
+        transaction = self.database.transaction()
+        return StoreTransaction(transaction, value_bytes_max=self.settings.value_bytes_max)
+
+    def run(self, work: Callable[[StoreTransaction], T]) -> T:
+        """Run `work(tx)` in a transaction; all of it again if it met another transaction."""
+        for _ in range(self.settings.transaction_tries_max - 1):
+            try:
+                with self.transaction() as tx:
+                    return work(tx)
+            except StoreBusy:
+                continue
+        with self.transaction() as tx:
+            return work(tx)
+
+    def insert(self, family: Family, key: bytes, value: bytes) -> Stored:
+        """Store the value if the key is free; of several callers at once one gets NEW."""
+        return self.run(lambda tx: tx.insert(family, key, value))
+
+    def replace(self, family: Family, key: bytes, *, expected: bytes | None, value: bytes) -> bool:
+        """Store the value if the key still holds the expected one."""
+        return self.run(lambda tx: tx.replace(family, key, expected=expected, value=value))
+
+    def add_volume(self, key: bytes, amount: int) -> int:
+        """Add the amount to the number under the key, saturating; the new number."""
+        return self.run(lambda tx: tx.add_volume(key, amount))
+
+    def delete_prefix(self, family: Family, prefix: bytes, *, rows_max: int = PAGE_ROWS) -> int:
+        """Remove at most so many rows with the prefix, in one transaction; how many there were."""
+
+        def work(tx: StoreTransaction) -> int:
+            page = tx.page(family, prefix, rows_max=rows_max)
+            for row in page.rows:
+                tx.delete(family, row.key)
+            return len(page.rows)
+
+        return self.run(work)
+
+    def close(self) -> None:
+        """Close the database; what was acknowledged is on disk already."""
+        self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _bounds(prefix: bytes, after: bytes | None) -> tuple[bytes, bytes | None]:
+    if after is not None and not after.startswith(prefix):
+        raise BadInput(f"the cursor {after!r} does not begin with {prefix!r}")
+    return (prefix if after is None else after + b"\0"), prefix_end(prefix)
+
+
+def _page(scan: Scan, rows_max: int) -> Page:
+    if not 1 <= rows_max <= PAGE_ROWS_MAX:
+        scan.close()
+        raise BadInput(f"a page has 1 to {PAGE_ROWS_MAX} rows, not {rows_max}")
+    rows: list[Row] = []
+    size = 0
+    with scan:
+        for row in scan:
+            rows.append(row)
+            size += len(row.key) + len(row.value)
+            if len(rows) == rows_max or size >= PAGE_BYTES_MAX:
+                return Page(rows=rows, after=row.key)
+    return Page(rows=rows, after=None)
+
+
+def _checked_key(key: bytes) -> bytes:
+    if not 0 < len(key) <= KEY_BYTES_MAX:
+        raise BadInput(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
+    return key

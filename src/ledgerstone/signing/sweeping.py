@@ -1,0 +1,155 @@
+"""Steady work in bounded steps: expire, archive, delete.
+
+A step looks at a bounded number of rows and changes each request in a transaction of its own: one
+that is locked or damaged keeps no other one waiting. It answers behind which key the next step goes
+on, and what was wrong with the requests that it had to leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from ledgerstone.errors import LedgerstoneError, StoreBusy, StoreError
+from ledgerstone.failpoints import hit
+from ledgerstone.signing.keys import ArchivedRequestKey, RequestKey, check_request_id
+from ledgerstone.signing.life import archive, finishing, records
+from ledgerstone.signing.life.archive import DeletedRows
+from ledgerstone.signing.states import FINISHED
+from ledgerstone.signing.store import Store
+from ledgerstone.signing.values import RequestId, SigningRequest
+
+TRANSACTION_ROWS_MAX = 1000
+"""Rows that one transaction of a deletion removes."""
+
+Errors = dict[str, LedgerstoneError]
+"""What was wrong, by request id."""
+
+
+class Expiries(NamedTuple):
+    """The requests that expired, what was wrong with others, where the next step goes on."""
+
+    expired: list[RequestId]
+    errors: Errors
+    after: bytes | None
+
+
+class Archived(NamedTuple):
+    """The requests that were archived, what was wrong with others, where the next step goes on."""
+
+    archived: list[RequestId]
+    errors: Errors
+    after: bytes | None
+
+
+class Deleted(NamedTuple):
+    """The requests that are gone, how many rows went, what was wrong with others, the cursor."""
+
+    requests: list[RequestId]
+    rows: int
+    errors: Errors
+    after: bytes | None
+
+
+def expire_requests(
+    store: Store, *, now_nanos: int, after: bytes | None, rows_max: int
+) -> Expiries:
+    """Expire requests whose time has run out, at most `rows_max` behind `after`."""
+    due = finishing.list_due(store, now_nanos=now_nanos, after=after, rows_max=rows_max)
+
+    def expire(request_id: str) -> bool:
+        known = check_request_id(request_id)
+        return store.run(lambda tx: finishing.expire_request(tx, known, now_nanos=now_nanos))
+
+    expired, errors = _each(due.request_ids, expire)
+    return Expiries(expired, errors, due.after)
+
+
+def archive_old_requests(
+    store: Store, *, before_nanos: int, after: bytes | None, rows_max: int
+) -> Archived:
+    """Archive requests that ended before a moment, among the next `rows_max` active ones."""
+    page = store.page(RequestKey.family, RequestKey.prefix, after=after, rows_max=rows_max)
+    rows = {_id_of(row.key, RequestKey.prefix): row for row in page.rows}
+
+    def archive_one(request_id: str) -> bool:
+        known, row = check_request_id(request_id), rows[request_id]
+        request = records.decoded(SigningRequest, row.key, row.value)
+        return request.decision.status in FINISHED and store.run(
+            lambda tx: archive.archive_request(tx, known, before_nanos=before_nanos)
+        )
+
+    archived, errors = _each(rows, archive_one)
+    return Archived(archived, errors, page.after)
+
+
+def delete_old_archives(
+    store: Store, *, before_nanos: int, publish: bool, after: bytes | None, rows_max: int
+) -> Deleted:
+    """Delete archived requests that ended before a moment, until about `rows_max` rows are gone."""
+    prefix = ArchivedRequestKey.prefix
+    page = store.page(ArchivedRequestKey.family, prefix, after=after, rows_max=rows_max)
+    rows_deleted = 0
+
+    def delete_one(request_id: str) -> bool:
+        nonlocal rows_deleted
+        known, before = check_request_id(request_id), rows_deleted
+        while rows_deleted < rows_max:
+            step = _delete_step(store, known, before_nanos=before_nanos, publish=publish)
+            rows_deleted += step.rows
+            if step.done:
+                return rows_deleted > before
+        return False
+
+    gone: list[RequestId] = []
+    errors: Errors = {}
+    for row in page.rows:
+        deleted, failed = _each([_id_of(row.key, prefix)], delete_one)
+        gone += deleted
+        errors |= failed
+        if rows_deleted >= rows_max:
+            # Its request may not be gone yet: the next step begins with it.
+            return Deleted(gone, rows_deleted, errors, after)
+        after = row.key
+    return Deleted(gone, rows_deleted, errors, page.after)
+
+
+def _delete_step(
+    store: Store, request_id: RequestId, *, before_nanos: int, publish: bool
+) -> DeletedRows:
+    step = store.run(
+        lambda tx: archive.delete_archived(
+            tx,
+            request_id,
+            before_nanos=before_nanos,
+            publish=publish,
+            rows_max=TRANSACTION_ROWS_MAX,
+        )
+    )
+    hit("signing.deleting")
+    return step
+
+
+def _id_of(key: bytes, prefix: bytes) -> str:
+    """The id that a key ends with, also one that is no request id of ours."""
+    return key.removeprefix(prefix).decode(errors="backslashreplace")
+
+
+def _each(
+    request_ids: Iterable[str], change: Callable[[str], bool]
+) -> tuple[list[RequestId], Errors]:
+    """The requests that `change` changed, and what was wrong with others."""
+    changed: list[RequestId] = []
+    errors: Errors = {}
+    for request_id in request_ids:
+        try:
+            if change(request_id):
+                changed.append(RequestId(request_id))
+        except StoreBusy as error:
+            errors[request_id] = error
+        except StoreError:
+            # The store itself is closed, full or damaged: the next request would fare no better.
+            raise
+        except LedgerstoneError as error:
+            errors[request_id] = error
+    return changed, errors
