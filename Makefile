@@ -3,15 +3,17 @@
 PYTHON ?= python3
 ROOM ?= engine
 SCALE ?= 1
-# Four workers, also on two cores: who kills servers mostly waits. The tests of one group share
-# servers where they meet on one of them; pytest-xdist 3.8 keeps groups together before pytest 9.2.
-PYTEST_ARGS ?= -n 4 --dist loadgroup
+# Four processes, also on two cores: a test that kills a server mostly waits.
+PYTEST_ARGS ?= -n 4
 
 BIN := .venv/bin
 NO_SERVERS := not postgres and not mysql and not rabbitmq and not nats and not pgbouncer and not slow
 
+# Tests start hundreds of Python processes; without compiled files each of them compiles the house.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast check bench docs clean prepare prepare-servers
+.PHONY: help run demo test test-fast test-times torture mutants check bench docs clean prepare prepare-servers
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +29,16 @@ test: prepare-servers ## set up and run every test
 
 test-fast: prepare ## run what needs no server: SQLite and pure tests
 	@exec $(BIN)/python -m pytest $(PYTEST_ARGS) -m "$(NO_SERVERS)"
+
+test-times: prepare-servers ## run every test, and say where the time goes
+	@exec $(BIN)/python -m pytest $(PYTEST_ARGS) -p tests.harness.times
+
+torture: prepare-servers ## crash runs, floods and random histories at full size, and a verdict table
+	@TESTS_SIZE=full exec $(BIN)/python -m pytest -n 2 -m torture \
+		-p tests.harness.verdicts
+
+mutants: prepare-servers ## put known errors in, one at a time: make mutants ONLY="lanes token"
+	@exec $(BIN)/python -m tools.mutants $(ONLY)
 
 check: prepare ## lint, format, types, layers and the tidy tests
 	$(BIN)/ruff check

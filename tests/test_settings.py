@@ -17,6 +17,7 @@ from ledgerstone import errors, settings
 from ledgerstone.errors import LedgerstoneError, SettingsError
 from ledgerstone.settings import EngineSettings, Settings
 from ledgerstone.store.batch import ROWS_MAX
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 ROOT = Path(__file__).resolve().parents[1]
 PASSWORD = "hunter2"
@@ -83,6 +84,8 @@ EXAMPLES: dict[str, Any] = {
     "messaging.subscriptions": {"orders": {"url": "amqp://broker", "queue": "orders"}},
     "messaging.exchanges": {"events": {"type": "fanout"}},
     "messaging.queues": {"orders": {"bindings": {"events": ["order.#"]}}},
+    "signing.data_dir": "data",
+    "signing.rocksdb_library": "librocksdb.so.9",
 }
 
 
@@ -632,7 +635,7 @@ def run_reference(root: Path, *arguments: str) -> subprocess.CompletedProcess[st
     command = [sys.executable, str(root / "tools" / "reference.py"), *arguments]
     path = {"PYTHONPATH": str(ROOT / "src")}
     return subprocess.run(
-        command, env=path, capture_output=True, text=True, timeout=60, check=False
+        command, env=path, capture_output=True, text=True, timeout=WAIT_SECONDS_MAX, check=False
     )
 
 
@@ -643,6 +646,7 @@ def test_reference_documents() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_reference_check_fails(tmp_path: Path) -> None:
     """The check names each document that is missing or differs, and writes none of them."""
     (tmp_path / "tools").mkdir()

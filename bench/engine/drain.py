@@ -32,6 +32,7 @@ class Watched:
         self.channel = chores.channel
         self.handler = chores.handler
         self.extend = chores.extend
+        self.hold = chores.hold
         self.rescue = chores.rescue
 
     def claim(self, tx: Transaction, ask: Ask) -> Sequence[Claim]:

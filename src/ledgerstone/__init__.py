@@ -6,15 +6,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ledgerstone.engine.backoff import Backoff, BackoffPolicy
     from ledgerstone.ledger import AsyncTransaction, Ledger, Transaction
 
 __version__ = "0.1.0"
-__all__ = ["AsyncTransaction", "Ledger", "Transaction", "__version__"]
+__all__ = [
+    "AsyncTransaction",
+    "Backoff",
+    "BackoffPolicy",
+    "Ledger",
+    "Transaction",
+    "__version__",
+]
+
+_MODULES = {
+    "AsyncTransaction": "ledgerstone.ledger",
+    "Backoff": "ledgerstone.engine.backoff",
+    "BackoffPolicy": "ledgerstone.engine.backoff",
+    "Ledger": "ledgerstone.ledger",
+    "Transaction": "ledgerstone.ledger",
+}
 
 
 def __getattr__(name: str) -> object:
-    """The façade, loaded when it is first asked for: pytest imports the package for its plugin."""
-    if name in __all__:
-        return getattr(import_module("ledgerstone.ledger"), name)
+    """Load the module of a public name at its first use: pytest imports us for its plugin."""
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)

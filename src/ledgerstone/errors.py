@@ -2,11 +2,27 @@
 
     LedgerstoneError
     ├── BadInput             what was given cannot be accepted; nothing was written
-    │   └── TooLarge
+    │   ├── TooLarge
+    │   ├── Malformed            the bytes encode nothing of the expected kind
+    │   ├── KeyAmbiguous         the id would make a key that can be read in two ways
+    │   ├── AddressInvalid       no Kaspa address, or one of another network
+    │   ├── DerivationPathInvalid
+    │   └── SignatureInvalid     the signature, or the key that it is checked with, is wrong
     ├── KeyConflict          the key is taken by other content
+    │   ├── EventReplayed        accepted before, with other content or for another request
+    │   └── VoteChanged          the member voted before, and differently
     ├── NotFound
     ├── NotAllowedNow        right request, wrong state or moment
-    │   └── NotInTransaction
+    │   ├── NotInTransaction
+    │   ├── MoveNotAllowed       the table of moves does not have it
+    │   ├── RequestExpired       its time has run out
+    │   └── ThresholdNotMet      signatures are missing
+    ├── NotAMember           the peer or key is not in the group
+    ├── PolicyViolated       the group's policy does not allow the payment
+    ├── EnvelopeRefused      a peer's message failed a check
+    │   ├── MessageReplayed
+    │   └── RateLimited
+    ├── SecretUnreadable     wrong passphrase, or the ciphertext was changed
     ├── LeaseLost            the claim or lease is another's now
     ├── Interrupted          the process is stopping; the attempt is refunded
     ├── HandlerTimeout       a handler ran longer than it may
@@ -16,9 +32,16 @@
     ├── SettingsError        all problems of the settings, together
     └── StoreError           the database refused
         ├── StoreUnavailable     out of reach, restarting, connection cut
+        │   └── CommitUnknown        cut after the commit had been asked for
         ├── StoreBusy            locked, deadlocked, serialization failure
+        │   └── LockTimeout          another transaction held the key for too long
+        ├── StoreLocked          another process has the folder open
+        ├── StoreClosed          used after it was closed
+        ├── WrongProcess         used in a child process, after a fork
         ├── StoreFull            no space left
         ├── StoreCorrupt         the database says its file is damaged
+        ├── DiskFailed           the disk or the file system reported an error
+        ├── LibraryMissing       a library of the system is not installed
         ├── StoreDenied          wrong password, missing right, read-only
         ├── Duplicate            a unique constraint refused the row
         ├── WrongDatabase        the joined connection belongs to another database
@@ -65,10 +88,52 @@ class TooLarge(BadInput):
     code = "too_large"
 
 
+class Malformed(BadInput):
+    """Do not retry. Ask the sender for its bytes; if they come from the store, restore a backup."""
+
+    code = "malformed"
+
+
+class KeyAmbiguous(BadInput):
+    """Choose another id: not empty, not too long, without `:` and control characters."""
+
+    code = "key_ambiguous"
+
+
+class AddressInvalid(BadInput):
+    """Check the address for a typing error, and that it belongs to the group's network."""
+
+    code = "address_invalid"
+
+
+class DerivationPathInvalid(BadInput):
+    """Use the path that the message names, or leave it empty and give the index."""
+
+    code = "derivation_path_invalid"
+
+
+class SignatureInvalid(BadInput):
+    """Do not count it. Check which key signed, and which hash. Nothing was written."""
+
+    code = "signature_invalid"
+
+
 class KeyConflict(LedgerstoneError):
     """The key was used before with other content. Use another key, or send the same content."""
 
     code = "key_conflict"
+
+
+class EventReplayed(KeyConflict):
+    """Do not sign it again: the source's event was accepted before. Look at the first one."""
+
+    code = "event_replayed"
+
+
+class VoteChanged(KeyConflict):
+    """Leave the first vote: it stands, and the attempt to change it is on record."""
+
+    code = "vote_changed"
 
 
 class NotFound(LedgerstoneError):
@@ -87,6 +152,62 @@ class NotInTransaction(NotAllowedNow):
     """Begin a transaction on the connection first, then join it."""
 
     code = "not_in_transaction"
+
+
+class MoveNotAllowed(NotAllowedNow):
+    """Read the request again: it is in another state than this call needs."""
+
+    code = "move_not_allowed"
+
+
+class RequestExpired(NotAllowedNow):
+    """Begin a new request: this one accepts neither votes nor signatures any more."""
+
+    code = "request_expired"
+
+
+class ThresholdNotMet(NotAllowedNow):
+    """Finalize again when every input has the signatures that the message counts."""
+
+    code = "threshold_not_met"
+    retryable = True
+
+
+class NotAMember(LedgerstoneError):
+    """Check the peer id and the key against the group. Nothing was written."""
+
+    code = "not_a_member"
+
+
+class PolicyViolated(LedgerstoneError):
+    """Change the payment or the group's policy; the message names every check that failed."""
+
+    code = "policy_violated"
+
+
+class EnvelopeRefused(LedgerstoneError):
+    """Drop the message. If the peer is honest, compare its key and its clock with the settings."""
+
+    code = "envelope_refused"
+
+
+class MessageReplayed(EnvelopeRefused):
+    """Drop the message: this peer's message with this number was received before."""
+
+    code = "message_replayed"
+
+
+class RateLimited(EnvelopeRefused):
+    """Send it again later, and more slowly."""
+
+    code = "rate_limited"
+    retryable = True
+
+
+class SecretUnreadable(LedgerstoneError):
+    """Check the passphrase; if it is right, the stored secret was changed: restore a backup."""
+
+    code = "secret_unreadable"
 
 
 class LeaseLost(LedgerstoneError):
@@ -156,11 +277,43 @@ class StoreUnavailable(StoreError):
     retryable = True
 
 
+class CommitUnknown(StoreUnavailable):
+    """Look whether it was kept before you run it again: the answer to the commit was lost."""
+
+    # Every other StoreUnavailable of a transaction of ours means that nothing of it was kept.
+    code = "commit_unknown"
+
+
 class StoreBusy(StoreError):
     """Run the whole transaction again: it met another one."""
 
     code = "store_busy"
     retryable = True
+
+
+class LockTimeout(StoreBusy):
+    """Run the whole transaction again: another one held the key for longer than the timeout."""
+
+    code = "lock_timeout"
+
+
+class StoreLocked(StoreError):
+    """Another process has the folder open: stop that process, or open another folder."""
+
+    code = "store_locked"
+    retryable = True
+
+
+class StoreClosed(StoreError):
+    """Open the store again: it, or what was opened on it, was closed before this call."""
+
+    code = "store_closed"
+
+
+class WrongProcess(StoreError):
+    """Open the store in the process that uses it: what was opened before a fork stays behind."""
+
+    code = "wrong_process"
 
 
 class StoreFull(StoreError):
@@ -174,6 +327,18 @@ class StoreCorrupt(StoreError):
     """Stop writing and restore from a backup."""
 
     code = "store_corrupt"
+
+
+class DiskFailed(StoreError):
+    """Look at the disk and the log of the system; open the store again when it is repaired."""
+
+    code = "disk_failed"
+
+
+class LibraryMissing(StoreError):
+    """Install the package that the message names."""
+
+    code = "library_missing"
 
 
 class StoreDenied(StoreError):
@@ -195,7 +360,7 @@ class WrongDatabase(StoreError):
 
 
 class Unsupported(StoreError):
-    """Use a version or driver that the message names."""
+    """Use a version, driver or session setting that the message names."""
 
     code = "unsupported"
 

@@ -28,6 +28,13 @@ NAMES = frozenset(
         "inbox.receipt",
         "inbox.handled",
         "inbox.committed",
+        "signing.committing",
+        "signing.committed",
+        "signing.migrating",
+        "signing.restoring",
+        "signing.deleting",
+        "signing.published",
+        "demo.step",
     }
 )
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast, overload
 from uuid import UUID
 
+import msgspec
+
 from ledgerstone import messaging
 from ledgerstone.chores import Chores
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
+from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.source import Source
 from ledgerstone.engine.worker import Worker
-from ledgerstone.errors import BadInput
+from ledgerstone.errors import BadInput, CommitUnknown, KeyConflict, StoreUnavailable
 from ledgerstone.jobs import Jobs, JobSource, Kinds, Limit, retention, schedules
 from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.jobs.cron import Misfire
@@ -22,6 +25,7 @@ from ledgerstone.jobs.schedules import Declared, NewSchedule, Schedules
 from ledgerstone.jobs.tables import DEFAULT_QUEUE, MAX_ATTEMPTS
 from ledgerstone.messaging import CompetingRelay, Failed, Inbox, Office, OrderedRelay, Outbox
 from ledgerstone.messaging.carriers import receiver_of, relay_of
+from ledgerstone.messaging.publishing import Accepted, NewMessage
 from ledgerstone.messaging.receiving import Receiver
 from ledgerstone.messaging.routing import RETRY
 from ledgerstone.settings import Settings
@@ -39,8 +43,13 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
+    from ledgerstone.signing.relay import Announcement
+    from ledgerstone.signing.signing import Signing
+
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+ErrorType = type[BaseException]
+RELAY_STEPS_MAX = 1000
 SyncJoinable = Any
 """A SQLAlchemy Connection or Session, a Django connection, or one of psycopg, sqlite3, PyMySQL."""
 
@@ -180,7 +189,7 @@ class Ledger:
 
     - `transaction()` opens a transaction of our own, committed at the end of its block.
     - `join(x)` adopts the caller's: what is written through it commits or vanishes with theirs.
-    - `run(work)` calls a function in a transaction, and again if it met another one.
+    - `run(work)` calls a function in a transaction, and again if nothing of the first run was kept.
     - `worker(*sources)` answers what does the work.
     """
 
@@ -192,11 +201,13 @@ class Ledger:
         clock: Clock | None = None,
     ) -> None:
         self.settings = settings or (Settings.load(url=url) if url else Settings.load())
+        if url is not None:
+            self.settings = msgspec.structs.replace(self.settings, url=url)
         self.kinds = Kinds()
         self._declared = Declared()
         self.office = Office(self.settings.messaging)
         self.database: Database[Transaction] = Database(
-            url or self.settings.url,
+            self.settings.url,
             self.settings.store,
             wrap=partial(Transaction, kinds=self.kinds, office=self.office),
             clock=clock,
@@ -231,8 +242,26 @@ class Ledger:
         return self.database.reading()
 
     def run(self, work: Callable[[Transaction], T]) -> T:
-        """`work(tx)` in a transaction; if it met another one, all of it again."""
+        """Runs `work(tx)` in a transaction, and again if nothing of the first run was kept.
+
+        - That is after a deadlock, a serialization failure, and once after a connection that was
+          lost before the commit was asked for.
+        - CommitUnknown is raised to the caller: the transaction may have been kept.
+        """
         self._ready()
+        begun = False
+
+        def noted(tx: Transaction) -> T:
+            nonlocal begun
+            begun = True
+            return work(tx)
+
+        try:
+            return self.database.run(noted)
+        except StoreUnavailable as error:
+            # Where no connection is to be had, another try would only wait for that again.
+            if isinstance(error, CommitUnknown) or not begun:
+                raise
         return self.database.run(work)
 
     @overload
@@ -269,6 +298,8 @@ class Ledger:
         backoff: Backoff | BackoffPolicy | str | None = None,
         timeout: timedelta | float | None = None,
         timeout_seconds: float | None = None,
+        retry_on: ErrorType | Iterable[ErrorType] | None = None,
+        give_up_on: ErrorType | Iterable[ErrorType] = (),
         limit: Limit | None = None,
         process: bool = False,
     ) -> Callable[[F], F]:
@@ -278,6 +309,10 @@ class Ledger:
         - A first parameter that is called `job` is given the job itself: a `Job`, or an `AsyncJob`
           if the function is async.
         - `backoff` is a Backoff, or the name of its policy: "none", "fixed", "exp".
+        - `retry_on`: only after these types of exceptions is the job tried again; after any other
+          it is a dead letter at once. Errors of Ledgerstone that may pass are always retried.
+        - `give_up_on`: after these types of exceptions the job is a dead letter at once; it decides
+          where both apply.
         - `timeout` is a timedelta, or seconds as `timeout_seconds`; one of the two is given.
         - `process` runs it in a process of its own, where a crash takes nothing else along.
         - What could never run, or never be given its arguments, is BadInput here.
@@ -302,6 +337,8 @@ class Ledger:
                 priority=priority,
                 backoff=waits,
                 timeout_seconds=timeout_seconds if seconds is None else seconds,
+                retry_on=retry_on,
+                give_up_on=give_up_on,
                 limit=limit,
                 process=process,
             )
@@ -374,8 +411,30 @@ class Ledger:
         self._ready()
         return receiver_of(subscription, self.office, self.database, on_failure=on_failure)
 
-    def worker(self, *sources: Source) -> Worker:
-        """What does the work of these sources, in this process.
+    def signing_duties(self, signing: Signing) -> list[Duty]:
+        """The steady work of a signing store, for `worker`: expiry, archive, relay to the outbox.
+
+        The settings of the store say which of it; the worker runs in the process that has the store
+        open.
+        """
+        return signing.duties(_announce)
+
+    def relay_signing(self, signing: Signing) -> int:
+        """Publish what a signing store has to publish, now; how many messages were new.
+
+        At most `RELAY_STEPS_MAX` steps: what is left goes with the next call.
+        """
+        published = 0
+        for _ in range(RELAY_STEPS_MAX):
+            if not signing.list_outgoing(rows_max=1):
+                break
+            published += signing.relay(
+                lambda announcements: self.run(lambda tx: _announce(tx, announcements))
+            )
+        return published
+
+    def worker(self, *sources: Source, duties: Sequence[Duty] = ()) -> Worker:
+        """What does the work of these sources, in this process, and `duties` beside it.
 
         Without any: of the queues of all its jobs, and of the messages for its consumers. Jobs that
         are declared later are run where their queue is among them.
@@ -390,12 +449,12 @@ class Ledger:
             )
         if self._declared:
             self.database.run(lambda tx: self._declared.put(tx, self.kinds))
-        duties = [
+        own = [
             retention.duty(self.settings.jobs),
             schedules.duty(self.kinds),
             *messaging.duties(self.office, sources),
         ]
-        return Worker(self.database, sources, self.settings.engine, duties=duties)
+        return Worker(self.database, sources, self.settings.engine, duties=[*own, *duties])
 
     def close(self) -> None:
         """Close the connections."""
@@ -425,10 +484,24 @@ class Ledger:
         with self.database.reading() as tx:
             schema = migrating.look(tx.connection)
             if schema.up_to_date or not self._migrates_itself:
-                migrating.check(tx.connection)
+                migrating.check(tx.connection, self.database.url)
         if not schema.up_to_date:
             self.migrate()
         self._checked = True
+
+
+def _announce(tx: StoreTransaction, announcements: Sequence[Announcement]) -> list[bool]:
+    """Publish messages of signing; whether the outbox had each of them before."""
+    assert isinstance(tx, Transaction)
+    new = [
+        NewMessage(name=each.name, body=each.body, partition=each.partition, key=each.key)
+        for each in announcements
+    ]
+    published = tx.outbox.publish_many(new)
+    for each, message in zip(published, new, strict=True):
+        if each.accepted is Accepted.CONFLICT:
+            raise KeyConflict(f"the key {message.key!r} was used before with other content")
+    return [each.accepted is Accepted.EXISTING for each in published]
 
 
 def _backoff(job: str, given: Backoff | BackoffPolicy | str | None) -> Backoff:

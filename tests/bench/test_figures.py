@@ -23,6 +23,7 @@ SMALLEST = Plan(
 )
 
 
+@pytest.mark.slow
 def test_the_engine_on_the_embedded_database(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,6 +49,7 @@ def test_the_engine_on_the_embedded_database(
 
 
 @pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.slow
 def test_the_engine_on_a_server(name: str) -> None:
     """The bare driver finds its way with the statements of every database."""
     found = measured(SMALLEST, [name], say=lambda _: None)

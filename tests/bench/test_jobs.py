@@ -27,6 +27,7 @@ SMALLEST = Plan(
 )
 
 
+@pytest.mark.slow
 def test_jobs_on_the_embedded_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its figures are printed last, one a line, and kept as JSON under the same names."""
     said: list[str] = []
@@ -44,6 +45,7 @@ def test_jobs_on_the_embedded_database(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.slow
 def test_jobs_on_a_server(name: str) -> None:
     """The bare driver finds its way with the statements of every database."""
     found = measured(SMALLEST, [name], say=lambda _: None)

@@ -29,6 +29,7 @@ SMALLEST = Plan(
 
 @pytest.mark.postgres
 @pytest.mark.rabbitmq
+@pytest.mark.slow
 def test_messaging_with_a_real_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its figures are printed last, one a line, and kept as JSON under the same names."""
     expected = [name for name in FIGURES if not name.endswith("vs_faststream_outbox")]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import pika
 import pytest
 
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.servers import PrivateRabbitMQ
+from tests.brokers import connected
 from tests.cli.program import Program
 from tests.cli.shop import ledger_in
 
@@ -26,7 +26,7 @@ def program(tmp_path: Path) -> Program:
 def broker(rabbit: PrivateRabbitMQ) -> Iterator[PrivateRabbitMQ]:
     """A broker without the exchange and the queue of the shop, which go at the end."""
     yield rabbit
-    with pika.BlockingConnection(pika.URLParameters(rabbit.url)) as connection:
+    with connected(rabbit.url) as connection:
         connection.channel().queue_delete("orders")
         connection.channel().exchange_delete("events")
 

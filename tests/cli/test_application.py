@@ -70,6 +70,18 @@ def test_looking_makes_no_file(shop: Program) -> None:
     assert not list(shop.folder.glob("*.db"))
 
 
+def test_looking_migrates_nothing(shop: Program) -> None:
+    """A database without tables is told as such by looking, and stays without."""
+    (shop.folder / "empty.db").touch()
+    url = ("--url", "sqlite:///empty.db")
+
+    ended = [shop.run(*url, *command) for command in (["jobs", "list"], ["queues"])]
+
+    assert [each.code for each in ended] == [1, 1]
+    assert all("hint: run `ledgerstone migrate`" in each.err for each in ended)
+    assert shop.run(*url, "migrate", "--check").code == 3
+
+
 @pytest.mark.parametrize("command", [["jobs", "list"], ["queues"], ["schedules", "list"]])
 def test_two_databases_are_one_too_many(shop: Program, command: list[str]) -> None:
     """An application has its database: --url beside it is wrong usage."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -14,7 +16,7 @@ from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import until
-from tests.cli.program import COLUMNS, Program
+from tests.cli.program import COLUMNS, Program, Running
 
 ITEMS = 600
 
@@ -29,6 +31,15 @@ def workers_of(program: Program, url: str = "") -> list[int]:
         for process in psutil.process_iter(["cmdline"])
     ]
     return [pid for pid, command in commands if all(mark in command for mark in marks)]
+
+
+@contextmanager
+def stopped_at(program: Program, step: int) -> Iterator[Running]:
+    """The demonstration, stopped after this step: a signal arrives before it goes on."""
+    with program.start("demo", LEDGERSTONE_FAILPOINTS=f"demo.step=stop@{step}") as running:
+        process = psutil.Process(running.pid)
+        until(lambda: process.status() == psutil.STATUS_STOPPED, what=f"step {step}")
+        yield running
 
 
 def test_it_tells_a_story(program: Program) -> None:
@@ -76,15 +87,16 @@ def test_what_is_kept_can_be_looked_at(program: Program) -> None:
     assert sorted(worker["state"] for worker in told["workers"])[-2:] == ["stopped", "stopped"]
 
 
-@pytest.mark.parametrize("step", ["1. ", "2. ", "3. ", "4. "])
-def test_ctrl_c_leaves_nothing(program: Program, step: str) -> None:
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_ctrl_c_leaves_nothing(program: Program, step: int) -> None:
     """Ctrl-C at any step: exit 130, no process and no file stays."""
-    with program.start("demo") as running:
-        running.says(step)
+    with stopped_at(program, step) as running:
         running.interrupt()
+        running.resume()
         code = running.ended()
 
     assert code == 130
+    assert f"{step}. " in running.said
     assert "Traceback" not in running.said
     assert list(program.folder.iterdir()) == []
     until(lambda: workers_of(program) == [], what="the end of the workers")
@@ -106,9 +118,9 @@ def test_a_start_is_not_interrupted_half_way() -> None:
 
 def test_sigterm_leaves_nothing(program: Program) -> None:
     """SIGTERM: exit 143, no process and no file stays."""
-    with program.start("demo") as running:
-        running.says("3. ")
+    with stopped_at(program, 3) as running:
         running.terminate()
+        running.resume()
         code = running.ended()
 
     assert code == 143

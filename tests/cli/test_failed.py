@@ -186,6 +186,7 @@ def test_all_is_meant_only_with_force(program: Program, home: Home, ledger: Ledg
     assert left(ledger) == [ids[-1]]
 
 
+@pytest.mark.slow
 def test_somebody_at_a_terminal_is_asked(program: Program, embedded: Ledger) -> None:
     """No leaves all as it is, with exit 1; yes does it."""
     failed_ones(embedded, "order.placed", "order.paid")

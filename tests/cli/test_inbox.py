@@ -13,6 +13,7 @@ from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.server import HOST, free_port
 from ledgerstone.testing.servers.rabbitmq import PrivateRabbitMQ
 from ledgerstone.testing.waiting import until
+from tests.brokers import connected
 from tests.cli.program import COLUMNS, Program
 from tests.cli.shop import handled, open_shop, published
 
@@ -163,7 +164,7 @@ def test_a_message_goes_its_way(
         running.terminate()
         relay.terminate()
         codes = running.ended(), relay.ended()
-    with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+    with connected(broker.url) as connection:
         queue = connection.channel().queue_declare("orders", passive=True, durable=True)
 
     assert codes == (0, 0)
@@ -183,7 +184,7 @@ def test_a_second_signal_gives_back_what_runs(program: Program, broker: PrivateR
     open_shop(program, from_broker(broker.port))
     (program.folder / "slow.py").write_text(SLOW)
     program.run("messaging", "topology")
-    with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+    with connected(broker.url) as connection:
         properties = pika.BasicProperties(
             type="order.placed",
             message_id="01982f60-7a5e-7c11-a3a4-5f7e9b1c2d3e",
@@ -196,7 +197,7 @@ def test_a_second_signal_gives_back_what_runs(program: Program, broker: PrivateR
         running.says("stopping: 1 running")
         running.terminate()
         code = running.ended()
-    with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+    with connected(broker.url) as connection:
         channel = connection.channel()
         until(lambda: channel.basic_get("orders")[0], what="the message is back")
 

@@ -115,12 +115,13 @@ def test_operators_act_on_every_database(program: Program, home: Home, ledger: L
     canceled = jobs("cancel", queued, "--reason", "not needed", "--by", "ann")
     retried = jobs("retry", one)
     others = jobs("retry", "--all", "--org", new_id(), "--yes")
+    other_errors = jobs("retry", "--all", "--error-code", "timeout", "--yes")
     rest = jobs("retry", "--all", "--error-code", "ValueError", "--yes")
     unknown = [jobs(verb, new_id()) for verb in ("show", "cancel", "retry")]
     last_words = jobs("events", queued).json["events"][-1]["detail"]
 
     assert "no worker serves its queue" in explained.json["reasons"][0]
-    assert others.json["retried"] == []
+    assert others.json["retried"] == other_errors.json["retried"] == []
     assert canceled.json == {"id": queued, "status": "canceled"}
     assert last_words == {"by": "ann", "reason": "not needed"}
     assert retried.json == {"retried": [one], "changed": [], "dry_run": False, "full": False}
@@ -298,6 +299,42 @@ def test_a_list_comes_in_pages(program: Program, embedded: Ledger) -> None:
     assert "hint: begin again without a cursor" in foreign.err
 
 
+def test_a_list_is_filtered(program: Program, embedded: Ledger) -> None:
+    """By status, type, queue, organisation and key: each leaves the others out."""
+    org = new_id()
+    plain = enqueued(embedded, "fine")
+    options: dict[str, dict[str, Any]] = {
+        "--queue mail": {"queue": "mail"},
+        f"--org {org}": {"org": org},
+        "--key seven": {"key": "seven"},
+    }
+    wanted = {words: enqueued(embedded, "fine", **given) for words, given in options.items()}
+    wanted["--type note"] = enqueued(embedded, "note")
+    (wanted["--status dead_letter"],) = dead_letters(embedded, 1)
+
+    found = {
+        words: [
+            job["id"] for job in program.run("jobs", "list", *words.split(), "--json").json["jobs"]
+        ]
+        for words in wanted
+    }
+
+    assert found == {words: [job_id] for words, job_id in wanted.items()}
+    assert plain not in wanted.values()
+
+
+def test_who_did_it_is_on_record(program: Program, embedded: Ledger) -> None:
+    """A retry is recorded with whoever is named, also one of many."""
+    one, two, three = dead_letters(embedded, 3)
+
+    program.run("jobs", "retry", one, "--by", "ann")
+    program.run("jobs", "retry", "--all", "--yes", "--by", "bob")
+
+    with embedded.reading() as tx:
+        last = [tx.jobs.events(job_id).rows[-1] for job_id in (one, two, three)]
+    assert [event.detail["by"] for event in last if event.detail] == ["ann", "bob", "bob"]
+
+
 def test_events_come_in_pages(program: Program, embedded: Ledger) -> None:
     """As jobs do; oldest first."""
     job_id = enqueued(embedded, "fine")
@@ -425,6 +462,7 @@ def test_one_alone_needs_no_yes(program: Program, embedded: Ledger) -> None:
     assert statuses(embedded, ids) == [Status.QUEUED]
 
 
+@pytest.mark.slow
 def test_who_sits_there_is_asked(program: Program, embedded: Ledger) -> None:
     """At a terminal the table is followed by a question; no is exit 1 and changes nothing."""
     ids = dead_letters(embedded, 2)

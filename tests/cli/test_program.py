@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -10,10 +12,11 @@ import typer
 from ledgerstone import __version__
 from ledgerstone.cli.program import app
 from ledgerstone.testing.server import free_port
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.cli.program import COLUMNS, Program
 
 ON_A_DATABASE = ("up", "status", "doctor", "migrate", "demo", "queues", "schedules")
-GROUPS = ("jobs", "outbox", "inbox", "failed", "messaging")
+GROUPS = ("jobs", "outbox", "inbox", "failed", "messaging", "signing")
 COMMANDS = (*ON_A_DATABASE, "work", *GROUPS)
 PASSWORD = "hunter2"
 ESCAPE = "\x1b["
@@ -70,8 +73,12 @@ def test_shared_options_stand_anywhere(program: Program) -> None:
     before = program.run("--json", "--url", "sqlite:///a.db", "migrate", "--check")
     after = program.run("migrate", "--check", "--url", "sqlite:///a.db", "--json")
 
+    program.run("migrate", "--url", "sqlite:///a.db")
+    done = program.run("--url", "sqlite:///a.db", "migrate", "--check")
+
     assert before.json == after.json
     assert before.code == after.code == 3
+    assert done.code == 0
 
 
 def test_wrong_usage_is_exit_2(program: Program) -> None:
@@ -165,6 +172,7 @@ def test_a_settings_file_that_is_not_there_is_an_error(program: Program) -> None
     assert ended.err.startswith("error: nowhere.toml: ")
 
 
+@pytest.mark.slow
 def test_a_missing_driver_is_told(program: Program) -> None:
     """Where the driver is not installed, the error says what to install."""
     program.hide("psycopg")
@@ -196,3 +204,42 @@ def test_no_color_is_respected(program: Program) -> None:
 
     assert f"{ESCAPE}32mok" in coloured.said
     assert f"{ESCAPE}32m" not in plain.said
+
+
+def imported(program: Program, *arguments: str) -> set[str]:
+    """The packages that a call of the command imports."""
+    ended = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "ledgerstone", *arguments],
+        cwd=program.folder,
+        env=program.environment,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS_MAX,
+        check=True,
+    )
+    lines = [line.rpartition("|")[2].strip() for line in ended.stderr.splitlines() if "|" in line]
+    return {name for line in lines for name in (line, line.partition(".")[0])}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["jobs", "list"], ["status"], ["queues"], ["failed", "show"], ["outbox", "list"]],
+    ids=" ".join,
+)
+def test_little_is_imported(program: Program, arguments: list[str]) -> None:
+    """A command on SQLite imports no driver of a server, no broker, and none of what migrates."""
+    program.run("migrate")
+
+    packages = imported(program, *arguments)
+
+    assert "sqlalchemy" in packages
+    needless = {"alembic", "h11", "nats", "pika", "psycopg", "pymysql", "pytest"}
+    assert packages & needless == set()
+    assert not any(name.startswith("ledgerstone.testing") for name in packages)
+
+
+def test_less_is_imported_without_a_database(program: Program) -> None:
+    """What needs no database imports neither SQLAlchemy nor the ledger."""
+    packages = imported(program, "--version")
+
+    assert packages & {"sqlalchemy", "ledgerstone.ledger", "ledgerstone.engine"} == set()

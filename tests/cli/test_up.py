@@ -130,6 +130,7 @@ def test_it_has_a_screen(program: Program) -> None:
     assert STARTED not in running.said
 
 
+@pytest.mark.slow
 def test_the_second_signal_does_not_wait(program: Program, home: Home, ledger: Ledger) -> None:
     """The first signal waits for a handler, the second returns its chore, the attempt refunded."""
     program.command = [sys.executable, "-c", ENDLESS]
@@ -150,6 +151,7 @@ def test_the_second_signal_does_not_wait(program: Program, home: Home, ledger: L
     assert "returned 1" in running.said
 
 
+@pytest.mark.slow
 def test_the_grace_period_has_an_end(program: Program, home: Home, ledger: Ledger) -> None:
     """A handler that outlasts the grace period is interrupted without a second signal."""
     program.command = [sys.executable, "-c", ENDLESS]
@@ -207,15 +209,15 @@ def test_a_database_out_of_reach_ends_the_start(program: Program) -> None:
 @pytest.mark.postgres
 @pytest.mark.slow
 def test_it_survives_its_database(program: Program) -> None:
-    """While the database is away that is said; when it is back, work goes on."""
+    """One line says that the database is away, one that it is back; then work goes on."""
     with PrivatePostgres() as server:
         program.run("--url", server.url, "migrate")
         with program.start("--url", server.url, "up") as running:
             running.says(STARTED)
             server.kill()
-            running.says("trouble: store_unavailable")
+            running.says(" is out of reach: ")
             server.restart()
-            running.says("the trouble is over")
+            running.says(" is back after ")
             with ledger_on(server.url) as ledger:
                 with ledger.transaction() as tx:
                     chore_id = tx.chores.enqueue("after").id

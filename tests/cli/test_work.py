@@ -16,7 +16,7 @@ from ledgerstone.jobs import JobRow, Status
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.testing.fixtures import Home
-from ledgerstone.testing.waiting import until
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from tests.cli.program import Program, Running
 
 STARTED = "work: ledgerstone"
@@ -196,6 +196,7 @@ def test_a_server_that_was_not_migrated_is_told(shop: Program, home: Home, proce
     assert "is pid" not in ended.err
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_replaced(shop: Program, home: Home, ledger: Ledger) -> None:
     """One of two killed with -9: that is said, another starts, jobs are done; exit 0."""
     with shop.start(
@@ -222,6 +223,7 @@ def test_a_process_that_dies_is_replaced(shop: Program, home: Home, ledger: Ledg
     assert facts["done"] >= 1
 
 
+@pytest.mark.slow
 def test_a_process_that_keeps_dying_is_replaced_ever_more_slowly(shop: Program) -> None:
     """A worker process that cannot start is replaced after pauses that double."""
     (shop.folder / "shop.py").write_text(
@@ -237,6 +239,7 @@ def test_a_process_that_keeps_dying_is_replaced_ever_more_slowly(shop: Program) 
     assert running.said.index("replaced in 0.5 s") < running.said.index("replaced in 1.0 s")
 
 
+@pytest.mark.slow
 def test_no_process_outlives_a_killed_parent(shop: Program, embedded: Ledger) -> None:
     """When the first process is killed with -9, its worker processes return their job and end."""
     waiting = enqueued(embedded, "wait")
@@ -246,13 +249,14 @@ def test_no_process_outlives_a_killed_parent(shop: Program, embedded: Ledger) ->
         children = [psutil.Process(pid) for pid in process_ids(running, 2)]
         await_begun(shop)
         os.kill(running.pid, signal.SIGKILL)
-        gone, alive = psutil.wait_procs(children, timeout=60)
+        gone, alive = psutil.wait_procs(children, timeout=WAIT_SECONDS_MAX)
 
     assert (len(gone), alive) == (2, [])
     row = standing(embedded, waiting)
     assert (row.status, row.attempt) == (Status.QUEUED, 0)
 
 
+@pytest.mark.slow
 def test_a_signal_to_all_processes_counts_once(shop: Program, embedded: Ledger) -> None:
     """SIGTERM and Ctrl-C to every process, as a service manager sends them, leave jobs their time.
 
@@ -276,7 +280,7 @@ def test_a_signal_to_all_processes_counts_once(shop: Program, embedded: Ledger) 
     assert "done 1, failed 0, returned 0" in running.said
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_second_signal_does_not_wait(shop: Program, embedded: Ledger, processes: int) -> None:
     """The first signal waits for a job, the second returns it, its attempt refunded; exit 0."""
     waiting = enqueued(embedded, "wait")
@@ -295,3 +299,111 @@ def test_the_second_signal_does_not_wait(shop: Program, embedded: Ledger, proces
     assert (row.status, row.attempt) == (Status.QUEUED, 0)
     # The other process may claim what the first returned, before it hears that it is to stop.
     assert re.search(r"done 0, failed 0, returned [12], refused 0", running.said)
+
+
+LOUD = """
+import logging
+from ledgerstone import Ledger
+
+ledger = Ledger()
+log = logging.getLogger("shop.mail")
+
+@ledger.job("mail.send")
+def send(to: str) -> None:
+    log.info("mail to %s", to)
+
+@ledger.job("mail.print", process=True)
+def print_mail(to: str) -> None:
+    log.info("printed for %s", to)
+
+@ledger.job("mail.lose", give_up_on=ValueError)
+def lose() -> None:
+    raise ValueError("no address")
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_application_is_heard(shop: Program, embedded: Ledger, processes: int) -> None:
+    """The application's loggers are written like ours, with the ids of the job, from anywhere."""
+    (shop.folder / "shop.py").write_text(LOUD)
+    sent = enqueued(embedded, "mail.send", to="ann")
+    printed = enqueued(embedded, "mail.print", to="bob")
+    lost = enqueued(embedded, "mail.lose")
+
+    with shop.start("work", "-A", "shop:ledger", "--processes", processes) as running:
+        running.says(STARTED)
+        for job_id in (sent, printed):
+            await_status(embedded, job_id, Status.SUCCEEDED)
+        await_status(embedded, lost, Status.DEAD_LETTER)
+        running.says("it is a dead letter")
+        running.terminate()
+        running.ended()
+
+    mail = f"shop.mail: mail to ann [job_type=mail.send, job_id={sent}, attempt=1]"
+    assert mail in running.said
+    assert f"shop.mail: printed for bob [job_type=mail.print, job_id={printed}," in running.said
+    assert f"ledgerstone.jobs: job mail.lose {lost}: attempt 1 of 5 failed" in running.said
+    assert 'raise ValueError("no address")' in running.said
+    assert "alembic" not in running.said
+
+
+def test_the_application_is_heard_as_json(shop: Program, embedded: Ledger) -> None:
+    """As JSON each line has the ids by name, and a failed attempt its traceback."""
+    (shop.folder / "shop.py").write_text(LOUD)
+    sent = enqueued(embedded, "mail.send", to="ann")
+    lost = enqueued(embedded, "mail.lose")
+
+    with shop.start("work", "-A", "shop:ledger", LEDGERSTONE_LOG_JSON="true") as running:
+        await_status(embedded, sent, Status.SUCCEEDED)
+        await_status(embedded, lost, Status.DEAD_LETTER)
+        running.says("it is a dead letter")
+        running.terminate()
+        running.ended()
+
+    lines = [msgspec.json.decode(line) for line in running.said.splitlines() if line[:1] == "{"]
+    (mail,) = [line for line in lines if line["logger"] == "shop.mail"]
+    (dead,) = [line for line in lines if line["level"] == "ERROR"]
+    assert (mail["job_id"], mail["job_type"], mail["attempt"]) == (sent, "mail.send", 1)
+    assert (dead["job_id"], dead["job_type"]) == (lost, "mail.lose")
+    assert "no address" in dead["traceback"]
+
+
+def test_an_application_that_sets_up_logging(shop: Program, embedded: Ledger) -> None:
+    """An application that has set up logging itself is left alone; each line comes once."""
+    own = "import logging\nlogging.basicConfig(level='INFO', format='own: %(message)s')\n"
+    (shop.folder / "shop.py").write_text(own + LOUD)
+    sent = enqueued(embedded, "mail.send", to="ann")
+
+    with shop.start("work", "-A", "shop:ledger") as running:
+        running.says(STARTED)
+        await_status(embedded, sent, Status.SUCCEEDED)
+        running.says("mail to ann")
+        running.terminate()
+        running.ended()
+
+    assert running.said.count("mail to ann") == 1
+    assert "own: mail to ann\n" in running.said
+    assert "own: work:" not in running.said
+
+
+def test_each_line_says_which_process(shop: Program, embedded: Ledger) -> None:
+    """With several processes each line of the log names its process, the first one included."""
+    (shop.folder / "shop.py").write_text(LOUD)
+    sent = enqueued(embedded, "mail.send", to="ann")
+    printed = enqueued(embedded, "mail.print", to="bob")
+
+    with shop.start("work", "-A", "shop:ledger", "--processes", 2) as running:
+        pids = process_ids(running, 2)
+        for job_id in (sent, printed):
+            await_status(embedded, job_id, Status.SUCCEEDED)
+        running.says("mail to ann")
+        running.terminate()
+        running.ended()
+
+    lines = [line for line in running.said.splitlines() if line[:2] == "20"]
+    one, two = pids
+    which = re.compile(rf"(main \({running.pid}\)|worker 1 \({one}\)|worker 2 \({two}\)) ")
+    by_own = [line for line in lines if "printed for bob" in line]
+    assert lines
+    assert all(which.search(line) for line in lines if line not in by_own)
+    assert all(re.search(r"worker [12] \(\d+\) shop.mail", line) for line in by_own)

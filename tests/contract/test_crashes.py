@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from ledgerstone.testing.contract.crashes import CrashContract, survive_kill_and
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePgBouncer, PrivatePostgres
 
 
+@pytest.mark.slow
 class TestCrashes(CrashContract):
     """All of it."""
 
@@ -28,7 +30,11 @@ def server(request: pytest.FixtureRequest) -> Iterator[PrivatePostgres | Private
         yield started
 
 
-def test_the_server_is_killed_in_between(server: PrivatePostgres | PrivateMariaDB) -> None:
+@pytest.mark.torture
+@pytest.mark.slow
+def test_the_server_is_killed_in_between(
+    server: PrivatePostgres | PrivateMariaDB, tmp_path: Path
+) -> None:
     """The database server dies with -9 in mid-work and comes back: nothing is lost or doubled."""
     url = server.create_database("ledger")
     with opened(url) as ledger:
@@ -37,17 +43,19 @@ def test_the_server_is_killed_in_between(server: PrivatePostgres | PrivateMariaD
             server.kill()
             server.restart()
 
-        survive_kill_and_pause(ledger, url, disturb=cut_power)
+        survive_kill_and_pause(ledger, url, tmp_path / "gate", disturb=cut_power)
 
 
 @pytest.mark.pgbouncer
 @pytest.mark.postgres
-def test_behind_a_transaction_pooler() -> None:
+@pytest.mark.torture
+@pytest.mark.slow
+def test_behind_a_transaction_pooler(tmp_path: Path) -> None:
     """Behind PgBouncer in transaction mode the same holds."""
     with PrivatePostgres() as postgres, PrivatePgBouncer(postgres) as pooler:
         url = pooler.create_database("ledger")
         with opened(url) as ledger:
-            survive_kill_and_pause(ledger, url)
+            survive_kill_and_pause(ledger, url, tmp_path / "gate")
 
 
 def opened(url: str) -> Ledger:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from ledgerstone import Ledger
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract.histories import Histories
+from ledgerstone.testing.sizes import sized
 from ledgerstone.testing.subjects import ChoreSubject
 
 DRAWN = settings(
-    max_examples=40,
+    max_examples=sized(10, full=200),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 
 
+@pytest.mark.torture
 def test_chores(ledger: Ledger, clock: ManualClock) -> None:
     """Chores agree with their model after every step of every history."""
 

@@ -8,15 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from sqlalchemy import insert
 
 from ledgerstone import Ledger
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
-from ledgerstone.ids import new_id
-from ledgerstone.jobs.tables import history_permit
-from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import tables
 from ledgerstone.testing.contract.job_answers import AnswersContract
 from ledgerstone.testing.contract.job_awaited import AwaitedContract, AwaitedSessionContract
 from ledgerstone.testing.contract.job_columns import JobTablesContract, NativeTypesContract
@@ -25,6 +20,7 @@ from ledgerstone.testing.contract.job_histories import ATTEMPTS, WAIT_SECONDS, J
 from ledgerstone.testing.contract.job_inside import InsideContract
 from ledgerstone.testing.contract.job_interrupted import InterruptedContract
 from ledgerstone.testing.contract.job_keys import KeysContract
+from ledgerstone.testing.contract.job_logs import JobLogsContract
 from ledgerstone.testing.contract.job_moves import (
     HistoryContract,
     MovesContract,
@@ -32,41 +28,26 @@ from ledgerstone.testing.contract.job_moves import (
 )
 from ledgerstone.testing.contract.job_operating import OperatingContract, ReadingContract
 from ledgerstone.testing.contract.job_order import OrderContract
+from ledgerstone.testing.contract.job_retries import RetriesContract
 from ledgerstone.testing.contract.job_running import RunningJobsContract, ThreadedJobsContract
 from ledgerstone.testing.contract.jobs import AcceptingContract, JoinedJobsContract
 from ledgerstone.testing.fixtures import KINDS, Home, new_home
+from ledgerstone.testing.sizes import sized
 
+HISTORIES = sized(6, full=100)
+"""How many histories are drawn on each database."""
 DRAWN = settings(
-    max_examples=15,
+    max_examples=HISTORIES,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 
-LEFT = ("job_event", "job_step", "job", "job_key", "job_queue", "leases", "worker")
 
-
-@pytest.fixture(scope="module", params=KINDS)
-def shared(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Home]:
-    """A database for all clauses: a fresh one for each of them would cost more than they do."""
-    for home in new_home(request, request.param, tmp_path_factory.mktemp("jobs")):
-        with Ledger(home.url, settings=Settings.load(url=home.url, environ={})) as ledger:
-            ledger.migrate()
-        yield home
-
-
-@pytest.fixture
-def home(shared: Home) -> Home:
-    """The same database, emptied as retention does it."""
-    with Ledger(shared.url, settings=Settings.load(url=shared.url, environ={})) as ledger:
-        tables.drop_all(ledger.database.engine)
-        with ledger.transaction() as tx:
-            tx.connection.execute(insert(history_permit).values(id=new_id()))
-            for table in (*LEFT, "history_permit"):
-                tx.connection.exec_driver_sql(f"DELETE FROM {table}")  # noqa: S608 - our own
-    return shared
+@pytest.fixture(params=KINDS)
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+    """A fresh database, ready for jobs."""
+    yield from new_home(request, request.param, tmp_path, migrated=True)
 
 
 class TestAccepting(AcceptingContract):
@@ -95,6 +76,14 @@ class TestHistory(HistoryContract):
 
 class TestRunningJobs(RunningJobsContract):
     """Step by step."""
+
+
+class TestRetries(RetriesContract):
+    """Again, or not."""
+
+
+class TestLogs(JobLogsContract):
+    """In the log."""
 
 
 class TestInside(InsideContract):
@@ -133,6 +122,7 @@ class TestOrder(OrderContract):
     """Who is next."""
 
 
+@pytest.mark.slow
 class TestCrashes(JobCrashesContract):
     """Workers that die."""
 
@@ -147,6 +137,7 @@ class TestNativeTypes(NativeTypesContract, TruncateContract):
         yield from new_home(request, "postgres", tmp_path)
 
 
+@pytest.mark.torture
 def test_histories(ledger: Ledger, clock: ManualClock) -> None:
     """Jobs agree with their model after every step of every history."""
     backoff = Backoff(policy=BackoffPolicy.FIXED, seconds=WAIT_SECONDS, jitter=0)

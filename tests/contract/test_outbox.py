@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from ledgerstone import Ledger
-from ledgerstone.settings import Settings
 from ledgerstone.testing.contract.lanes import (
     CommitOrderContract,
     HeadsContract,
@@ -19,24 +18,12 @@ from ledgerstone.testing.contract.outbox import (
     PublishingContract,
 )
 from ledgerstone.testing.fixtures import KINDS, Home, new_home
-from ledgerstone.testing.shelf import emptied
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def shared(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Home]:
-    """A database for all clauses: a fresh one for each of them would cost more than they do."""
-    for home in new_home(request, request.param, tmp_path_factory.mktemp("outbox")):
-        with Ledger(home.url, settings=Settings.load(url=home.url, environ={})) as ledger:
-            ledger.migrate()
-        yield home
-
-
-@pytest.fixture
-def home(shared: Home) -> Home:
-    """The same database, emptied."""
-    return emptied(shared)
+@pytest.fixture(params=KINDS)
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+    """A fresh database, ready for messages."""
+    yield from new_home(request, request.param, tmp_path, migrated=True)
 
 
 class TestPublishing(PublishingContract):

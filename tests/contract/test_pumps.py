@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from ledgerstone.testing.contract.cancellation import (
+    CancellationContract,
+    JobCancellationContract,
+)
 from ledgerstone.testing.contract.endings import EndingsContract, RunningEndingsContract
+from ledgerstone.testing.contract.locked import LockedJobContract
 from ledgerstone.testing.contract.places import JobPlacesContract, PlacesContract
 from ledgerstone.testing.contract.pumps import PumpContract
 from ledgerstone.testing.contract.running import RunningContract
@@ -35,3 +40,15 @@ class TestJobPlaces(JobPlacesContract):
 
 class TestSuspects(SuspectContract):
     """What one more death would end."""
+
+
+class TestCancellation(CancellationContract):
+    """A handler that has to stop."""
+
+
+class TestJobCancellation(JobCancellationContract):
+    """A job that has to."""
+
+
+class TestLockedJobs(LockedJobContract):
+    """Beside a transaction that stays open."""

@@ -1,17 +1,133 @@
-"""The source contract, for every source."""
+"""The source contract, for every source: each runs every class that its shape allows."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from ledgerstone.testing.contract.sources import SourceContract, Subject
-from ledgerstone.testing.subjects import ChoreSubject
+from ledgerstone import Ledger, chores
+from ledgerstone.messaging.relay import ROUNDS_MAX
+from ledgerstone.settings import Settings
+from ledgerstone.settings.messaging import LOCAL
+from ledgerstone.testing.clock import ManualClock
+from ledgerstone.testing.contract.source_locks import LockedContract
+from ledgerstone.testing.contract.sources import (
+    ClaimingContract,
+    DeathsContract,
+    FailingContract,
+    FencedContract,
+    RescueContract,
+    SourceContract,
+)
+from ledgerstone.testing.fixtures import KINDS, Home, new_home
+from ledgerstone.testing.shelf import Shop
+from ledgerstone.testing.subjects import (
+    LANE_ATTEMPTS_MAX,
+    ChoreSubject,
+    JobSubject,
+    LaneSubject,
+    RoundSubject,
+)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def home(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Home]:
+    """A database for all clauses: a fresh one for each of them would cost more than they do."""
+    for made in new_home(request, request.param, tmp_path_factory.mktemp("sources")):
+        with Ledger(made.url, settings=Settings.load(url=made.url, environ={})) as ledger:
+            ledger.migrate()
+            chores.install(ledger.database)
+        yield made
+
+
+@pytest.fixture
+def ledger(home: Home, clock: ManualClock) -> Iterator[Ledger]:
+    """A ledger on it; each subject removes what the clause before has left."""
+    settings = Settings.load(url=home.url, environ={})
+    with Ledger(home.url, settings=settings, clock=clock) as opened:
+        yield opened
 
 
 class TestChores(SourceContract):
     """Chores keep it."""
 
     @pytest.fixture
-    def subject(self) -> Subject:
+    def subject(self) -> ChoreSubject:
         """Chores."""
         return ChoreSubject()
+
+
+class TestJobs(SourceContract):
+    """Jobs keep it."""
+
+    @pytest.fixture
+    def subject(self, ledger: Ledger) -> JobSubject:
+        """The jobs of a queue."""
+        return JobSubject(ledger)
+
+
+class TestLanes(
+    ClaimingContract,
+    LockedContract,
+    FencedContract,
+    RescueContract,
+    FailingContract,
+    DeathsContract,
+):
+    """So does the relay to the consumers of this ledger, whose items are lanes."""
+
+    @pytest.fixture
+    def shop(self, home: Home, clock: ManualClock) -> Iterator[Shop]:
+        """Where handlers run: a lane whose relays died too often is given up."""
+        with Shop(
+            home.url,
+            clock,
+            destination=LOCAL,
+            on_failure="park",
+            max_attempts=LANE_ATTEMPTS_MAX,
+        ) as opened:
+            yield opened
+
+    @pytest.fixture
+    def ledger(self, shop: Shop) -> Ledger:
+        """The ledger of the shop."""
+        return shop.ledger
+
+    @pytest.fixture
+    def subject(self, shop: Shop) -> LaneSubject:
+        """The lanes."""
+        return LaneSubject(shop)
+
+
+class TestRounds(ClaimingContract, FencedContract, RescueContract, FailingContract):
+    """So does the ordered relay to elsewhere, which runs no handler and is killed by no message."""
+
+    @pytest.fixture
+    def shop(self, home: Home, clock: ManualClock, lanes_max: int) -> Iterator[Shop]:
+        """A round takes so many lanes, whatever is asked for."""
+        with Shop(
+            home.url,
+            clock,
+            batch_max=lanes_max * ROUNDS_MAX,
+            on_failure="park",
+            max_attempts=LANE_ATTEMPTS_MAX,
+        ) as opened:
+            yield opened
+
+    @pytest.fixture
+    def lanes_max(self, request: pytest.FixtureRequest) -> int:
+        """Few where it is about how many a claim takes."""
+        return 3 if hasattr(ClaimingContract, request.function.__name__) else 100
+
+    @pytest.fixture
+    def ledger(self, shop: Shop) -> Ledger:
+        """The ledger of the shop."""
+        return shop.ledger
+
+    @pytest.fixture
+    def subject(self, shop: Shop) -> RoundSubject:
+        """The lanes, many in a round."""
+        return RoundSubject(shop)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ledgerstone.testing.contract.traffic import TrafficContract
 
 
+@pytest.mark.slow
 class TestTraffic(TrafficContract):
     """All of it."""

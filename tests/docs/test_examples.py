@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import runpy
 import shlex
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -13,8 +16,10 @@ import pytest
 from sqlalchemy import text
 
 from ledgerstone.ledger import Ledger
+from ledgerstone.signing.states import MOVES
 from ledgerstone.testing.fixtures import Home
-from tests.cli.program import Program
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
+from tests.cli.program import Ended, Program, open_streams, run_forked
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -34,12 +39,26 @@ def run(example: str, folder: Path) -> subprocess.CompletedProcess[str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WAIT_SECONDS_MAX,
         check=False,
     )
 
 
+def run_imported(example: str, folder: Path) -> Ended:
+    """The same, in a process that has imported Ledgerstone: that it does so itself is proved."""
+    (folder / "example.py").write_text(example, encoding="utf-8")
+    return run_forked(be_the_example, environment=os.environ, folder=folder)
+
+
+def be_the_example() -> None:
+    """In the new process."""
+    open_streams()
+    runpy.run_path("example.py", run_name="__main__")
+    sys.stdout.flush()
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.slow
 def test_examples_run(document: str, tmp_path: Path) -> None:
     """Each example of a document runs as it stands, in a folder where nothing is."""
     blocks = BLOCK.findall((ROOT / document).read_text(encoding="utf-8"))
@@ -60,6 +79,7 @@ def test_examples_run(document: str, tmp_path: Path) -> None:
         ("docs/how-to/carry-messages.md", {"orders": [7]}),
     ],
 )
+@pytest.mark.slow
 def test_nothing_else_changes(
     document: str, rows: dict[str, list[object]], tmp_path: Path, home: Home
 ) -> None:
@@ -69,16 +89,40 @@ def test_nothing_else_changes(
     Program(tmp_path).run("migrate", "--url", home.url)
     there = block.replace(SHOP_URL, home.url)
 
-    first, second = run(there, tmp_path), run(there, tmp_path)
+    first, second = run_imported(there, tmp_path), run_imported(there, tmp_path)
 
-    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert (first.code, second.code) == (0, 0), first.err + second.err
     with Ledger(home.url) as ledger, ledger.reading() as tx:
         ids = tx.connection.execute(text("SELECT id FROM orders")).scalars().all()
         types = tx.connection.execute(text("SELECT type FROM job")).scalars().all()
+        messages = tx.outbox.find().rows
     assert ids == rows["orders"] * 2
+    assert len({message.message_id for message in messages}) <= 1
     assert types == rows.get("job", [])
 
 
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/how-to/consume-messages.md", "docs/how-to/carry-messages.md"]
+)
+@pytest.mark.slow
+def test_importing_publishes_nothing(document: str, tmp_path: Path, home: Home) -> None:
+    """A worker or a command that imports the example adds nothing; run twice it publishes once."""
+    (block, *_) = BLOCK.findall((ROOT / document).read_text(encoding="utf-8"))
+    Program(tmp_path).run("migrate", "--url", home.url)
+    there = block.replace(SHOP_URL, home.url)
+    (tmp_path / "shop.py").write_text(there, encoding="utf-8")
+    listing = ("outbox", "list", "--json", "-A", "shop:ledger")
+
+    before = Program(tmp_path).run(*listing)
+    for _ in range(2):
+        assert run_imported(there, tmp_path).code == 0
+    after = Program(tmp_path).run(*listing)
+
+    assert (before.code, before.json["messages"]) == (0, [])
+    assert len({message["message_id"] for message in after.json["messages"]}) == 1
+
+
+@pytest.mark.slow
 def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
     """The ten lines of the README accept a job and a message with a row and do both."""
     with sqlite3.connect(tmp_path / "shop.db") as shop:
@@ -96,6 +140,7 @@ def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
     assert stock == [(4,)]
 
 
+@pytest.mark.slow
 def test_what_is_written_in_the_table_works(tmp_path: Path) -> None:
     """Each command of "Look and act" does what it says in the folder of the example."""
     document = (ROOT / "docs/how-to/run-jobs.md").read_text(encoding="utf-8")
@@ -122,6 +167,7 @@ def test_what_is_written_in_the_table_works(tmp_path: Path) -> None:
     assert codes == expected
 
 
+@pytest.mark.slow
 def test_what_is_enqueued_elsewhere_is_found(tmp_path: Path) -> None:
     """The jobs of "Accept many at once" are in the queue that the workers of the shop look at."""
     first, second, *_ = BLOCK.findall((ROOT / "docs/how-to/run-jobs.md").read_text("utf-8"))
@@ -132,6 +178,36 @@ def test_what_is_enqueued_elsewhere_is_found(tmp_path: Path) -> None:
     with Ledger(f"sqlite:///{tmp_path}/shop.db") as ledger, ledger.reading() as tx:
         queues = tx.connection.execute(text("SELECT queue, COUNT(*) FROM job GROUP BY queue"))
         assert [tuple(row) for row in queues] == [("mail", 1001)]
+
+
+@pytest.mark.slow
+def test_the_commands_of_signing_run(tmp_path: Path) -> None:
+    """The shell example of "How to sign with a group" leads to a finalized request."""
+    document = (ROOT / "docs/how-to/sign-with-a-group.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"^```sh\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    ran = subprocess.run(
+        [shutil.which("bash") or "bash", "-eu", "-o", "pipefail", "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS_MAX,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert "state        finalized" in ran.stdout
+
+
+def test_the_moves_of_signing_are_those_of_the_code() -> None:
+    """The table of moves in the explanation has every move of the code, and no other."""
+    document = (ROOT / "docs/explanation/signing.md").read_text(encoding="utf-8")
+
+    told = set(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", document, re.MULTILINE))
+
+    assert told == {(before.value, after.value) for before, after in MOVES}
 
 
 def test_links_lead_somewhere() -> None:

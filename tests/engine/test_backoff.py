@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgerstone.engine import Backoff, BackoffPolicy
+from ledgerstone import Backoff, BackoffPolicy
 from ledgerstone.engine.backoff import WAIT_SECONDS_MAX
 from ledgerstone.errors import BadInput
+from ledgerstone.jobs.tables import MAX_ATTEMPTS
 
 SECONDS = st.floats(0.001, 1000)
 FAILURES = st.integers(-1, 10_000)
@@ -92,3 +93,11 @@ def test_what_is_fine() -> None:
     """The limits themselves are allowed."""
     Backoff().check()
     Backoff(seconds=0, seconds_max=WAIT_SECONDS_MAX, multiplier=1, jitter=0).check()
+
+
+def test_the_default() -> None:
+    """The waits of the default between five attempts span about an hour, whatever the jitter."""
+    longest = sum(Backoff().after(n, chance=0) for n in range(1, MAX_ATTEMPTS))
+    shortest = sum(Backoff().after(n, chance=1) for n in range(1, MAX_ATTEMPTS))
+
+    assert 0.8 * 3600 <= shortest < longest <= 1.2 * 3600

@@ -35,6 +35,9 @@ def test_a_success_in_between_counts_anew(breakers: Breakers) -> None:
         breakers.failed(TARGET)
         breakers.failed(TARGET)
         breakers.succeeded(TARGET)
+        assert len(breakers) == 0
+    breakers.failed(TARGET)
+    breakers.failed(TARGET)
 
     assert breakers.allow(TARGET)
     assert breakers.open_targets() == frozenset()
@@ -45,9 +48,13 @@ def test_one_probe_after_the_cooldown(breakers: Breakers, clock: ManualClock) ->
     _open(breakers)
     clock.advance(11)
 
+    before = breakers.open_targets()
     allowed = [breakers.allow(TARGET) for _ in range(3)]
 
     assert allowed == [True, False, False]
+    # While the probe is on its way nothing else is claimed for it.
+    assert before == frozenset()
+    assert breakers.open_targets() == {TARGET}
 
 
 def test_the_probe_decides(breakers: Breakers, clock: ManualClock) -> None:

@@ -9,16 +9,18 @@ import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from queue import SimpleQueue
+from time import perf_counter
 from typing import Any
 
 import pytest
 
+from ledgerstone.engine.attempt import Attempt
 from ledgerstone.engine.outcomes import of_value
 from ledgerstone.engine.runners.loop import LoopRunner
 from ledgerstone.engine.source import Claim, Handler, Outcome, Verdict, Where
 from ledgerstone.errors import HandlerTimeout, Interrupted
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
-PROMPTLY = 30.0
 Finished = SimpleQueue[tuple[str, Outcome | None]]
 
 
@@ -37,7 +39,10 @@ def loop(finished: Finished) -> Iterator[LoopRunner]:
             raise LookupError(value)
         return of_value(claim, value, bytes_max=1000)
 
-    runner = LoopRunner(came_out, lambda claim, outcome: finished.put((claim.key, outcome)))
+    def report(attempt: Attempt) -> None:
+        finished.put((attempt.claim.key, attempt.judged(came_out)))
+
+    runner = LoopRunner(report)
     yield runner
     runner.stop()
 
@@ -50,17 +55,17 @@ def test_interrupted_before_it_began(loop: LoopRunner, finished: Finished) -> No
 
     async def block(_: Claim) -> None:
         busy.set()
-        go.wait(PROMPTLY)
+        go.wait(WAIT_SECONDS_MAX)
 
     async def work(claim: Claim) -> None:
         begun.append(claim.key)
 
     loop.start(Claim("first", 1, 1), Handler(block, Where.LOOP))
-    assert busy.wait(PROMPTLY)
+    assert busy.wait(WAIT_SECONDS_MAX)
     loop.start(claim, Handler(work, Where.LOOP))
-    loop.interrupt(claim, Interrupted())
+    loop.cancel(_attempt(loop, claim), Interrupted("it stops"))
     go.set()
-    outcomes = dict(finished.get(timeout=PROMPTLY) for _ in range(2))
+    outcomes = dict(finished.get(timeout=WAIT_SECONDS_MAX) for _ in range(2))
 
     assert begun == []
     assert (outcomes["second"] or Outcome(claim, Verdict.DONE)).verdict is Verdict.RETURNED
@@ -73,18 +78,19 @@ def test_told_while_it_blocks_the_loop(loop: LoopRunner, finished: Finished) -> 
 
     async def block(_: Claim) -> str:
         busy.set()
-        go.wait(PROMPTLY)
+        go.wait(WAIT_SECONDS_MAX)
         return "too late"
 
     loop.start(claim, Handler(block, Where.LOOP))
-    assert busy.wait(PROMPTLY)
-    overdue = loop.overdue()
-    loop.interrupt(claim, HandlerTimeout("too long"))
-    overdue_still = loop.overdue()
+    assert busy.wait(WAIT_SECONDS_MAX)
+    attempt = _attempt(loop, claim)
+    overdue = attempt.is_overdue(perf_counter())
+    loop.cancel(attempt, HandlerTimeout("too long"))
+    overdue_still = attempt.is_overdue(perf_counter())
     go.set()
-    _, outcome = finished.get(timeout=PROMPTLY)
+    _, outcome = finished.get(timeout=WAIT_SECONDS_MAX)
 
-    assert (overdue, overdue_still) == ([claim], [])
+    assert (overdue, overdue_still) == (True, False)
     assert outcome is not None
     assert outcome.failure is not None
     assert (outcome.verdict, outcome.failure.code) == (Verdict.FAILED, "timeout")
@@ -95,7 +101,7 @@ def test_what_is_no_async_function(loop: LoopRunner, finished: Finished, call: A
     """What cannot even be awaited has failed."""
     loop.start(Claim("a", 1, 1), Handler(call, Where.LOOP))
 
-    _, outcome = finished.get(timeout=PROMPTLY)
+    _, outcome = finished.get(timeout=WAIT_SECONDS_MAX)
 
     assert outcome is not None
     assert outcome.verdict is Verdict.FAILED
@@ -109,7 +115,7 @@ def test_an_answer_that_nobody_understands(loop: LoopRunner, finished: Finished)
 
     loop.start(Claim("a", 1, 1), Handler(odd, Where.LOOP))
 
-    _, outcome = finished.get(timeout=PROMPTLY)
+    _, outcome = finished.get(timeout=WAIT_SECONDS_MAX)
 
     assert outcome is not None
     assert outcome.failure is not None
@@ -126,11 +132,20 @@ def test_one_that_takes_no_notice(loop: LoopRunner, caplog: pytest.LogCaptureFix
             await asyncio.Event().wait()
         await asyncio.Event().wait()
 
-    loop.start(Claim("a", 1, 1), Handler(go_on, Where.LOOP))
-    assert begun.wait(PROMPTLY)
-    forgotten = weakref.ref(loop._tasks["a"][1])
+    claim = Claim("a", 1, 1)
+    loop.start(claim, Handler(go_on, Where.LOOP))
+    assert begun.wait(WAIT_SECONDS_MAX)
+    task = loop._tasks[_attempt(loop, claim)]
+    assert task is not None
+    forgotten = weakref.ref(task)
+    del task
     loop.stop()
     gc.collect()
 
     assert forgotten() is None
     assert caplog.records == []
+
+
+def _attempt(loop: LoopRunner, claim: Claim) -> Attempt:
+    (attempt,) = [each for each in loop.attempts if each.claim is claim]
+    return attempt

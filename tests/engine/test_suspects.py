@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from ledgerstone.engine.source import Claim
 from ledgerstone.engine.suspects import Suspects, Ward, is_suspect
 from ledgerstone.errors import StoreUnavailable
 from ledgerstone.store.wakeup import Bell
+from ledgerstone.testing.clock import ManualClock
 
 FIRST, SECOND = (Claim(key, 3, 3, crashes=2) for key in ("first", "second"))
 
@@ -28,8 +27,8 @@ class _Record:
 def test_one_that_cannot_be_put_on_record() -> None:
     """It does not begin, stays the first in line, and keeps nobody else out."""
     record = _Record()
-    ward, bell = Ward(record, time.monotonic), Bell()
-    suspects = Suspects(ward, crashes_max=3, bell=bell, monotonic=time.monotonic)
+    ward, bell = Ward(record, ManualClock().monotonic), Bell()
+    suspects = Suspects(ward, crashes_max=3, bell=bell, monotonic=ManualClock().monotonic)
     suspects.kept_back([FIRST, SECOND])
     record.reached = False
     with pytest.raises(StoreUnavailable):
@@ -38,6 +37,7 @@ def test_one_that_cannot_be_put_on_record() -> None:
     record.reached = True
 
     admitted = [suspects.admitted(), suspects.admitted()]
+    bell.wait(0)
     ward.leave(FIRST)
 
     assert never == ()
@@ -49,7 +49,10 @@ def test_one_that_cannot_be_put_on_record() -> None:
 def test_no_more_than_so_many_wait() -> None:
     """The last ones are taken back; where fewer wait, none is."""
     suspects = Suspects(
-        Ward(lambda: None, time.monotonic), crashes_max=3, bell=Bell(), monotonic=time.monotonic
+        Ward(lambda: None, ManualClock().monotonic),
+        crashes_max=3,
+        bell=Bell(),
+        monotonic=ManualClock().monotonic,
     )
     suspects.kept_back([FIRST, SECOND])
 
@@ -61,7 +64,7 @@ def test_no_more_than_so_many_wait() -> None:
 
 def test_only_who_is_inside_leaves() -> None:
     """Another claim that is settled, also an earlier one on the same item, frees no place."""
-    ward = Ward(lambda: None, time.monotonic)
+    ward = Ward(lambda: None, ManualClock().monotonic)
     ward.enter(FIRST)
 
     ward.leave(SECOND)

@@ -8,13 +8,18 @@ from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs.cron import FIELDS, MISSED_MAX, Cron, Misfire, due, parsed, preview
+from ledgerstone.testing.sizes import sized
 
-UNHURRIED = settings(deadline=None)
+EXAMPLES = sized(30, full=1000)
+"""How many are drawn for each clause."""
+UNHURRIED = settings(
+    max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/Sao_Paulo")
 RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6))
@@ -208,6 +213,7 @@ def test_an_unknown_zone_is_refused(zone: str) -> None:
         parsed("* * * * *", zone)
 
 
+@pytest.mark.torture
 @UNHURRIED
 @given(st.text(max_size=30) | st.lists(st.text("0159*/-,#LWMON", max_size=6)).map(" ".join))
 def test_any_text_is_read_or_refused(text: str) -> None:
@@ -219,6 +225,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     assert len(read.spelled.split()) == len(FIELDS)
 
 
+@pytest.mark.torture
 @UNHURRIED
 @given(expressions(), st.sampled_from(ZONES), MOMENTS | AROUND)
 def test_moments_follow_each_other(text: str, zone: str, start: int) -> None:
@@ -232,6 +239,7 @@ def test_moments_follow_each_other(text: str, zone: str, start: int) -> None:
     assert [cron.after(moment) for moment in found[:-1]] == found[1:]
 
 
+@pytest.mark.torture
 @UNHURRIED
 @given(expressions(), MOMENTS)
 def test_moments_match_their_fields(text: str, start: int) -> None:
@@ -244,6 +252,7 @@ def test_moments_match_their_fields(text: str, start: int) -> None:
         assert moment.month in named(month, 1, 12)
 
 
+@pytest.mark.torture
 @UNHURRIED
 @given(
     expressions(),
@@ -290,6 +299,7 @@ def test_misfires() -> None:
     assert run(hours[3]) == {"skip": hours[3:4], "once": hours[3:4], "all": hours}
 
 
+@pytest.mark.torture
 @UNHURRIED
 @given(
     expressions(),

@@ -269,6 +269,10 @@ def test_processes() -> None:
         {"limit": Limit(key="order")},  # type: ignore[arg-type]
         {"limit": 3},
         {"backoff": 3},
+        {"retry_on": "OSError"},
+        {"retry_on": [OSError, 3]},
+        {"give_up_on": int},
+        {"retry_on": OSError, "give_up_on": (ValueError, OSError)},
         {"backoff": Backoff(seconds=float("inf"))},
         {"backoff": Backoff(seconds=float("nan"))},
         {"backoff": Backoff(seconds=-1)},

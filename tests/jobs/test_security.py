@@ -522,12 +522,37 @@ def test_rights_from_before_are_taken_away(service: Ledger, home: Home, role: st
     assert rules(service) == before
 
 
-@pytest.mark.parametrize("attributes", ["SUPERUSER", "BYPASSRLS", "IN ROLE postgres"])
+@pytest.mark.parametrize(
+    "attributes",
+    ["SUPERUSER", "BYPASSRLS", "IN ROLE postgres", "NOINHERIT IN ROLE postgres"],
+)
 def test_a_role_above_security_is_refused(service: Ledger, home: Home, attributes: str) -> None:
     """A role that would see every organisation anyway is not let in as if it did not."""
     for name in new_role(home, attributes):
         with pytest.raises(errors.BadInput, match="above row-level security"):
             security.separate(service.database, role=name)
+
+
+def test_members_of_the_owner(service: Ledger, home: Home, role: str) -> None:
+    """A member of the owner is held apart exactly if it does not inherit the owner's rights."""
+    for heir, stranger in zip(
+        new_role(home, "INHERIT IN ROLE postgres"),
+        new_role(home, "NOINHERIT IN ROLE postgres"),
+        strict=True,
+    ):
+        with psycopg.connect(home.url) as connection:
+            connection.execute(f"GRANT SELECT ON job TO {heir}, {stranger}")
+
+        apart = security.separate(service.database).apart
+
+        service.run(lambda tx: tx.jobs.enqueue("work", org=THEIRS))
+        seen = {}
+        for name in (heir, stranger):
+            with connected(home, name, org=OURS) as connection:
+                row = connection.execute("SELECT COUNT(*) FROM job").fetchone()
+                seen[name] = row is not None and row[0]
+        assert set(apart) == {role, stranger}
+        assert seen == {heir: 1, stranger: 0}
 
 
 @pytest.mark.parametrize("name", ["nobody_here", 'a"b', "a'b", "$$", "", "x" * 64])

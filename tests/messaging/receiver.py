@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from ledgerstone.testing.server import HOST, free_port
 
 LOOK_SECONDS = 0.01
 DRIP_SECONDS = 0.05
+_AT_ONCE = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,8 @@ class Reply:
     raw: bytes | None = None
     drip: bool = False
     """Whether it answers letter by letter and never comes to an end."""
+    reset: bool = False
+    """Whether the connection is broken off behind the answer, without a word of farewell."""
     before: Callable[[], object] = bool
     """Called before it is answered."""
 
@@ -194,6 +198,9 @@ class _Handler(BaseHTTPRequestHandler):
         if reply.raw is not None:
             self.wfile.write(reply.raw)
             self.close_connection = True
+            if reply.reset:
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+                socket.close(self.connection.detach())
             return
         self.send_response(reply.status)
         for name, value in {"Content-Length": str(len(reply.body)), **reply.headers}.items():

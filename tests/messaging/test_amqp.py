@@ -6,27 +6,23 @@ import itertools
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
-from pathlib import Path
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
-import pika
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from pika import spec
 
 from ledgerstone.errors import BadInput, TargetDown
-from ledgerstone.messaging.amqp.connection import CLOSE_SECONDS_MAX
 from ledgerstone.messaging.amqp.wire import message_of
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.subscription import Delivery
 from ledgerstone.messaging.subscriptions.amqp import AmqpSubscription, _Delivery
 from ledgerstone.messaging.transport import DELIVERED, Verdict
-from ledgerstone.messaging.transports.amqp import AmqpTransport
+from ledgerstone.messaging.transports.amqp import AmqpTransport, _Batch, _Line
 from ledgerstone.settings.messaging import DestinationSettings, SubscriptionSettings
+from ledgerstone.testing.authority import PrivateAuthority
 from ledgerstone.testing.contract.transports import (
     OutageContract,
     RefusalContract,
@@ -35,8 +31,10 @@ from ledgerstone.testing.contract.transports import (
     ids,
     made,
 )
-from ledgerstone.testing.servers.rabbitmq import Certificates, PrivateRabbitMQ
-from ledgerstone.testing.waiting import until
+from ledgerstone.testing.server import ServerFailed
+from ledgerstone.testing.servers.rabbitmq import PrivateRabbitMQ
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
+from tests.brokers import connected
 from tests.conftest import BROKER_BODY_BYTES_MAX
 
 pytestmark = [
@@ -45,7 +43,11 @@ pytestmark = [
     pytest.mark.xdist_group("rabbitmq"),
 ]
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = WAIT_SECONDS_MAX
+IMPATIENT_SECONDS = 0.1
+MEMORY_BYTES_TOO_FEW = 1_000_000
+CONNECTIONS = "rabbit_networking:connections()"
+STATES = f"[rabbit_networking:connection_info(P, [state]) || P <- {CONNECTIONS}]"
 FRAME_BYTES_MAX = 131_072
 SOURCE = "shop"
 _numbers = itertools.count(1)
@@ -94,7 +96,7 @@ class AmqpPlace:
         """All in the queue, which keeps it: what is not acknowledged goes back."""
         with self.channel() as channel:
             count = channel.queue_declare(self.queue, passive=True).method.message_count
-            return [channel.basic_get(self.queue) for _ in range(count)]
+            return list(itertools.islice(channel.consume(self.queue), count))
 
     def received(self) -> list[Message]:
         line: Any = None
@@ -132,7 +134,7 @@ class Channel:
     """A channel of a plain client, for looking and arranging."""
 
     def __init__(self, url: str) -> None:
-        self._connection = pika.BlockingConnection(pika.URLParameters(url))
+        self._connection = connected(url)
 
     def __enter__(self) -> Any:
         return self._connection.channel()
@@ -152,13 +154,28 @@ class TestAmqp(TransportContract, RefusalContract):
     """Binary, to a classic queue."""
 
 
+class CutOffPlace(AmqpPlace):
+    """A place that is cut off instead of being killed: a broker takes seconds to come back."""
+
+    def stop(self) -> None:
+        self._down = True
+        self.server.evaluate("rabbit_maintenance:suspend_all_client_listeners()")
+        # As by a cable that is pulled: nothing is said to the clients.
+        self.server.evaluate(f"[exit(P, kill) || P <- {CONNECTIONS}]")
+
+    def start(self) -> None:
+        self.server.evaluate("rabbit_maintenance:resume_all_client_listeners()")
+        self._down = False
+
+
 class TestOutages(OutageContract):
-    """A broker that is killed, or says nothing."""
+    """A broker that is out of reach, or says nothing. One that is killed: see below."""
 
     @pytest.fixture
-    def place(self, place: AmqpPlace) -> AmqpPlace:
-        place.server.write_out()
-        return place
+    def place(self, rabbit: PrivateRabbitMQ) -> Iterator[AmqpPlace]:
+        made_here = CutOffPlace(rabbit)
+        yield made_here
+        made_here.end()
 
 
 class TestStructuredToQuorum(TransportContract, RefusalContract):
@@ -238,6 +255,22 @@ def test_unroutable_twice_at_once(place: AmqpPlace) -> None:
     assert [answer.code for answer in answers] == ["unroutable", "", "unroutable"]
 
 
+def test_returned_twice_before_it_is_confirmed(place: AmqpPlace) -> None:
+    """A broker may confirm several at once: each return of a message answers one of them."""
+    (message,) = made(1, "nobody.listens")
+    place.transport.send(made(1), seconds_max=SECONDS_MAX)
+    line = line_of(place.transport)
+    returned = spec.Basic.Return(312, "NO_ROUTE", place.exchange, message.name)
+    properties = spec.BasicProperties(message_id=message.id)
+
+    for _ in range(2):
+        line._on_return(None, returned, properties, b"")
+    answers = [line._answer(message, taken=True) for _ in range(3)]
+
+    assert [answer.code for answer in answers] == ["unroutable", "unroutable", ""]
+    assert line._returned == {}
+
+
 def test_an_exchange_that_is_missing(place: AmqpPlace) -> None:
     """Without its exchange all is REFUSED; once it is there, all is taken."""
     settings = msgspec.structs.replace(place.settings, exchange=f"{place.exchange}-later")
@@ -290,6 +323,44 @@ def test_too_large_for_the_broker(place: AmqpPlace) -> None:
     assert place.transport.send(made(1), seconds_max=SECONDS_MAX) == [DELIVERED]
 
 
+def test_what_the_broker_makes_of_an_expression(rabbit: PrivateRabbitMQ) -> None:
+    """The private broker answers what an expression is worth, or in whose words it failed."""
+    assert rabbit.evaluate("1 + 2") == "3"
+    with pytest.raises(ServerFailed, match="undef"):
+        rabbit.evaluate("nothing:here()")
+
+
+def test_what_was_answered_is_not_sent_again(place: AmqpPlace) -> None:
+    """When the one that closes the channel is looked for, only those without an answer are sent."""
+    messages = made(3)
+    place.transport.send(made(1), seconds_max=SECONDS_MAX)
+    line = line_of(place.transport)
+    batch = _Batch(messages, [place.transport._frames(line, message) for message in messages])
+    batch.settle(1, DELIVERED)
+
+    place.transport._send_singly(batch, time.monotonic() + SECONDS_MAX)
+
+    assert batch.final() == [DELIVERED] * 3
+    assert ids(place.received())[1:] == [messages[0].id, messages[2].id]
+
+
+def test_a_callback_that_fails(place: AmqpPlace) -> None:
+    """An error on the thread of the connection ends the connection, with its words."""
+
+    def fail() -> None:
+        raise ArithmeticError("no such number")
+
+    place.transport.send(made(1), seconds_max=SECONDS_MAX)
+    line = line_of(place.transport)
+
+    line._connection.call(fail)
+    ending = until(lambda: line.ending, what="the end")
+
+    assert ending is not None
+    assert ending.reason == "ArithmeticError: no such number"
+    assert place.transport.send(made(1), seconds_max=SECONDS_MAX) == [DELIVERED]
+
+
 def test_larger_than_a_frame(place: AmqpPlace) -> None:
     """A body that needs several frames arrives whole, and so does the one behind it."""
     messages = made(2)
@@ -338,58 +409,128 @@ def test_a_full_queue(rabbit: PrivateRabbitMQ) -> None:
     place.end()
 
 
-def test_a_broker_that_takes_nothing(place: AmqpPlace) -> None:
-    """Under a memory alarm all is UNKNOWN in time; what was not written is never sent."""
-    written, withdrawn, later = made(2), made(2), made(2)
-    place.transport.send(made(1), seconds_max=SECONDS_MAX)
-    place.server.control("set_vm_memory_high_watermark", "absolute", "1000000")
+@contextmanager
+def memory_alarm(server: PrivateRabbitMQ) -> Iterator[None]:
+    """The broker takes nothing; every connection that there was knows, its client not yet."""
+    watermark = "vm_memory_monitor:set_vm_memory_high_watermark"
+    server.evaluate(f"{watermark}({{absolute, {MEMORY_BYTES_TOO_FEW}}})")
     try:
-        first = place.transport.send(written, seconds_max=1.0)
-        began = time.monotonic()
-        second = place.transport.send(withdrawn, seconds_max=1.0)
-        took = time.monotonic() - began
+        until(lambda: "running" not in server.evaluate(STATES), what="the alarm")
+        yield
     finally:
-        place.server.control("set_vm_memory_high_watermark", "0.6")
+        server.evaluate(f"{watermark}(0.6)")
 
+
+def line_of(transport: AmqpTransport) -> _Line:
+    """The connection that is in use."""
+    assert transport._line is not None
+    return transport._line
+
+
+def test_a_broker_that_takes_nothing(place: AmqpPlace) -> None:
+    """A broker that has said so: all is UNKNOWN (`blocked`); what was not written is never sent."""
+    kept, withdrawn, later = made(2), made(2), made(2)
+    place.transport.send(made(1), seconds_max=SECONDS_MAX)
+    line = line_of(place.transport)
+    written = _Batch(kept, [place.transport._frames(line, message) for message in kept])
+
+    with memory_alarm(place.server):
+        # As a call does, which would wait for its limit and not for the word of the broker.
+        line.hand_over(written)
+        until(lambda: line._connection.blocked, what="the word of the broker")
+        line.give_up(written)
+        answers = written.final()
+        answers += place.transport.send(withdrawn, seconds_max=IMPATIENT_SECONDS)
     third = place.transport.send(later, seconds_max=SECONDS_MAX)
 
-    assert {answer.code for answer in first + second} == {"blocked"}
-    assert {answer.verdict for answer in first + second} == {Verdict.UNKNOWN}
-    assert took < 3.0
+    codes = [(answer.verdict, answer.code) for answer in answers]
+    assert codes == [(Verdict.UNKNOWN, "blocked")] * 4
     assert third == [DELIVERED] * 2
-    assert ids(place.received())[1:] == [*ids(written), *ids(later)]
+    assert line_of(place.transport) is line
+    assert ids(place.received())[1:] == [*ids(kept), *ids(later)]
+
+
+def test_a_broker_that_takes_nothing_for_a_while(place: AmqpPlace) -> None:
+    """What waits for a broker that takes nothing is sent once it does, in order."""
+    first, second = made(3), made(3)
+    place.transport.send(made(1), seconds_max=SECONDS_MAX)
+    line = line_of(place.transport)
+
+    with ThreadPoolExecutor(2) as pool:
+        with memory_alarm(place.server):
+            sending = [pool.submit(place.transport.send, first, seconds_max=SECONDS_MAX)]
+            until(lambda: line._connection.blocked, what="the word of the broker")
+            sending += [pool.submit(place.transport.send, second, seconds_max=SECONDS_MAX)]
+            until(lambda: line._waiting, what="waiting")
+            early = [sent.done() for sent in sending]
+        answers = [sent.result(SECONDS_MAX) for sent in sending]
+
+    assert early == [False, False]
+    assert answers == [[DELIVERED] * 3] * 2
+    assert ids(place.received())[1:] == ids(first + second)
+
+
+def test_a_broker_that_has_not_said_that_it_takes_nothing(place: AmqpPlace) -> None:
+    """What it does not confirm is UNKNOWN (`timeout`); the next call has another connection."""
+    place.transport.send(made(1), seconds_max=SECONDS_MAX)
+    line = line_of(place.transport)
+
+    place.pause()
+    answers = place.transport.send(made(2), seconds_max=IMPATIENT_SECONDS)
+    place.resume()
+    later = place.transport.send(made(2), seconds_max=SECONDS_MAX)
+
+    codes = [(answer.verdict, answer.code) for answer in answers]
+    assert codes == [(Verdict.UNKNOWN, "timeout")] * 2
+    assert later == [DELIVERED] * 2
+    assert line_of(place.transport) is not line
 
 
 def test_killed_in_the_middle(place: AmqpPlace) -> None:
-    """Of 5,000 messages on their way to a broker that dies, the DELIVERED are there afterwards."""
+    """Of those on their way to a broker that dies the DELIVERED are there afterwards."""
     body = msgspec.json.encode("a" * 4096)
-    messages = [msgspec.structs.replace(message, raw=body) for message in made(5000)]
+    many = [msgspec.structs.replace(message, raw=body) for message in made(1000)]
+    unheard = made(5)
     place.server.write_out()
+    place.transport.send(made(1), seconds_max=SECONDS_MAX)
+    line = line_of(place.transport)
 
-    with ThreadPoolExecutor(1) as pool:
-        sending = pool.submit(place.transport.send, messages, seconds_max=SECONDS_MAX)
-        until(lambda: confirmed(place.transport) > 500 or sending.done(), what="confirming")
+    with ThreadPoolExecutor(2) as pool:
+        sending = [pool.submit(place.transport.send, many, seconds_max=SECONDS_MAX)]
+        until(lambda: confirmed(line) > 100 or sending[0].done(), what="confirming")
+        place.pause()
+        sending += [pool.submit(place.transport.send, unheard, seconds_max=SECONDS_MAX)]
+        until(lambda: is_on_its_way(line, unheard), what="sending to a broker that is silent")
         place.stop()
-        answers = sending.result(SECONDS_MAX)
+        answers, lost = (sent.result(SECONDS_MAX) for sent in sending)
     with pytest.raises(TargetDown):
-        place.transport.send(messages[:1], seconds_max=SECONDS_MAX)
+        place.transport.send(made(1), seconds_max=SECONDS_MAX)
     place.start()
 
-    verdicts = {answer.verdict for answer in answers}
-    assert verdicts == {Verdict.DELIVERED, Verdict.UNKNOWN}
-    assert set(delivered(messages, answers)) <= set(ids(place.received()))
+    assert {answer.verdict for answer in answers} <= {Verdict.DELIVERED, Verdict.UNKNOWN}
+    assert {(answer.verdict, answer.code) for answer in lost} == {
+        (Verdict.UNKNOWN, "connection_lost")
+    }
+    kept = delivered(many, answers)
+    assert kept
+    assert set(kept) <= set(ids(place.received()))
     assert place.transport.send(made(1), seconds_max=SECONDS_MAX) == [DELIVERED]
 
 
-def confirmed(transport: AmqpTransport) -> int:
-    """How many the broker has confirmed on the connection that is in use."""
-    line = transport._line
-    return 0 if line is None else line._next - 1 - len(line._pending)
+def is_on_its_way(line: _Line, messages: list[Message]) -> bool:
+    """Whether the connection has them, and no answer."""
+    with line._lock:
+        return any(batch.messages is messages and batch.written for batch in line._batches)
+
+
+def confirmed(line: _Line) -> int:
+    """How many the broker has confirmed on this connection."""
+    return line._next - 1 - len(line._pending)
 
 
 def test_closed_while_sending(place: AmqpPlace) -> None:
     """Close ends what is on its way: each answer is DELIVERED or UNKNOWN, and true."""
-    messages = made(3000)
+    messages = made(500)
 
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(place.transport.send, messages, seconds_max=SECONDS_MAX)
@@ -402,16 +543,18 @@ def test_closed_while_sending(place: AmqpPlace) -> None:
 
 
 def test_closed_in_silence(place: AmqpPlace) -> None:
-    """Close does not wait for a broker that says nothing."""
-    place.transport.send(made(1), seconds_max=SECONDS_MAX)
+    """Close does not wait for a broker that says nothing, and leaves no thread behind."""
+    url = f"{place.server.url}?heartbeat=0"
+    transport = AmqpTransport("shop", msgspec.structs.replace(place.settings, url=url), SOURCE)
+    transport.send(made(1), seconds_max=SECONDS_MAX)
+    line = line_of(transport)
     place.pause()
-    began = time.monotonic()
 
-    place.transport.close()
+    transport.close()
 
-    took = time.monotonic() - began
+    # Still silent, and no heartbeat is missed: only the limit of closing can have ended it.
+    until(lambda: not line._thread.is_alive(), what="the end of the connection")
     place.resume()
-    assert took < 2 * CLOSE_SECONDS_MAX
 
 
 def test_a_wrong_password(place: AmqpPlace) -> None:
@@ -452,101 +595,33 @@ def test_settings_that_cannot_be_right(settings: DestinationSettings) -> None:
     assert "geheim" not in str(refused.value)
 
 
-class Authority:
-    """An authority that signs certificates for the tests."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tests")])
-        self._own = self._signed(self._name, self._key, authority=True)
-        self.pem = _pem(self._own)
-        self.file = self._written("authority.pem", self.pem)
-
-    def issue(self, name: str) -> tuple[str, str]:
-        """A certificate for localhost, and its key."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        secret = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        return _pem(self._signed(subject, key, authority=False)), secret.decode()
-
-    def issued(self, name: str) -> tuple[str, str]:
-        """The same, as files."""
-        certificate, key = self.issue(name)
-        return self._written(f"{name}.pem", certificate), self._written(f"{name}.key", key)
-
-    def _signed(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, authority: bool
-    ) -> x509.Certificate:
-        now = datetime.now(UTC)
-        names = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
-        identifier = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(minutes=5))
-            .not_valid_after(now + timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .add_extension(
-                x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
-            )
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
-                critical=False,
-            )
-            .sign(self._key, hashes.SHA256())
-        )
-
-    def _written(self, name: str, text: str) -> str:
-        path = self._folder / name
-        path.write_text(text)
-        return str(path)
-
-
-def _pem(certificate: x509.Certificate) -> str:
-    return certificate.public_bytes(serialization.Encoding.PEM).decode()
-
-
-def test_tls(tmp_path: Path) -> None:
+def test_tls(place: AmqpPlace, broker_authority: PrivateAuthority) -> None:
     """Over TLS both sides show who they are; who cannot is out of reach, with the reason."""
-    authority = Authority(tmp_path)
-    certificate, key = authority.issue("broker")
-    file, key_file = authority.issued("shop")
     arrived: list[Delivery] = []
-    messages = made(500)
+    messages = made(50)
+    known: dict[str, Any] = {"ca_file": str(broker_authority.ca_file)}
+    shown = known | {"certificate_file": str(broker_authority.certificate(["shop"]))}
+    url = place.server.tls_url
+    plain = msgspec.structs.replace(place.settings, url=url)
+    nameless = msgspec.structs.replace(plain, **known)
+    transport = AmqpTransport("shop", msgspec.structs.replace(plain, **shown), SOURCE)
+    subscription = AmqpSubscription(
+        "shop", SubscriptionSettings(url=url, queue=place.queue, **shown)
+    )
 
     def keep(delivery: Delivery) -> None:
         arrived.append(delivery)
         delivery.ack()
 
-    shown = Certificates(authority=authority.pem, certificate=certificate, key=key)
-    with PrivateRabbitMQ(tls=shown) as server:
-        place = AmqpPlace(server)
-        known: dict[str, Any] = {"ca_file": authority.file}
-        known |= {"certificate_file": file, "key_file": key_file}
-        plain = msgspec.structs.replace(place.settings, url=server.tls_url)
-        transport = AmqpTransport("shop", msgspec.structs.replace(plain, **known), SOURCE)
-        subscription = AmqpSubscription(
-            "shop", SubscriptionSettings(url=server.tls_url, queue=place.queue, **known)
-        )
-        answers = transport.send(messages, seconds_max=SECONDS_MAX)
-        subscription.start(keep)
-        until(lambda: len(arrived) == 500, what="arriving")
-        with pytest.raises(TargetDown, match="CERTIFICATE_VERIFY_FAILED"):
-            AmqpTransport("stranger", plain, SOURCE).send(made(1), seconds_max=SECONDS_MAX)
-        nameless = msgspec.structs.replace(plain, ca_file=authority.file)
-        with pytest.raises(TargetDown):
-            AmqpTransport("nameless", nameless, SOURCE).send(made(1), seconds_max=SECONDS_MAX)
-        transport.close()
-        subscription.close()
+    answers = transport.send(messages, seconds_max=SECONDS_MAX)
+    subscription.start(keep)
+    until(lambda: len(arrived) == 50, what="arriving")
+    with pytest.raises(TargetDown, match="CERTIFICATE_VERIFY_FAILED"):
+        AmqpTransport("stranger", plain, SOURCE).send(made(1), seconds_max=SECONDS_MAX)
+    with pytest.raises(TargetDown):
+        AmqpTransport("nameless", nameless, SOURCE).send(made(1), seconds_max=SECONDS_MAX)
 
-    assert answers == [DELIVERED] * 500
+    transport.close()
+    subscription.close()
+    assert answers == [DELIVERED] * 50
     assert [message_of(delivery).id for delivery in arrived] == ids(messages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,11 +12,14 @@ from pika import frame, spec
 
 from ledgerstone.errors import BadInput
 from ledgerstone.messaging import cloudevents
-from ledgerstone.messaging.amqp.frames import NotEncodable, published
+from ledgerstone.messaging.amqp.frames import FRAME_OVERHEAD_BYTES, NotEncodable, published
 from ledgerstone.messaging.amqp.wire import ID_STAMP, headers_of, message_of
 from ledgerstone.messaging.message import Message
 
 ID = "01890a5d-ac96-774b-bcce-b302099a8057"
+OTHER_ID = "01890a5d-ac96-774b-bcce-b302099a8058"
+# Symfony puts the newest last.
+TWO_STAMPS = f'[{{"messageId":"{OTHER_ID}"}},{{"messageId":"{ID}"}}]'
 STAMP = {ID_STAMP: f'[{{"messageId":"{ID}"}}]'}
 FRAME_BYTES_MAX = 4096
 MESSAGE = Message(
@@ -132,6 +136,8 @@ def test_the_content_type_of_the_protocol_counts() -> None:
         ({}, {"type": "order.placed", "message_id": ID}),
         ({"x-message-name": "order.placed"}, {"message_id": ID.upper()}),
         ({"type": "order.placed", **STAMP}, {"message_id": "another publisher's own"}),
+        ({"type": "order.placed", **STAMP}, {"message_id": OTHER_ID}),
+        ({"type": "order.placed", ID_STAMP: TWO_STAMPS}, {}),
     ],
 )
 def test_the_shape_of_the_original(
@@ -155,6 +161,7 @@ def test_headers_of_others() -> None:
         "tenant": b"acme",
         "size": 7,
         "urgent": True,
+        "gift": False,
         "nothing": None,
         "x-death": [{"count": 1, "queue": "orders"}],
         "x-first-death-queue": "orders",
@@ -164,7 +171,7 @@ def test_headers_of_others() -> None:
 
     message = message_of(Arrival(headers=headers))
 
-    assert message.headers == {"tenant": "acme", "size": "7", "urgent": "true"}
+    assert message.headers == {"tenant": "acme", "size": "7", "urgent": "true", "gift": "false"}
 
 
 @pytest.mark.parametrize(
@@ -186,6 +193,10 @@ def test_headers_of_others() -> None:
         (Arrival(headers={"type": "order.placed"}, properties={"message_id": "7"}), "'7' is no id"),
         (Arrival(b"{", {"type": "order.placed", **STAMP}), "order.placed is no JSON"),
         (Arrival(b"", {"type": "order.placed", **STAMP}), "order.placed is no JSON"),
+        (
+            Arrival(b"{", {"type": "order.placed", **STAMP}, content_type="Application/hal+json"),
+            "order.placed is no JSON",
+        ),
         (Arrival(b'"\xff"', {"type": "order.placed", **STAMP}), "order.placed is no JSON"),
         (Arrival(headers={"type": "order.placed", "a": {"b": 1}, **STAMP}), "header a is no text"),
         (
@@ -230,6 +241,7 @@ def test_frames(size: int) -> None:
     assert properties.type == "order.placed"
     assert properties.app_id == "shop"
     assert b"".join(body.fragment for body in bodies) == b"a" * size
+    assert all(0 < len(body.fragment) <= FRAME_BYTES_MAX - FRAME_OVERHEAD_BYTES for body in bodies)
     assert {one.channel_number for one in (method, header, *bodies)} == {7}
 
 
@@ -248,6 +260,24 @@ def test_what_amqp_cannot_say(changed: Mapping[str, Any], said: str) -> None:
         encoded(**changed)
 
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_headers_at_the_limit(over: int) -> None:
+    """Headers that fill a frame to its last byte travel; one byte more is refused."""
+    bare = len(encoded(headers={"a": ""}, body=b"")) - len(encoded_method())
+    room = FRAME_BYTES_MAX - bare
+
+    with pytest.raises(NotEncodable) if over else nullcontext():
+        frames = encoded(headers={"a": "b" * (room + over)}, body=b"")
+        assert len(frames) - len(encoded_method()) == FRAME_BYTES_MAX
+
+
+def encoded_method() -> bytes:
+    """The first frame of what `encoded` makes."""
+    frames = encoded()
+    size, _ = frame.decode_frame(frames)
+    return frames[:size]
 
 
 def encoded(**changed: Any) -> bytes:

@@ -139,3 +139,30 @@ def test_bad_documents(document: bytes) -> None:
     """What is no CloudEvent is BadInput."""
     with pytest.raises(BadInput):
         cloudevents.of_document(document, {})
+
+
+@pytest.mark.parametrize("encoded", ["AP8=\n", "A P8=", "AP8", "AP8*"])
+def test_bad_base64(encoded: str) -> None:
+    """A body whose base64 is not sound is told, and nothing is guessed."""
+    whole = {**cloudevents.attributes(message(), "shop"), "data_base64": encoded}
+
+    with pytest.raises(BadInput, match="data_base64"):
+        cloudevents.of_document(msgspec.json.encode(whole), {})
+
+
+def test_headers_are_printable() -> None:
+    """As a header a value is printable ASCII: all else, quotes and percent signs are escaped."""
+    given = message(partition='ä b%41"c', key="~!/:")
+
+    found = cloudevents.headers(given, "shop")
+
+    assert found["ce-partitionkey"] == "%C3%A4%20b%2541%22c"
+    assert found["ce-idempotencykey"] == "~!/:"
+
+
+@pytest.mark.parametrize("kind", ["application/vnd.shop+json", "Application/JSON; charset=utf-8"])
+def test_every_kind_of_json_is_json(kind: str) -> None:
+    """A body of any kind of JSON lies in the document as it is."""
+    document = msgspec.json.decode(cloudevents.structured(message(content_type=kind), "shop"))
+
+    assert document["data"] == {"n": 7}

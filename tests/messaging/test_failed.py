@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from ledgerstone.engine.source import Failure
 from ledgerstone.messaging.failed import lane_of, partition_in
-from ledgerstone.messaging.failed_rows import Raw, made, row_of
+from ledgerstone.messaging.failed_rows import (
+    RAW_DEPTH_MAX,
+    TRACEBACK_CHARS_MAX,
+    Raw,
+    made,
+    row_of,
+)
 from ledgerstone.messaging.message import PARTITION_CHARS_MAX
 
 FAILURE = Failure("bad_input", "no JSON")
@@ -60,3 +66,22 @@ def test_rows_that_make_no_sense(headers: str) -> None:
 
     assert (kept.id, kept.name, kept.message) == (7, "unreadable", None)
     assert kept.reason
+
+
+def test_what_is_kept_has_an_end() -> None:
+    """Of a traceback the end is kept, and of headers within headers the outer ones."""
+    deep: dict[str, object] = {}
+    for _ in range(100):
+        deep = {"deep": deep}
+    failure = Failure("LookupError", "no such order", "x" * TRACEBACK_CHARS_MAX + "the end")
+
+    text, about = row_of(
+        Raw(body=b"a\0b", headers=deep), consumer="", failure=failure, attempts=0, origin="orders"
+    )
+
+    kept = made((1, about, AT, text))
+    assert kept.traceback is not None
+    assert len(kept.traceback) == TRACEBACK_CHARS_MAX
+    assert kept.traceback.endswith("the end")
+    assert kept.headers["X-Ledgerstone-Raw"].count('"deep"') == RAW_DEPTH_MAX
+    assert ("\0" in text, kept.raw) == (False, b"a\0b")

@@ -17,8 +17,9 @@ from ledgerstone.messaging.transports.local import LocalTransport
 from ledgerstone.testing.contract.failed import found
 from ledgerstone.testing.contract.inbox import message_of, new_office, receipts
 from ledgerstone.testing.contract.transports import Place, TransportContract
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = WAIT_SECONDS_MAX
 
 
 class Here:
@@ -37,6 +38,8 @@ class Here:
 
 class TestLocal(TransportContract):
     """It keeps what every transport keeps."""
+
+    full_batch = 100
 
     @pytest.fixture
     def place(self, ledger: Ledger) -> Place:
@@ -142,6 +145,21 @@ def test_one_of_two_fails(ledger: Ledger, transport: LocalTransport, office: Off
     assert last == [DELIVERED]
     assert seen == [came.id]
     assert [kept.consumer for kept in found(ledger, office)] == ["mailer"]
+
+
+def test_one_fails_while_another_is_down(transport: LocalTransport, office: Office) -> None:
+    """A failure counts, whatever the other consumer of the message had to wait for."""
+
+    def down(_: Any, __: Message) -> None:
+        raise TargetDown("mail")
+
+    office.consumers.add("*", down, name="mailer")
+    office.consumers.add("*", failing, name="biller")
+
+    (answer,) = transport.send([message_of()], seconds_max=SECONDS_MAX)
+
+    assert (answer.verdict, answer.code) == (Verdict.REFUSED, "LookupError")
+    assert answer.counts
 
 
 def test_those_behind_are_held(transport: LocalTransport, office: Office) -> None:

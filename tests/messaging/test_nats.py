@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -19,21 +19,25 @@ from ledgerstone.errors import BadInput, TargetDown
 from ledgerstone.messaging import cloudevents
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.transport import DELIVERED, Answer, Verdict
-from ledgerstone.messaging.transports.nats import NatsTransport
+from ledgerstone.messaging.transports.nats import NatsTransport, _Session
 from ledgerstone.settings.messaging import DestinationSettings
 from ledgerstone.testing.authority import PrivateAuthority
 from ledgerstone.testing.contract.transports import (
     OutageContract,
     RefusalContract,
     TransportContract,
+    delivered,
+    ids,
     made,
 )
 from ledgerstone.testing.server import HOST, free_port
 from ledgerstone.testing.servers.nats import PrivateNats
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 
 pytestmark = [pytest.mark.nats, pytest.mark.xdist_group("messaging-nats")]
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = WAIT_SECONDS_MAX
+IMPATIENT_SECONDS = 0.2
 SOURCE = "/shop"
 NAME = "stream"
 USERS = """
@@ -43,11 +47,14 @@ accounts {
         users: [
             { user: "ann", password: "p@ss/1" }
             { user: "bob", password: "b", permissions: { publish: { deny: ["Ev.order.placed"] } } }
+            { user: "cat", password: "c", permissions: { publish: { deny: ["$JS.API.>"] } } }
         ]
     }
     PLAIN { users: [{ user: "eve", password: "e" }] }
 }
 no_auth_user: "ann"
+# A client may take its time on a machine that is busy.
+authorization { timeout: 300 }
 """
 
 T = TypeVar("T")
@@ -71,7 +78,7 @@ def asked(server: PrivateNats, ask: Callable[[Client], Awaitable[T]], **given: A
 
     async def talk() -> T:
         client = Client()
-        await client.connect(server.url, **given)
+        await client.connect(server.url, connect_timeout=int(SECONDS_MAX), **given)
         try:
             return await ask(client)
         finally:
@@ -85,7 +92,8 @@ def add_stream(server: PrivateNats, prefix: str, **given: Any) -> str:
     subjects = [f"{prefix}order.>"]
 
     async def add(client: Client) -> None:
-        await client.jetstream().add_stream(StreamConfig(name=name, subjects=subjects, **given))
+        streams = client.jetstream(timeout=SECONDS_MAX)
+        await streams.add_stream(StreamConfig(name=name, subjects=subjects, **given))
 
     asked(server, add)
     return name
@@ -95,16 +103,11 @@ def stored(server: PrivateNats, stream: str) -> list[tuple[str, dict[str, str], 
     """What the stream holds: subject, headers and body of each."""
 
     async def read(client: Client) -> list[tuple[str, dict[str, str], bytes]]:
-        last = (await client.jetstream().stream_info(stream)).state.last_seq
-        found = []
-        for number in range(1, last + 1):
-            question = b'{"seq": %d}' % number
-            said = await client.request(f"$JS.API.STREAM.MSG.GET.{stream}", question)
-            held = msgspec.json.decode(said.data)["message"]
-            lines = base64.b64decode(held["hdrs"]).decode().splitlines()[1:-1]
-            headers = dict(line.split(": ", 1) for line in lines)
-            found.append((held["subject"], headers, base64.b64decode(held["data"])))
-        return found
+        streams = client.jetstream(timeout=SECONDS_MAX)
+        count = (await streams.stream_info(stream)).state.messages
+        reader = await streams.subscribe(f"{stream}.>", stream=stream, ordered_consumer=True)
+        found = [await reader.next_msg(timeout=SECONDS_MAX) for _ in range(count)]
+        return [(held.subject, dict(held.headers or {}), held.data) for held in found]
 
     return asked(server, read)
 
@@ -168,7 +171,7 @@ class StreamPlace:
         return [read_back(headers, body) for _, headers, body in stored(self._server, self._stream)]
 
 
-class TestStreams(TransportContract, RefusalContract, OutageContract):
+class TestStreams(TransportContract, RefusalContract):
     """JetStream keeps the contract of transports."""
 
     @pytest.fixture(params=["binary", "structured"])
@@ -177,6 +180,15 @@ class TestStreams(TransportContract, RefusalContract, OutageContract):
     ) -> StreamPlace:
         """A stream of the test's own."""
         return StreamPlace(server, add_stream(server, prefix), make(format=request.param))
+
+
+class TestOutages(OutageContract):
+    """A server that is killed, or says nothing; what a message looks like makes no difference."""
+
+    @pytest.fixture
+    def place(self, server: PrivateNats, prefix: str, make: Make) -> StreamPlace:
+        """A stream of the test's own."""
+        return StreamPlace(server, add_stream(server, prefix), make())
 
 
 def test_what_is_published(server: PrivateNats, prefix: str, make: Make) -> None:
@@ -228,12 +240,83 @@ def test_somebody_listens_who_is_no_stream(server: PrivateNats, prefix: str, mak
             await msg.respond(b"thanks" if len(heard) % 2 else b'{"ok": true}')
 
         await client.subscribe(f"{prefix}>", cb=answer)
-        await client.flush()
+        await client.flush(timeout=int(SECONDS_MAX))
         return await asyncio.to_thread(send, transport, one(), one())
 
     answers = asked(server, listen)
 
     assert {(a.verdict, a.code) for a in answers} == {(Verdict.REFUSED, "no_stream")}
+
+
+def test_a_stream_that_does_not_answer(server: PrivateNats, prefix: str, make: Make) -> None:
+    """Where a stream has the subject, nobody's answer is UNKNOWN: it may be electing its leader."""
+    add_stream(server, prefix)
+    transport = make()
+    send(transport, one())
+    session = transport._session
+    assert session is not None
+    client = session._client
+    assert client is not None
+
+    answers = [
+        session.thread.run(session._looked_up(client, f"{prefix}{name}", SECONDS_MAX))
+        for name in ("order.placed", "invoice.sent")
+    ]
+
+    assert [(answer.verdict, answer.code) for answer in answers] == [
+        (Verdict.UNKNOWN, "no_leader"),
+        (Verdict.UNDELIVERABLE, "unroutable"),
+    ]
+
+
+def test_silent_until_the_limit(server: PrivateNats, prefix: str, make: Make) -> None:
+    """What a silent server does not confirm is UNKNOWN (`timeout`): the limit ended the wait."""
+    add_stream(server, prefix)
+    transport = make()
+    send(transport, one())
+
+    server.pause()
+    answers = transport.send([one(), one()], seconds_max=IMPATIENT_SECONDS)
+    server.resume()
+
+    assert [(answer.verdict, answer.code) for answer in answers] == [
+        (Verdict.UNKNOWN, "timeout")
+    ] * 2
+
+
+def test_closed_while_sending(server: PrivateNats, prefix: str, make: Make) -> None:
+    """Close ends what is under way to a silent server: it is UNKNOWN; the next call connects."""
+    add_stream(server, prefix)
+    transport = make()
+    messages = made(3)
+    send(transport, one())
+    session = transport._session
+    assert session is not None
+
+    server.pause()
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send, transport, *messages)
+        until(lambda: is_under_way(session, messages), what="sending")
+        transport.close()
+        answers = sending.result(SECONDS_MAX)
+    server.resume()
+
+    assert [(answer.verdict, answer.code) for answer in answers] == [(Verdict.UNKNOWN, "lost")] * 3
+    assert send(transport, one()) == [DELIVERED]
+
+
+def test_closed_before_it_was_sent(server: PrivateNats, prefix: str, make: Make) -> None:
+    """A call whose connection is closed by another thread before it begins is UNKNOWN."""
+    add_stream(server, prefix)
+    transport = make()
+    send(transport, one())
+    session = transport._session
+    assert session is not None
+
+    session.thread.close(session.end())
+    answers = send(transport, one(), one())
+
+    assert [(answer.verdict, answer.code) for answer in answers] == [(Verdict.UNKNOWN, "lost")] * 2
 
 
 def test_without_jetstream(server: PrivateNats, make: Make) -> None:
@@ -333,6 +416,24 @@ def test_who_may_not_publish(server: PrivateNats, make: Make) -> None:
     assert answers[1] == DELIVERED
 
 
+def test_who_may_not_list_the_streams(server: PrivateNats, prefix: str, make: Make) -> None:
+    """Where nobody listens and the user may not ask why, it is refused without waiting for more."""
+    add_stream(server, prefix)
+    transport = make(url=f"nats://cat:c@{HOST}:{server.port}")
+
+    answers = send(transport, one("invoice.sent"), one(), one("invoice.paid"))
+
+    session = transport._session
+    assert session is not None
+    # Told by the server, not by a wait that took half of the call.
+    assert session._may_not_look.is_set()
+    assert [(answer.verdict, answer.code) for answer in answers] == [
+        (Verdict.REFUSED, "no_responders"),
+        (Verdict.DELIVERED, ""),
+        (Verdict.REFUSED, "no_responders"),
+    ]
+
+
 def test_another_server_of_the_cluster(server: PrivateNats, prefix: str, make: Make) -> None:
     """Of several servers one that is there is enough."""
     add_stream(server, prefix)
@@ -342,33 +443,47 @@ def test_another_server_of_the_cluster(server: PrivateNats, prefix: str, make: M
 
 
 def test_killed_in_the_middle_of_many(server: PrivateNats, prefix: str, make: Make) -> None:
-    """Of 5,000 messages under way when the server is killed, what was confirmed is kept."""
+    """Of those under way when the server is killed, what was confirmed is kept, in order."""
     stream = add_stream(server, prefix)
     transport = make()
-    messages = made(5000)
+    messages, unheard = made(1000), made(5)
     send(transport, one())
+    session = transport._session
+    assert session is not None
 
-    async def kill_when_some_are_stored(client: Client) -> None:
-        sending = asyncio.create_task(asyncio.to_thread(send, transport, *messages))
-        manager = client.jetstream()
-        while (await manager.stream_info(stream)).state.messages < 100:
-            assert not sending.done()
+    with ThreadPoolExecutor(2) as pool:
+        sending = [pool.submit(send, transport, *messages)]
+        until(lambda: stored_count(server, stream) > 100 or sending[0].done(), what="storing")
+        server.pause()
+        sending += [pool.submit(send, transport, *unheard)]
+        until(lambda: is_under_way(session, unheard), what="sending to a server that is silent")
         server.kill()
-        answers.extend(await sending)
-
-    answers: list[Answer] = []
-    asked(server, kill_when_some_are_stored, allow_reconnect=False)
+        answers, lost = (sent.result(SECONDS_MAX) for sent in sending)
     server.restart()
 
-    confirmed = {
-        message.id
-        for message, answer in zip(messages, answers, strict=True)
-        if answer.verdict is Verdict.DELIVERED
-    }
     kept = [headers["Nats-Msg-Id"] for _, headers, _ in stored(server, stream)]
-    assert confirmed <= set(kept)
+    assert set(delivered(messages, answers)) <= set(kept)
     assert {answer.verdict for answer in answers} <= {Verdict.DELIVERED, Verdict.UNKNOWN}
-    assert kept[1:] == [message.id for message in messages[: len(kept) - 1]]
+    assert {(answer.verdict, answer.code) for answer in lost} == {(Verdict.UNKNOWN, "lost")}
+    assert len(kept) > 100
+    assert kept[1:] == ids(messages)[: len(kept) - 1]
+
+
+def stored_count(server: PrivateNats, stream: str) -> int:
+    async def count(client: Client) -> int:
+        info = await client.jetstream(timeout=SECONDS_MAX).stream_info(stream)
+        return info.state.messages
+
+    return asked(server, count)
+
+
+def is_under_way(session: _Session, messages: list[Message]) -> bool:
+    """Whether the last of them is with the client of the connection, and has no answer."""
+    wanted = messages[-1].id
+    return any(
+        letter.headers["Nats-Msg-Id"] == wanted and not letter.settled.is_set()
+        for letter in list(session._under_way.values())
+    )
 
 
 @pytest.mark.parametrize("prefix", ["a b.", "a..", ".a", "a.*.", ">", "a\r\nPUB x 0\r\n"])
@@ -407,7 +522,7 @@ class TestTls:
             "authority.pem": authority.ca_file.read_text(),
         }
         own = 'cert_file: "server.pem", key_file: "server.pem"'
-        tls = f'tls {{ {own}, ca_file: "authority.pem", verify: true }}'
+        tls = f'tls {{ {own}, ca_file: "authority.pem", verify: true, timeout: 300 }}'
         with PrivateNats(lines=[tls, USERS], files=files) as server:
             yield server
 

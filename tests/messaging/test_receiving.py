@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ledgerstone import Ledger
-from ledgerstone.errors import Hopeless, Interrupted, SchemaMissing, TargetDown
+from ledgerstone.errors import Hopeless, Interrupted, SchemaMissing, StoreBusy, TargetDown
 from ledgerstone.ids import new_id
 from ledgerstone.messaging.cloudevents import attributes, of_attributes
 from ledgerstone.messaging.failed import Failed
@@ -21,6 +21,7 @@ from ledgerstone.messaging.receiving import Receiver
 from ledgerstone.messaging.subscription import Delivery
 from ledgerstone.settings import MessagingSettings, SubscriptionSettings
 from ledgerstone.store.transaction import Transaction
+from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import (
     Child,
     aside,
@@ -53,6 +54,7 @@ class Arrival:
         self.redelivered = redelivered
 
     def ack(self) -> None:
+        self._queue.at_ack(self.item)
         self._queue.settled(self, again=False)
 
     def back(self) -> None:
@@ -63,10 +65,14 @@ Item = tuple[bytes, Mapping[str, Any]]
 
 
 class Queue:
-    """A queue in memory: what is given back comes again, where it was before."""
+    """A queue in memory: what is given back comes again, where it was before.
+
+    `at_ack` is called for each that is acknowledged, before it is.
+    """
 
     def __init__(self, prefetch: int = 100) -> None:
         self.prefetch = prefetch
+        self.at_ack: Callable[[Item], None] = lambda _: None
         self.acknowledged: list[Item] = []
         self.given_back: list[Item] = []
         self._news = threading.Condition()
@@ -159,6 +165,18 @@ class MemorySubscription:
     def close(self) -> None:
         self.stop()
         self._queue.lose()
+
+
+class Tardy(MemorySubscription):
+    """One that delivers what there is at the very end."""
+
+    def start(self, deliver: Callable[[Delivery], None]) -> None:
+        self._deliver = deliver
+
+    def close(self) -> None:
+        arrival = self._queue.next(threading.Event())
+        assert arrival is not None
+        self._deliver(arrival)
 
 
 def parse(delivery: Delivery) -> Message:
@@ -388,9 +406,12 @@ def test_order_within_a_partition(ledger: Ledger, office: Office, queue: Queue) 
 
     with receiving(ledger, office, queue, concurrency=8):
         drained(queue)
+        # Those that come after all was quiet, too.
+        queue.add(*[message_of(partition=f"p{i % 5}", body=b"%d" % i) for i in range(60, 65)])
+        drained(queue)
 
-    assert seen == {f"p{n}": list(range(n, 60, 5)) for n in range(5)}
-    assert failed_once == set(range(0, 60, 7))
+    assert seen == {f"p{n}": list(range(n, 65, 5)) for n in range(5)}
+    assert failed_once == set(range(0, 65, 7))
 
 
 def test_a_stuck_partition_holds_no_other(ledger: Ledger, office: Office, queue: Queue) -> None:
@@ -406,21 +427,127 @@ def test_a_stuck_partition_holds_no_other(ledger: Ledger, office: Office, queue:
     # A handler that waits must not hold up the others' transactions.
     writes_beside = not ledger.database.dialect.one_writer
     office.consumers.add("order.*", send, name="mailer", ordered=True)
+    office.consumers.add("stock.*", send, name="counter")
     queue.add(
         message_of(partition="ann", body=b'"first"'),
         message_of(partition="ann", body=b'"second"'),
         message_of(partition="bob", body=b'"other"'),
+        message_of("stock.counted", partition="ann", body=b'"free"'),
     )
 
     with receiving(ledger, office, queue) as receiver:
         if writes_beside:
-            until(lambda: seen == ["other"], what="the other partition")
-        until(lambda: receiver.running >= 1 and receiver.waiting >= 1, what="one that waits")
+            until(lambda: sorted(seen) == ["free", "other"], what="the other partition")
+            # Two threads are idle, and the second message is not theirs to take.
+            until(lambda: receiver.running == 1, what="one that runs")
+        until(lambda: receiver.tally.received == 4, what="four that arrived")
+        held = receiver.waiting
         go_on.set()
         drained(queue)
 
+    assert held == 1 if writes_beside else held >= 1
     assert seen.index("first") < seen.index("second")
-    assert sorted(seen) == ["first", "other", "second"]
+    assert sorted(seen) == ["first", "free", "other", "second"]
+
+
+def test_one_ordered_consumer_is_enough(ledger: Ledger, office: Office, queue: Queue) -> None:
+    """A partition keeps its order if any of its consumers asks for it, whatever the others do."""
+    seen: list[tuple[str, str]] = []
+    failing = [True]
+
+    def mail(_: Any, came: Message) -> None:
+        seen.append(("mailer", came.body))
+
+    def bill(_: Any, came: Message) -> None:
+        if failing:
+            failing.clear()
+            raise LookupError
+        seen.append(("biller", came.body))
+
+    office.consumers.add("*", mail, name="mailer")
+    office.consumers.add("*", bill, name="biller", ordered=True)
+    queue.add(*[message_of(partition="ann", body=b'"%d"' % i) for i in range(3)])
+
+    with receiving(ledger, office, queue, concurrency=1):
+        drained(queue)
+
+    assert [body for name, body in seen if name == "biller"] == ["0", "1", "2"]
+    assert [body for name, body in seen if name == "mailer"] == ["0", "1", "2"]
+
+
+def test_who_has_dealt_with_it_is_not_asked_again(
+    ledger: Ledger, office: Office, queue: Queue
+) -> None:
+    """While one consumer is tried again, those that handled it or gave it up are left alone.
+
+    Each has tries of its own.
+    """
+    asked: Counter[str] = Counter()
+
+    def gives_up(_: Any, __: Message) -> None:
+        asked["gives up"] += 1
+        raise Hopeless("never")
+
+    def fails_twice(name: str) -> Any:
+        def handle(_: Any, __: Message) -> None:
+            asked[name] += 1
+            if asked[name] < 3:
+                raise LookupError
+
+        return handle
+
+    office.consumers.add("*", lambda *_: asked.update(["handles"]), name="handles")
+    office.consumers.add("*", gives_up, name="gives up")
+    for name in ("fails twice", "so does this"):
+        office.consumers.add("*", fails_twice(name), name=name)
+    queue.add(message_of())
+
+    with receiving(ledger, office, queue) as receiver:
+        drained(queue)
+
+    assert asked == {"handles": 1, "gives up": 1, "fails twice": 3, "so does this": 3}
+    assert [kept.consumer for kept in found(ledger, office)] == ["gives up"]
+    assert (receiver.tally.handled, receiver.tally.duplicates) == (3, 0)
+    assert (receiver.tally.failed, receiver.tally.retried) == (1, 4)
+
+
+def test_acknowledged_before_the_next(ledger: Ledger, office: Office, queue: Queue) -> None:
+    """The broker knows that a message is done before the next one of its partition may begin."""
+    at_ack: list[tuple[int, int]] = []
+    go_on = threading.Event()
+    office.consumers.add("*", lambda *_: signaled(go_on), name="mailer", ordered=True)
+    queue.add(*[message_of(partition="ann", body=b"%d" % i) for i in range(2)])
+
+    with receiving(ledger, office, queue, concurrency=2) as receiver:
+        queue.at_ack = lambda _: at_ack.append((receiver.running, receiver.waiting))
+        until(lambda: receiver.waiting == 1, what="one that waits")
+        go_on.set()
+        drained(queue)
+
+    assert at_ack == [(1, 1), (1, 0)]
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["free", "ordered"])
+def test_a_busy_store(ledger: Ledger, office: Office, queue: Queue, ordered: bool) -> None:
+    """What the store is too busy for goes back to the broker, unless order would suffer by it."""
+    seen: list[str] = []
+    busy = [True] * ledger.settings.store.transaction_tries_max
+
+    def send(_: Any, came: Message) -> None:
+        if came.body == "first" and busy:
+            busy.pop()
+            raise StoreBusy("locked")
+        seen.append(came.body)
+
+    office.consumers.add("*", send, name="mailer", ordered=ordered)
+    queue.add(*[message_of(partition="ann", body=b'"%s"' % word) for word in (b"first", b"second")])
+
+    with receiving(ledger, office, queue, concurrency=1) as receiver:
+        drained(queue)
+
+    assert [item[0] for item in queue.given_back] == ([] if ordered else [b'"first"'])
+    assert seen == (["first", "second"] if ordered else ["second", "first"])
+    assert (receiver.tally.retried, receiver.tally.failed) == (0, 0)
 
 
 def test_free_unless_asked(ledger: Ledger, office: Office, queue: Queue) -> None:
@@ -466,30 +593,96 @@ def test_connection_lost(ledger: Ledger, office: Office, queue: Queue) -> None:
     assert len(queue.acknowledged) == 5
 
 
-def test_stop(ledger: Ledger, office: Office, queue: Queue) -> None:
-    """Handlers that run finish and are acknowledged; the rest goes back in order."""
+def test_stop(ledger: Ledger, queue: Queue) -> None:
+    """Handlers that run finish and are acknowledged; the rest goes back in order of arrival.
+
+    Whatever it waited for: the one before it, a free thread, or its time.
+    """
     begun, go_on = threading.Event(), threading.Event()
 
     def send(tx: Transaction, came: Message) -> None:
+        if came.body == "later":
+            raise LookupError
         begun.set()
         signaled(go_on)
         noted(tx, came.body)
 
-    office.consumers.add("*", send, name="mailer", ordered=True)
-    queue.add(*[message_of(body=b'"%d"' % i) for i in range(4)])
+    slow = new_office(ledger, retry_seconds=86_400)
+    slow.consumers.add("*", send, name="mailer", ordered=True)
+    queue.add(
+        message_of(partition="cid", body=b'"later"'),
+        message_of(partition="ann", body=b'"runs"'),
+        message_of(partition="ann", body=b'"behind"'),
+        message_of(partition="bob", body=b'"ready"'),
+        message_of(partition="ann", body=b'"last"'),
+    )
 
-    with receiving(ledger, office, queue) as receiver:
+    with receiving(ledger, slow, queue, concurrency=1) as receiver:
         signaled(begun)
-        until(lambda: receiver.waiting == 3, what="three that wait")
+        until(lambda: receiver.waiting == 4, what="four that wait")
         with aside(receiver.stop):
             until(lambda: not receiver.connected, what="the stop")
             go_on.set()
 
-    assert notes_kept(ledger) == ["0"]
-    assert [item[0] for item in queue.acknowledged] == [b'"0"']
-    assert [item[0] for item in queue.given_back] == [b'"1"', b'"2"', b'"3"']
-    assert receiver.tally.returned == 3
-    assert queue.left == 3
+    assert notes_kept(ledger) == ["runs"]
+    assert [item[0] for item in queue.acknowledged] == [b'"runs"']
+    assert [item[0] for item in queue.given_back] == [
+        b'"later"',
+        b'"behind"',
+        b'"ready"',
+        b'"last"',
+    ]
+    assert receiver.tally.returned == 4
+    assert queue.left == 4
+
+
+def test_what_arrives_after_the_end(ledger: Ledger, office: Office, queue: Queue) -> None:
+    """What is delivered while the receiver ends goes back, and waits for nobody there."""
+    office.consumers.add("*", lambda *_: None, name="mailer")
+    queue.add(message_of())
+    late = Tardy(queue)
+    settings = SubscriptionSettings(url="amqp://x/", queue="orders", concurrency=1)
+    receiver = Receiver(ledger.database, office, late, settings, name="orders", parse=parse)
+    receiver.start()
+
+    receiver.stop()
+
+    assert (receiver.tally.received, receiver.tally.returned, receiver.waiting) == (1, 1, 0)
+    assert (len(queue.given_back), queue.acknowledged) == (1, [])
+
+
+def test_pauses(ledger: Ledger, clock: ManualClock, queue: Queue) -> None:
+    """What failed waits longer each time, and so does what something was out of reach for."""
+    tries: Counter[str] = Counter()
+    office = new_office(ledger, retry_seconds=60.0, retry_factor=2.0)
+
+    def send(_: Any, came: Message) -> None:
+        tries[came.body] += 1
+        if came.body == "fails":
+            raise LookupError
+        if came.body == "down":
+            raise TargetDown("mail")
+
+    def looked() -> tuple[int, int]:
+        """Tries of both, when the only thread has come past everything that was due."""
+        for _ in range(2):
+            queue.add(message_of(body=b'"probe"'))
+            until(lambda: len(queue.acknowledged) == tries["probe"] and queue.left == 2)
+        return tries["fails"], tries["down"]
+
+    office.consumers.add("*", send, name="mailer")
+    queue.add(message_of(body=b'"fails"'), message_of(body=b'"down"'))
+
+    with receiving(ledger, office, queue, concurrency=1):
+        seen = [looked()]
+        # Pauses after something was out of reach are up to a fifth shorter, by chance.
+        for seconds in (0.39, 0.11, 0.28, 0.72, 58.49, 0.02, 119.9, 0.2):
+            clock.advance(seconds)
+            seen.append(looked())
+
+    fails, down = zip(*seen, strict=True)
+    assert fails == (1, 1, 1, 1, 1, 1, 2, 2, 3)
+    assert down[:5] == (1, 1, 2, 2, 3)
 
 
 def test_the_grace_is_over(ledger: Ledger, office: Office, queue: Queue) -> None:
@@ -640,12 +833,13 @@ from ledgerstone.messaging import inbox
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.office import Office
 from ledgerstone.settings import MessagingSettings, Settings
-from ledgerstone.testing.contract.inbox import noted
 
 url, message_id, failpoint = sys.argv[1:]
 ledger = Ledger(url, settings=Settings.load(url=url, environ={}))
 office = Office(MessagingSettings())
-mailer = office.consumers.add("*", lambda tx, _: noted(tx, "sent"), name="mailer")
+note = "INSERT INTO note (name, count) VALUES ('sent', 0)"
+write = lambda tx, _: tx.connection.exec_driver_sql(note)
+mailer = office.consumers.add("*", write, name="mailer")
 came = Message(id=message_id, name="order.placed", raw=b"{}", created_at=datetime.now(UTC))
 ledger.database.identity
 ready()

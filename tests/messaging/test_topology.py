@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 import pytest
@@ -26,6 +26,7 @@ from ledgerstone.settings.messaging import (
 )
 from ledgerstone.testing.server import free_port
 from ledgerstone.testing.servers.rabbitmq import PrivateRabbitMQ
+from tests.brokers import virtual_host
 
 BROKER = [
     pytest.mark.rabbitmq,
@@ -68,12 +69,16 @@ PLAN = [
 
 
 @pytest.fixture
-def broker(rabbit: PrivateRabbitMQ) -> Iterator[DestinationSettings]:
+def host(rabbit: PrivateRabbitMQ) -> Iterator[str]:
     """An empty virtual host of the broker."""
-    rabbit.control("add_vhost", "house")
-    rabbit.control("set_permissions", "-p", "house", "guest", ".*", ".*", ".*")
-    yield DestinationSettings(url=f"{rabbit.url}house")
-    rabbit.control("delete_vhost", "house")
+    with virtual_host(rabbit) as name:
+        yield name
+
+
+@pytest.fixture
+def broker(rabbit: PrivateRabbitMQ, host: str) -> DestinationSettings:
+    """The broker, by this virtual host."""
+    return DestinationSettings(url=f"{rabbit.url}{host}")
 
 
 def test_the_plan() -> None:
@@ -110,7 +115,9 @@ class TestOnABroker:
 
     pytestmark = BROKER
 
-    def test_declared(self, rabbit: PrivateRabbitMQ, broker: DestinationSettings) -> None:
+    def test_declared(
+        self, rabbit: PrivateRabbitMQ, broker: DestinationSettings, host: str
+    ) -> None:
         """Everything is there as planned, and declaring it again is fine."""
         items = plan(SETTINGS)
 
@@ -118,7 +125,7 @@ class TestOnABroker:
         second = declare("shop", broker, items)
 
         assert first == second == [Declared(item, ok=True) for item in items]
-        assert found(rabbit) == expected()
+        assert found(rabbit, host) == expected()
 
     def test_one_that_fails(self, broker: DestinationSettings) -> None:
         """An item that fails says why in the broker's words, and does not stop the others."""
@@ -133,38 +140,44 @@ class TestOnABroker:
         assert "inequivalent arg 'type'" in results[0].reason
         assert "no exchange 'nowhere'" in results[1].reason
 
-    def test_imported(self, rabbit: PrivateRabbitMQ, broker: DestinationSettings) -> None:
+    def test_imported(
+        self, rabbit: PrivateRabbitMQ, broker: DestinationSettings, host: str
+    ) -> None:
         """What is exported, the broker imports, and it is what declaring would have made."""
         file = rabbit.folder / "definitions.json"
-        file.write_bytes(msgspec.json.encode(definitions(plan(SETTINGS), vhost="house")))
+        file.write_bytes(msgspec.json.encode(definitions(plan(SETTINGS), vhost=host)))
         file.chmod(0o644)
 
         rabbit.control("import_definitions", str(file))
 
-        assert found(rabbit) == expected()
+        assert found(rabbit, host) == expected()
         items = plan(SETTINGS)
         assert declare("shop", broker, items) == [Declared(item, ok=True) for item in items]
 
 
-def found(rabbit: PrivateRabbitMQ) -> dict[str, set[tuple[str, ...]]]:
+def found(rabbit: PrivateRabbitMQ, host: str) -> dict[str, set[tuple[str, ...]]]:
     """What the virtual host holds beside what every one has."""
-    asked = {
-        "exchanges": ("list_exchanges", "name", "type", "durable"),
-        "queues": ("list_queues", "name", "durable", "arguments"),
-        "bindings": ("list_bindings", "source_name", "destination_name", "routing_key"),
+    columns = {
+        "exchanges": ("name", "type", "durable"),
+        "queues": ("name", "durable", "arguments"),
+        "bindings": ("source", "destination", "routing_key"),
     }
-    held: dict[str, set[tuple[str, ...]]] = {}
-    for what, (verb, *columns) in asked.items():
-        printed = rabbit.control(verb, "-p", "house", "--formatter", "json", *columns)
-        rows = msgspec.json.decode(printed, type=list[dict[str, Any]])
-        told = [tuple(_told(row[column]) for column in columns) for row in rows]
-        held[what] = {row for row in told if row[0] and not row[0].startswith("amq.")}
-    return held
+    everything = "rabbit_json:encode(rabbit_definitions:all_definitions())"
+    printed = rabbit.evaluate(f"binary_to_list(base64:encode({everything}))")
+    held = msgspec.json.decode(base64.b64decode(printed.strip('"')))
+    return {
+        what: {
+            tuple(_told(row[column]) for column in names)
+            for row in held[what]
+            if row["vhost"] == host
+        }
+        for what, names in columns.items()
+    }
 
 
 def _told(value: object) -> str:
-    if isinstance(value, list):
-        return " ".join(sorted(f"{name}={_told(given)}" for name, _, given in value))
+    if isinstance(value, dict):
+        return " ".join(sorted(f"{name}={_told(given)}" for name, given in value.items()))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -14,6 +14,7 @@ from ledgerstone.settings import Settings
 from ledgerstone.testing.contract.traffic import MESSAGES, Verdict, survive_kills
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres, PrivateRabbitMQ
 from ledgerstone.testing.traffic import EVENT
+from tests.brokers import virtual_host
 
 KEPT = Verdict(committed=MESSAGES, missing=0, twice=0, unfounded=0, out_of_order=[])
 
@@ -32,14 +33,19 @@ def server(request: pytest.FixtureRequest) -> Iterator[PrivatePostgres | Private
 
 @pytest.mark.rabbitmq
 @pytest.mark.slow
-def test_through_a_broker(server: PrivatePostgres | PrivateMariaDB) -> None:
+@pytest.mark.torture
+@pytest.mark.xdist_group("rabbitmq")
+def test_through_a_broker(
+    server: PrivatePostgres | PrivateMariaDB, rabbit: PrivateRabbitMQ
+) -> None:
     """Relays, consumers and RabbitMQ are killed with -9: nothing lost, doubled or out of order."""
     url = server.create_database("ledger")
-    with PrivateRabbitMQ() as broker:
+    with virtual_host(rabbit) as host:
+        there = f"{rabbit.url}{host}"
         messaging = {
-            "destinations": {"broker": {"url": broker.url, "exchange": "events"}},
+            "destinations": {"broker": {"url": there, "exchange": "events"}},
             "routes": {"account.*": ["broker"]},
-            "subscriptions": {"accounts": {"url": broker.url, "queue": "accounts"}},
+            "subscriptions": {"accounts": {"url": there, "queue": "accounts"}},
             # Not a topic exchange: RabbitMQ 3.10 can forget its routes when it is killed.
             "exchanges": {"events": {"type": "direct"}},
             "queues": {"accounts": {"one_consumer": True, "bindings": {"events": [EVENT]}}},
@@ -48,11 +54,11 @@ def test_through_a_broker(server: PrivatePostgres | PrivateMariaDB) -> None:
         destination = settings.messaging.destinations["broker"]
         declared = topology.declare("broker", destination, topology.plan(settings.messaging))
         assert all(each.ok for each in declared)
-        broker.write_out()
+        rabbit.write_out()
 
         def cut_power() -> None:
-            broker.kill()
-            broker.restart()
+            rabbit.kill()
+            rabbit.restart()
 
         with Ledger(url, settings=settings) as ledger:
             ledger.migrate()
@@ -69,6 +75,7 @@ def test_through_a_broker(server: PrivatePostgres | PrivateMariaDB) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.torture
 def test_without_a_broker(tmp_path: Path) -> None:
     """On a file, straight to the consumers: the same holds.
 

@@ -48,6 +48,7 @@ def test_mysql() -> None:
     """The number of the error decides."""
     cases = {
         1213: errors.StoreBusy,
+        1020: errors.StoreBusy,
         1205: errors.StoreBusy,
         1040: errors.StoreUnavailable,
         2003: errors.StoreUnavailable,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -10,14 +11,20 @@ from sqlalchemy import text
 
 from ledgerstone import Ledger
 from ledgerstone.chores import NewChore
-from ledgerstone.chores.source import _claim, _expired
+from ledgerstone.chores import Status as ChoreStatus
+from ledgerstone.chores.source import _claim, _expired, _hold
+from ledgerstone.jobs import NewJob, Status, explaining, queues, reading
+from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.ledger import Transaction
+from ledgerstone.store.batch import document
 from ledgerstone.store.statement import Statement
+from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import batches, pages
 from ledgerstone.testing.contract.pages import newest_first, of_kind, oldest_first
 from ledgerstone.testing.fixtures import Home
 
 ROWS = 3000
+BATCH = 30
 AFTER = {"after_0": 1500, "after_1": "00000000-0000-0000-0000-000000000000"}
 EXPLAIN = {"sqlite": "EXPLAIN QUERY PLAN", "postgres": "EXPLAIN", "mysql": "EXPLAIN"}
 ANALYZE = {"sqlite": "ANALYZE", "postgres": "ANALYZE {}", "mysql": "ANALYZE TABLE {}"}
@@ -26,6 +33,11 @@ SLOW = {
     "sqlite": r"SCAN (entry|chore)(?! USING INDEX)|TEMP B-TREE",
     "postgres": r"Seq Scan|Sort",
     "mysql": r"ALL|filesort",
+}
+WHOLE_JOB = {
+    "sqlite": r"SCAN job(?! USING)",
+    "postgres": r"Seq Scan on job",
+    "mysql": r"^\d+ \S+ job ALL",
 }
 
 
@@ -74,6 +86,33 @@ def test_pages_come_from_an_index(ledger: Ledger, home: Home) -> None:
             assert not re.search(SLOW[home.kind], told), told
 
 
+BY_KEY = {"sqlite": "", "postgres": r"Index Cond: \(id = ANY", "mysql": r"eq_ref PRIMARY"}
+
+
+def test_held_rows_are_looked_up_by_key(ledger: Ledger, home: Home) -> None:
+    """A worker's session locks the rows of a batch one by one, and reads no others for it."""
+    ids = ledger.run(
+        lambda tx: [
+            each.id for each in tx.chores.enqueue_many([NewChore(body=i) for i in range(ROWS)])
+        ]
+    )
+    analyze(home, ledger, "chore")
+    session = ledger.database.sibling(connections=1)
+
+    locked = session.run(lambda tx: _hold.run(tx, ids[:100]))
+
+    assert locked == []
+    with session.transaction() as tx:
+        names = {"postgres": "postgresql"}
+        # With one writer there is nothing to lock, and no statement.
+        made = _hold.statements.get(names.get(home.kind, home.kind))
+        for statement in [made] if made is not None else []:
+            one = {"postgres": f"{{{ids[0]}}}"}.get(home.kind, document([(ids[0],)]))
+            told = plan(home, tx, statement, in_id=one, rows=one)
+
+            assert re.search(BY_KEY[home.kind], told), told
+
+
 def test_claims_come_from_an_index(ledger: Ledger, home: Home) -> None:
     """What is due, and what has expired, is found by its index and not by looking at everything."""
     ledger.run(lambda tx: tx.chores.enqueue_many([NewChore(body=i) for i in range(ROWS)]))
@@ -109,3 +148,62 @@ def test_changes_look_their_rows_up(ledger: Ledger, home: Home) -> None:
 
     assert re.search(r"item \S* ?eq_ref PRIMARY", told), told
     assert re.search(r"item \S* ?eq_ref uq_item_name", told_by_name), told_by_name
+
+
+@pytest.fixture
+def jobs(ledger: Ledger, home: Home, clock: ManualClock) -> str:
+    """Many jobs in line, accepted at many moments; the id of one of the last."""
+    accepted: list[str] = []
+    for _ in range(ROWS // BATCH):
+        batch = [NewJob(type="a")] * BATCH
+        with ledger.transaction() as tx:
+            accepted += [each.id for each in tx.jobs.enqueue_many(batch)]
+        clock.advance(1)
+    analyze(home, ledger, "job")
+    return accepted[-1]
+
+
+def test_jobs_are_listed_from_an_index(ledger: Ledger, home: Home, jobs: str) -> None:
+    """A list of all jobs reads a page of each status from an index, the first and a later one."""
+    after = {"after_0": datetime(2026, 1, 1), "after_1": jobs}  # noqa: DTZ001 - as it is kept
+    listing = reading._listing(())
+
+    with ledger.reading() as tx:
+        for statement, more in ((listing._first, {}), (listing._next, after)):
+            told = plan(home, tx, statement, limit=10, **more)
+
+            assert told.count("idx_job__status_created_at") >= len(Status), told
+            assert not re.search(WHOLE_JOB[home.kind], told, re.MULTILINE), told
+
+
+def test_who_is_ahead_is_three_ranges(ledger: Ledger, home: Home, jobs: str) -> None:
+    """To count who is ahead of a job no job behind it is read: each part is a range of an index."""
+    values = {"queue_": "default", "org_": NO_ORG, "urgency_": 0, "run_at_": 1, "id_": jobs}
+
+    with ledger.reading() as tx:
+        told = plan(home, tx, explaining._ahead, **values)
+
+    assert len(re.findall(r"idx_job__due", told)) >= 3, told
+    assert not re.search(WHOLE_JOB[home.kind], told, re.MULTILINE), told
+
+
+@pytest.mark.usefixtures("jobs")
+def test_nothing_is_counted_exactly(ledger: Ledger) -> None:
+    """What status and queues count stops at its most, whatever there is."""
+    worker = ledger.worker(ledger.job_source("far"))
+    worker._say()
+    ledger.run(lambda tx: tx.jobs.enqueue("a", queue="far"))
+    ledger.run(lambda tx: tx.chores.enqueue_many([NewChore(body=i) for i in range(20)]))
+    for _ in range(20):
+        ledger.run(lambda tx: tx.outbox.publish("order.placed", {}))
+
+    with ledger.reading() as tx:
+        seen = queues.look(tx, counted_max=10)
+        chores = tx.chores.some_counts(10)
+        backlog = {each.destination: each.waiting for each in tx.outbox.backlog(counted_max=10)}
+
+    assert {queue.name: queue.queued for queue in seen.queues} == {"default": 10, "far": 1}
+    assert (seen.counted_all, seen.more) == (False, ["queued"])
+    assert chores[ChoreStatus.QUEUED] == 10
+    assert backlog["local"] == 10
+    worker.stop(grace_seconds=0)

@@ -30,6 +30,7 @@ from ledgerstone.testing.contract import aside, notes_kept, opened, still_waits,
 from ledgerstone.testing.contract.joins import JoinContract
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.guests import CONNECT
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 OTHER = {"sqlite": "postgres", "postgres": "mysql", "mysql": "sqlite"}
 DICTS: dict[str, Callable[[Any], None]] = {
@@ -148,6 +149,15 @@ def test_a_closed_driver_connection(ledger: Ledger, home: Home) -> None:
         ledger.join(raw).chores.enqueue(1)
 
 
+@pytest.mark.parametrize(
+    "home",
+    [
+        pytest.param("sqlite", marks=pytest.mark.postgres),
+        pytest.param("postgres", marks=pytest.mark.postgres),
+        pytest.param("mysql", marks=pytest.mark.mysql),
+    ],
+    indirect=True,
+)
 def test_another_kind_is_refused(
     request: pytest.FixtureRequest, ledger: Ledger, home: Home, tmp_path: Path
 ) -> None:
@@ -366,7 +376,7 @@ def test_a_deadlock_in_a_joined_batch(ledger: Ledger, home: Home) -> None:
         def call() -> bool:
             with connected(home.url) as raw:
                 ledger.join(raw).chores.enqueue(1, key=first)
-                met.wait(30)
+                met.wait(WAIT_SECONDS_MAX)
                 try:
                     ledger.join(raw).chores.enqueue(1, key=second)
                 except errors.StoreBusy:
@@ -422,3 +432,25 @@ def unsound() -> bool:
 def nothing() -> Iterator[None]:
     """No warning is expected."""
     yield
+
+
+def test_what_was_left_for_a_commit_that_never_came(tmp_path: Path) -> None:
+    """What a transaction left for its commit is forgotten when it is rolled back."""
+    did: list[str] = []
+
+    with (
+        opened(f"sqlite:///{tmp_path}/ledger.db") as ledger,
+        ledger.database.engine.connect() as connection,
+    ):
+        tx = ledger.join(connection)
+        tx.at_commit("undone", lambda: did.append("undone"))
+        tx.notes["undone"] = True
+        connection.rollback()
+        after = ledger.join(connection)
+        after.at_commit("kept", lambda: did.append("kept"))
+        after.at_commit("kept", lambda: did.append("kept twice"))
+        noted = dict(after.notes)
+        connection.commit()
+
+    assert did == ["kept"]
+    assert noted == {}

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
+import pymysql
 import pytest
 from sqlalchemy import text
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
 from ledgerstone import Ledger, errors
+from ledgerstone.engine.source import Ask
 from ledgerstone.store.dialects import mysql
-from ledgerstone.testing.contract import notes_kept, opened, tables
+from ledgerstone.testing.contract import another, note, notes_kept, opened, tables
 from ledgerstone.testing.contract.transactions import count_up, write
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.servers import PrivateMariaDB
@@ -40,6 +45,38 @@ def test_the_settings_of_a_connection(home: Home) -> None:
         assert variable(ledger, "innodb_lock_wait_timeout") == 7
 
 
+@pytest.mark.parametrize("charset", ["latin1", "utf8mb3"])
+def test_a_character_set_that_lacks_some(ledger: Ledger, home: Home, charset: str) -> None:
+    """A joined connection to which the server would answer question marks is refused."""
+    job = ledger.run(lambda tx: tx.jobs.enqueue("a", {"words": "🦊"}, key="🦊"))
+    url = make_url(home.url)
+    where: dict[str, Any] = url.translate_connect_args(username="user")
+
+    with (
+        closing(pymysql.connect(**where, charset=charset)) as theirs,
+        pytest.raises(errors.Unsupported, match="charset=utf8mb4"),
+    ):
+        ledger.join(theirs)
+
+    with closing(pymysql.connect(**where, charset="utf8mb4")) as theirs:
+        again = ledger.join(theirs).jobs.enqueue("a", {"words": "🦊"}, key="🦊")
+        assert again.id == job.id
+
+
+@pytest.mark.parametrize("mode", ["", "ANSI_QUOTES"])
+def test_a_server_that_is_not_strict(home: Home, mode: str) -> None:
+    """What does not fit is refused also where the server would cut it; its other modes stay."""
+    url = f"{home.url}?init_command={quote(f'SET sql_mode = {mode!r}')}"
+    with opened(url) as ledger:
+        tables.create_all(ledger.database.engine)
+        assert mode in str(variable(ledger, "sql_mode"))
+
+        with pytest.raises(errors.StoreError):
+            ledger.run(lambda tx: write(tx, "x" * 61))
+
+        assert notes_kept(ledger) == []
+
+
 def test_the_description(ledger: Ledger) -> None:
     """A ledger can tell what it stands on."""
     with ledger.reading() as tx:
@@ -54,6 +91,59 @@ def test_either_name_is_understood(home: Home) -> None:
     for scheme in ("mariadb", "mysql+pymysql", "mariadb+pymysql"):
         with opened(home.url.replace("mysql", scheme)) as ledger:
             assert ledger.run(lambda tx: tx.chores.enqueue(1)).created
+
+
+def test_migrations_of_two_databases(home: Home, tmp_path: Path) -> None:
+    """A database is migrated while another one of the same server is being migrated."""
+    with (
+        opened(home.url) as ledger,
+        ledger.database.engine.connect() as connection,
+        ledger.database.dialect.migrating(connection),
+        another(home, tmp_path) as other,
+    ):
+        migrated = other.run(lambda tx: tx.chores.enqueue(1)).created
+
+    assert migrated
+
+
+def test_a_row_that_changed_since_the_snapshot(ledger: Ledger, home: Home) -> None:
+    """Under snapshot isolation, MariaDB's default from 11.6 on, that is StoreBusy: run it again."""
+    job = ledger.run(lambda tx: tx.jobs.enqueue("a"))
+    where: dict[str, Any] = make_url(home.url).translate_connect_args(username="user")
+
+    with closing(pymysql.connect(**where)) as theirs, closing(theirs.cursor()) as cursor:
+        cursor.execute("SET SESSION innodb_snapshot_isolation = ON")
+        cursor.execute("SELECT COUNT(*) FROM job")
+        ledger.kinds.add("a", lambda: None)
+        source = ledger.job_source()
+        ledger.run(lambda tx: source.claim(tx, Ask(1, "w", 30.0)))
+        with pytest.raises(errors.StoreBusy):
+            ledger.join(theirs).jobs.cancel(job.id)
+        theirs.rollback()
+        ledger.join(theirs).jobs.cancel(job.id)
+        theirs.commit()
+
+    with ledger.reading() as tx:
+        assert tx.jobs.get(job.id).cancel_requested
+
+
+def test_a_changed_row_that_is_caught(ledger: Ledger, home: Home) -> None:
+    """The server has undone all of the transaction for it: the block's end says so."""
+    tables.create_all(ledger.database.engine)
+    ledger.run(lambda tx: write(tx, "there"))
+    with opened(home.url, store={"pool_size_max": 1}) as strict:
+        with strict.transaction() as tx:
+            for setting in ("innodb_snapshot_isolation = ON", "tx_isolation = 'REPEATABLE-READ'"):
+                tx.connection.execute(text(f"SET SESSION {setting}"))
+
+        with pytest.raises(errors.StoreBusy), strict.transaction() as tx:
+            tx.connection.execute(note.select())
+            write(tx, "mine")
+            ledger.run(lambda other: count_up(other, "there"))
+            with suppress(OperationalError):
+                count_up(tx, "there")
+
+    assert notes_kept(ledger) == ["there"]
 
 
 @pytest.mark.parametrize("undoes_all", [True, False])

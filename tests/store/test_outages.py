@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import socket
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pymysql
 import pytest
+from sqlalchemy import event
 from sqlalchemy.engine import make_url
 
 from ledgerstone import Ledger, errors
@@ -18,8 +20,9 @@ from ledgerstone.testing.contract.transactions import write
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.server import free_port
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
+from ledgerstone.testing.workshop import started
 
-ANSWER_SECONDS_MAX = 60.0
 SCRAM = "host all locked 127.0.0.1/32 scram-sha-256\n"
 
 
@@ -70,8 +73,8 @@ def test_one_at_hand_is_warned_of(ledger: Ledger, mortal: Home) -> None:
     ledger.run(lambda tx: tx.jobs.enqueue("before"))
     restart(mortal)
 
-    with pytest.raises(errors.StoreUnavailable) as raised:
-        ledger.run(lambda tx: tx.jobs.enqueue("lost"))
+    with pytest.raises(errors.StoreUnavailable) as raised, ledger.transaction() as tx:
+        tx.jobs.enqueue("lost")
     ledger.run(lambda tx: tx.jobs.enqueue("after"))
 
     assert raised.value.retryable
@@ -87,8 +90,8 @@ def test_one_failure_warns_of_the_others(ledger: Ledger, mortal: Home) -> None:
         assert notes_in(two) == notes_in(three) == []
     restart(mortal)
 
-    with pytest.raises(errors.StoreUnavailable) as raised:
-        ledger.run(lambda tx: write(tx, "lost"))
+    with pytest.raises(errors.StoreUnavailable) as raised, ledger.transaction() as tx:
+        write(tx, "lost")
 
     assert raised.value.retryable
     with ledger.transaction() as one, ledger.reading() as two, ledger.reading() as three:
@@ -230,17 +233,17 @@ def test_a_watcher_survives_a_restart(mortal_postgres: PrivatePostgres) -> None:
         watcher = ledger.database.watcher()
         assert watcher is not None
         watcher.start()
-        assert watcher.prompt
+        until(lambda: watcher.prompt)
         bell.wait(0)
 
         mortal_postgres.kill()
         mortal_postgres.restart()
-        assert bell.wait(ANSWER_SECONDS_MAX)
+        assert bell.wait(WAIT_SECONDS_MAX)
 
         assert watcher.prompt
         with opened(url) as elsewhere:
             elsewhere.run(lambda tx: tx.wake("chores"))
-        assert bell.wait(ANSWER_SECONDS_MAX)
+        assert bell.wait(WAIT_SECONDS_MAX)
         watcher.stop()
 
 
@@ -254,3 +257,57 @@ def test_passwords_stay_secret() -> None:
     with pytest.raises(errors.StoreUnavailable) as raised:
         ledger.run(lambda _: None)
     assert "geheim" not in str(raised.value)
+
+
+def test_an_outage_in_the_log(mortal: Home, caplog: pytest.LogCaptureFixture) -> None:
+    """A worker logs one line when its database goes away and one when it is back, and no more."""
+    assert mortal.server is not None
+    settings = Settings.load(url=mortal.url, environ={"LEDGERSTONE_ENGINE_RESCUE_SECONDS": "0.1"})
+    ledger = Ledger(mortal.url, settings=settings)
+    ledger.migrate()
+    for queue in ("a", "b", "c"):
+        ledger.kinds.add(queue, lambda: None, queue=queue)
+    ledger.consumer("order.*", name="mailer")(lambda _tx, _message: None)
+    ledger.run(lambda tx: tx.jobs.enqueue("a"))
+    worker = ledger.worker()
+
+    with started(worker):
+        until(lambda: not any(pump.tally.trouble for pump in worker.pumps))
+        mortal.server.kill()
+        until(lambda: all(pump.tally.trouble for pump in worker.pumps), what="trouble")
+        with pytest.raises(errors.StoreUnavailable):
+            ledger.run(lambda tx: tx.jobs.enqueue("a"))
+        mortal.server.restart()
+        until(lambda: "is back after" in caplog.text, what="the second line")
+        until(lambda: not any(pump.tally.trouble for pump in worker.pumps))
+
+    said = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    shown = ledger.database.url.render_as_string(hide_password=True)
+    first, second = [r.getMessage() for r in said if "slow statements" not in r.getMessage()]
+    assert first.startswith(f"{shown} is out of reach: ")
+    assert second.startswith(f"{shown} is back after ")
+    ledger.close()
+
+
+def test_a_lost_connection_goes_back_quietly(
+    ledger: Ledger, mortal: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A connection that is found lost when it goes back to the pool leaves no traceback."""
+    assert mortal.server is not None
+    server = mortal.server
+    event.listen(ledger.database.engine, "reset", lambda *_: server.kill(), once=True, insert=True)
+    with suppress(errors.StoreUnavailable):
+        ledger.run(lambda tx: write(tx, "mine"))
+    server.restart()
+
+    assert "Exception during reset" not in caplog.text
+    assert [record.name for record in caplog.records if "sqlalchemy" in record.name] == []
+    until(lambda: _answers(ledger), what="another connection")
+    ledger.close()
+
+
+def _answers(ledger: Ledger) -> bool:
+    try:
+        return notes_kept(ledger) == ["mine"]
+    except errors.StoreUnavailable:
+        return False

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, func, select, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
 
 from ledgerstone import Ledger, errors
 from ledgerstone.chores import ChoreSource, Status
 from ledgerstone.engine.source import Ask, Handler
-from ledgerstone.jobs import NewJob
+from ledgerstone.jobs import Job, NewJob
 from ledgerstone.jobs import Status as JobStatus
 from ledgerstone.jobs.accepting import channel_of
+from ledgerstone.ledger import Transaction
 from ledgerstone.store import pipeline
 from ledgerstone.store.dialects.postgres import PostgreSQL
+from ledgerstone.store.pipeline import HELD_MAX
+from ledgerstone.store.statement import Statement
 from ledgerstone.store.wakeups.listen import CHANNEL, ListenWatcher
-from ledgerstone.testing.contract import opened, tables
+from ledgerstone.testing.contract import aside, opened, still_waits, tables
+from ledgerstone.testing.contract.pipelines import append
 from ledgerstone.testing.contract.transactions import write
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.processes import WorkerProcess
 from ledgerstone.testing.servers import PrivatePgBouncer
-from ledgerstone.testing.waiting import until
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 
 pytestmark = pytest.mark.postgres
 
@@ -39,6 +47,10 @@ IDLE_IN_TRANSACTION = """
 
 OTHERS = """
     SELECT COUNT(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+END_OTHERS = """
+    SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid()
 """
 OBJECTING = (
@@ -72,7 +84,7 @@ def heard(listener: Any) -> list[str]:
     """What was announced until now: a notification of our own is the last."""
     listener.execute("SELECT pg_notify(%s, 'end')", (CHANNEL,))
     payloads: list[str] = []
-    for notification in listener.notifies(timeout=30):
+    for notification in listener.notifies(timeout=WAIT_SECONDS_MAX):
         if notification.payload == "end":
             return payloads
         payloads.append(notification.payload)
@@ -119,6 +131,25 @@ def test_announcing_can_be_turned_off(home: Home, listener: Any) -> None:
     assert heard(listener) == []
 
 
+FORGED_SCHEMA = (
+    "CREATE SCHEMA forged",
+    "CREATE TABLE forged.history_permit (id TEXT)",
+    "INSERT INTO forged.history_permit VALUES ('x')",
+    "CREATE FUNCTION forged.format(text, name) RETURNS text LANGUAGE sql RETURN 'SELECT true'",
+    "SET LOCAL search_path = forged, public, pg_catalog",
+)
+
+
+def test_a_permit_in_another_schema(ledger: Ledger) -> None:
+    """History is kept whatever the search path of a session finds first."""
+    ledger.run(lambda tx: tx.jobs.enqueue("a"))
+
+    with pytest.raises(errors.StoreError, match="history"), ledger.transaction() as tx:
+        for statement in FORGED_SCHEMA:
+            tx.connection.execute(text(statement))
+        tx.connection.execute(text("DELETE FROM job_event"))
+
+
 def test_reading_announces_nothing(ledger: Ledger, listener: Any) -> None:
     """What is woken in a transaction that only reads is not announced."""
     with ledger.reading() as tx:
@@ -145,6 +176,193 @@ def test_the_settings_of_a_connection(home: Home) -> None:
         assert tx.connection.execute(text("SHOW lock_timeout")).scalar() == "7s"
         assert tx.connection.execute(text("SHOW application_name")).scalar() == "ledgerstone"
         assert told["pooler"] == "no"
+
+
+GREETING = "Grüße"
+
+
+@pytest.fixture
+def encoded(home: Home) -> Iterator[Callable[[str], str]]:
+    """Makes a database of this encoding beside the test's, and answers its URL."""
+    made: list[str] = []
+
+    def make(encoding: str) -> str:
+        parsed = make_url(home.url)
+        name = f"{parsed.database}_{encoding.lower()}"
+        made.append(name)
+        with psycopg.connect(home.url, autocommit=True) as connection:
+            connection.execute(
+                f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}'"
+                " LC_COLLATE 'C' LC_CTYPE 'C'"
+            )
+        return parsed.set(database=name).render_as_string(hide_password=False)
+
+    yield make
+    assert home.server is not None
+    for name in made:
+        home.server.drop_database(name)
+
+
+@pytest.mark.parametrize("by", ["database", "environment", "url"])
+def test_any_client_encoding(
+    home: Home, encoded: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Text is kept as it is, whatever the default encoding; a joined key is the same job."""
+    url = encoded("LATIN1") if by == "database" else home.url
+    if by == "environment":
+        monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    ours = f"{url}?client_encoding=latin1" if by == "url" else url
+    with opened(ours) as ledger, psycopg.connect(ours) as theirs:
+        job = ledger.run(lambda tx: tx.jobs.enqueue("a", {"words": GREETING}, key=GREETING))
+        again = ledger.join(theirs).jobs.enqueue("a", {"words": GREETING}, key=GREETING)
+        theirs.rollback()
+        with ledger.reading() as tx:
+            row = tx.jobs.get(job.id)
+
+    with psycopg.connect(url, client_encoding="utf8") as connection:
+        kept = connection.execute("SELECT idempotency_key, payload->>'words' FROM job").fetchall()
+    assert kept == [(GREETING, GREETING)]
+    assert row.payload == {"words": GREETING}
+    assert (again.id, again.created) == (job.id, False)
+
+
+def test_what_the_encoding_of_the_database_lacks(encoded: Callable[[str], str]) -> None:
+    """A character that it cannot keep is refused, and the hint says what to do."""
+    with opened(encoded("LATIN1")) as ledger:
+        with pytest.raises(errors.StoreError, match="UTF8") as raised:
+            ledger.run(lambda tx: tx.jobs.enqueue("a", {"words": "🦊"}))
+
+        assert "LATIN1" in raised.value.message
+        with ledger.reading() as tx:
+            assert tx.jobs.find().rows == []
+
+
+def test_a_database_without_an_encoding(encoded: Callable[[str], str]) -> None:
+    """A joined connection that answers bytes for text is refused, one with an encoding is not."""
+    url = encoded("SQL_ASCII")
+    with opened(url) as ledger:
+        job = ledger.run(lambda tx: tx.jobs.enqueue("a", {"words": GREETING}, key=GREETING))
+        with (
+            psycopg.connect(url) as theirs,
+            pytest.raises(errors.Unsupported, match="client_encoding"),
+        ):
+            ledger.join(theirs)
+        with psycopg.connect(url, client_encoding="utf8") as theirs:
+            again = ledger.join(theirs).jobs.enqueue("a", {"words": GREETING}, key=GREETING)
+
+        assert again.id == job.id
+
+
+@pytest.mark.pgbouncer
+@pytest.mark.parametrize("behind", ["nothing", "pooler"])
+def test_any_date_style(pooler: PrivatePgBouncer, home: Home, behind: str) -> None:
+    """Moments are read whatever the default of the database; a joined connection must use ISO."""
+    name = home.url.rpartition("/")[2]
+    pooled = f"postgresql://postgres@127.0.0.1:{pooler.port}/{name}"
+    with psycopg.connect(home.url) as connection:
+        connection.execute(f"ALTER DATABASE {name} SET DateStyle = 'German'")
+        connection.execute(f"ALTER DATABASE {name} SET array_nulls = off")
+    with (
+        opened(pooled if behind == "pooler" else home.url) as ledger,
+        psycopg.connect(home.url) as theirs,
+    ):
+        jobs = [NewJob(type="a"), NewJob(type="a", key="key")]
+        accepted = ledger.run(lambda tx: tx.jobs.enqueue_many(jobs))
+        with ledger.reading() as tx:
+            rows = [tx.jobs.get(job.id) for job in accepted]
+
+        with pytest.raises(errors.Unsupported, match="DateStyle"):
+            ledger.join(theirs)
+        theirs.execute("SET DateStyle = ISO")
+        joined = ledger.join(theirs).jobs.get(accepted[0].id)
+
+    assert [row.key for row in rows] == [None, "key"]
+    assert joined == rows[0]
+
+
+ISOLATION = Statement("test.isolation", select(func.current_setting("transaction_isolation")))
+
+
+@pytest.fixture
+def strict(home: Home) -> Home:
+    """The database, above READ COMMITTED by default."""
+    with psycopg.connect(home.url) as connection:
+        connection.execute(
+            f"ALTER DATABASE {home.url.rpartition('/')[2]}"
+            " SET default_transaction_isolation = 'repeatable read'"
+        )
+    return home
+
+
+@pytest.mark.pgbouncer
+@pytest.mark.parametrize("behind", ["nothing", "pooler"])
+@pytest.mark.parametrize("trips", ["one", "several", "their own", "reading"])
+def test_read_committed_whatever_the_default(
+    pooler: PrivatePgBouncer, strict: Home, behind: str, trips: str
+) -> None:
+    """Every transaction of ours is READ COMMITTED, also a single trip, and one that reads."""
+    name = strict.url.rpartition("/")[2]
+    pooled = f"postgresql://postgres@127.0.0.1:{pooler.port}/{name}"
+    with (
+        opened(pooled if behind == "pooler" else strict.url) as ledger,
+        ledger.reading() if trips == "reading" else ledger.transaction() as tx,
+    ):
+        if trips == "one":
+            tx.end_with_next()
+        elif trips == "their own":
+            tx.connection.execute(text("SELECT 1"))
+        found = ISOLATION.one(tx)
+
+    assert found == ("read committed",)
+
+
+def test_a_limit_is_exact_whatever_the_default(strict: Home) -> None:
+    """A claim that waited for another one counts what that one took."""
+    with opened(strict.url) as ledger:
+        ledger.kinds.add("a", lambda: None)
+        source = ledger.job_source()
+        with ledger.transaction() as tx:
+            tx.jobs.enqueue_many([NewJob(type="a")] * 9)
+            tx.jobs.limit("default", 3)
+
+        def claim() -> int:
+            with ledger.transaction() as tx:
+                return len(source.claim(tx, Ask(9, "second", 30.0)))
+
+        with ExitStack() as waits, ledger.transaction() as tx:
+            first = len(source.claim(tx, Ask(9, "first", 30.0)))
+            second = waits.enter_context(aside(claim))
+            waited = still_waits(second)
+
+    assert waited
+    assert (first, second.result()) == (3, 0)
+
+
+def test_completed_above_read_committed(strict: Home) -> None:
+    """A session whose snapshot is too old is StoreBusy; run again it completes the job."""
+    busy: list[str] = []
+    with opened(strict.url) as ledger:
+        engine = create_engine(ledger.database.url, poolclass=NullPool)
+
+        @ledger.job("a")
+        def work(job: Job) -> None:
+            for tell in (True, False):
+                try:
+                    with Session(engine) as session, session.begin():
+                        session.execute(text("SELECT 1"))
+                        if tell:
+                            job.progress(0.5)
+                        job.complete(ledger.join(session))
+                except errors.StoreBusy as error:
+                    busy.append(str(error.hint))
+
+        job = ledger.run(lambda tx: tx.jobs.enqueue("a"))
+        ledger.worker().tick()
+
+        with ledger.reading() as tx:
+            assert tx.jobs.get(job.id).status is JobStatus.SUCCEEDED
+    assert len(busy) == 1
+    assert "READ COMMITTED" in busy[0]
 
 
 def test_an_old_server_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,6 +541,26 @@ def test_a_transaction_that_enqueues_is_one_trip(ledger: Ledger) -> None:
         assert len(tx.jobs.find().rows) == 1
 
 
+@pytest.mark.parametrize("read", [False, True])
+def test_lost_in_a_single_trip(ledger: Ledger, listener: Any, read: bool) -> None:
+    """A transaction that travels with its commit is CommitUnknown, and is not run again."""
+    runs: list[int] = []
+
+    def work(tx: Transaction) -> None:
+        runs.append(1)
+        tx.jobs.enqueue("nothing")
+        listener.execute(END_OTHERS)
+        if read:
+            tx.end_with_next()
+            ISOLATION.one(tx)
+
+    ledger.run(lambda tx: tx.jobs.enqueue("before"))
+    with pytest.raises(errors.CommitUnknown):
+        ledger.run(work)
+
+    assert runs == [1]
+
+
 @pytest.mark.parametrize("closed", [True, False], ids=["closed", "dropped"])
 def test_nothing_stays_at_hand(ledger: Ledger, listener: Any, closed: bool) -> None:
     """The connection that is kept for the next transaction ends with its ledger or its worker."""
@@ -380,3 +618,17 @@ def test_a_claim_is_committed_by_its_statement(ledger: Ledger, alone: bool) -> N
     assert [claim.key for claim in taken] == [job.id]
     assert row.status is (JobStatus.RUNNING if alone else JobStatus.QUEUED)
     assert second == []
+
+
+def test_what_is_held_is_bounded(ledger: Ledger) -> None:
+    """However many statements a transaction has, few of them wait for their trip."""
+    tables.create_all(ledger.database.engine)
+    held: list[int] = []
+
+    with ledger.transaction() as tx:
+        for number in range(3 * HELD_MAX):
+            append.run(tx, [(f"{number}",)])
+            assert tx.pipeline is not None
+            held.append(len(tx.pipeline._held))
+
+    assert max(held) == HELD_MAX - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -116,8 +117,11 @@ def test_a_new_connection_waits_for_no_writer(url: str) -> None:
         "sqlite:///file:ledger.db?mode=memory&uri=true",
     ],
 )
-def test_memory_is_refused(memory: str) -> None:
+def test_memory_is_refused(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger in memory would lose what it accepted: BadInput, however it is spelled."""
+    # If it is not refused, it becomes a file of that name where the tests are run.
+    monkeypatch.chdir(tmp_path)
+
     with pytest.raises(errors.BadInput):
         Ledger(memory, settings=Settings.load(url=memory, environ={}))
 
@@ -312,3 +316,21 @@ def test_a_job_is_not_replaced(url: str, statement: str, refused: int) -> None:
 
     assert said == ["a job is removed by retention only"] * refused
     assert left == set(ids)
+
+
+def test_a_writer_has_the_file_from_the_start(tmp_path: Path) -> None:
+    """A transaction that may write holds other writers off before its first statement."""
+    file = tmp_path / "ledger.db"
+    driver = sqlite.best_driver()
+
+    with (
+        opened(f"sqlite:///{file}") as ledger,
+        closing(driver.connect(str(file), timeout=0, isolation_level=None)) as other,
+    ):
+        with ledger.transaction() as tx, pytest.raises(driver.OperationalError):
+            assert tx.connection is not None
+            other.execute("BEGIN IMMEDIATE")
+        with ledger.reading() as tx:
+            assert tx.connection is not None
+            other.execute("BEGIN IMMEDIATE")
+            other.execute("ROLLBACK")

@@ -34,9 +34,9 @@ from ledgerstone.testing.jobs import (
     moved,
     run_job,
 )
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 ROOT = Path(__file__).parents[2]
-SECONDS_MAX = 120
 ERRORS = {"hopeless": Hopeless("never"), "down": TargetDown("post office"), "busy": StoreBusy()}
 ANSWERS = {"snooze": Snooze(60), "cancel": Cancel("not wanted"), "unkeepable": object()}
 
@@ -848,6 +848,7 @@ def test_both_kinds_of_fixtures(ledgerstone_ledger, ledgerstone_clock, tmp_path)
 class TestPlugin:
     """The fixtures, in a real run of pytest."""
 
+    @pytest.mark.slow
     def test_a_small_project(self, tmp_path: Path) -> None:
         """A program with a ledger of its own tests it on a fresh database for each test."""
         write(tmp_path, {"conftest.py": CONFTEST, "shop.py": SHOP, "test_shop.py": TESTS})
@@ -858,6 +859,7 @@ class TestPlugin:
         assert "expected 1 of receipt with payload {'order': 8}, found 0" in ran.stdout
         assert "payload.order: 7" in ran.stdout
 
+    @pytest.mark.slow
     def test_without_a_conftest(self, tmp_path: Path) -> None:
         """The fixtures work as they are, beside those of the contracts."""
         write(tmp_path, {"test_plain.py": PLAIN})
@@ -889,7 +891,7 @@ class TestPlugin:
             [sys.executable, "-c", look],
             capture_output=True,
             text=True,
-            timeout=SECONDS_MAX,
+            timeout=WAIT_SECONDS_MAX,
             check=True,
         )
 
@@ -910,6 +912,6 @@ def pytest_in(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
-        timeout=SECONDS_MAX,
+        timeout=WAIT_SECONDS_MAX,
         check=False,
     )

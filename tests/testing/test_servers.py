@@ -38,11 +38,11 @@ from ledgerstone.testing.servers import (
     PrivateRabbitMQ,
 )
 from ledgerstone.testing.servers.nats import greeting
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 HOST = "127.0.0.1"
-ANSWER_SECONDS_MAX = 10
+ANSWER_SECONDS_MAX = DEATH_SECONDS_MAX = int(WAIT_SECONDS_MAX)
 SILENCE_SECONDS = 0.5
-DEATH_SECONDS_MAX = 20
 # What a client says first, so that the server says something.
 HELLO = {
     "postgresql": b"\x00\x00\x00\x08\x04\xd2\x16\x2f",
@@ -506,7 +506,7 @@ def ask(url: str) -> object:
     if urlsplit(url).scheme == "amqp":
         return handshake(url)
     if urlsplit(url).scheme == "nats":
-        return greeting(urlsplit(url).port or 0)
+        return greeting(urlsplit(url).port or 0, seconds_max=ANSWER_SECONDS_MAX)
     with connected(url) as connection:
         return run(connection, "SELECT 1")
 

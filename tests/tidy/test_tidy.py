@@ -21,6 +21,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# Parsing the whole house takes longer than all the rules together: one process does it.
+pytestmark = pytest.mark.xdist_group("tidy")
+
 MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 PROBLEMS_SHOWN_MAX = 40
@@ -54,10 +57,32 @@ class File:
     def tree(self) -> ast.Module:
         return parsed(self.text)
 
+    @property
+    def nodes(self) -> list[Placed]:
+        return placed(self.text)
+
+
+Placed = tuple[str, ast.AST]
+"""A node, and the name of the function that it stands in."""
+
 
 @cache
 def parsed(text: str) -> ast.Module:
     return ast.parse(text)
+
+
+@cache
+def placed(text: str) -> list[Placed]:
+    """Every node of a module; kept, since every rule asks for them."""
+    found: list[Placed] = []
+    unvisited: list[Placed] = [("<module>", parsed(text))]
+    while unvisited:
+        function, node = unvisited.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            function = node.name
+        found.append((function, node))
+        unvisited += [(function, child) for child in ast.iter_child_nodes(node)]
+    return found
 
 
 Problem = tuple[int, str]
@@ -95,7 +120,7 @@ def rule(*, applies: Callable[[File], bool], fix: str) -> Callable[[Find], Find]
 
 
 def functions(file: File) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(file.tree):
+    for _, node in file.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -160,7 +185,7 @@ def files_are_named_after_nouns(file: File) -> Iterator[Problem]:
 )
 def dialects_stay_in_the_store(file: File) -> Iterator[Problem]:
     """Outside the store nobody asks a database for its name."""
-    for node in ast.walk(file.tree):
+    for _, node in file.nodes:
         match node:
             case ast.Attribute(value=owner, attr="name") if _is_dialect(owner):
                 yield node.lineno, "asks for the name of a dialect"
@@ -209,7 +234,7 @@ def tests_say_what_they_prove(file: File) -> Iterator[Problem]:
 )
 def tests_do_not_sleep(file: File) -> Iterator[Problem]:
     """No test sleeps, except those in the table with their reason."""
-    for function, call in _calls(file.tree):
+    for function, call in _calls(file):
         dotted = ast.unparse(call.func)
         # Sleeping for 0 only gives the loop a turn.
         sleeps = dotted in SLEEPING and ast.unparse(call) != f"{dotted}(0)"
@@ -217,20 +242,17 @@ def tests_do_not_sleep(file: File) -> Iterator[Problem]:
             yield call.lineno, f"{dotted} in {function}"
 
 
-def _calls(node: ast.AST, function: str = "<module>") -> Iterator[tuple[str, ast.Call]]:
+def _calls(file: File) -> Iterator[tuple[str, ast.Call]]:
     """Every call, with the name of the function that it stands in."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        function = node.name
-    elif isinstance(node, ast.Call):
-        yield function, node
-    for child in ast.iter_child_nodes(node):
-        yield from _calls(child, function)
+    for function, node in file.nodes:
+        if isinstance(node, ast.Call):
+            yield function, node
 
 
 @rule(applies=python, fix="run the real part: a private server, a real process, a file in tmp_path")
 def nothing_is_mocked(file: File) -> Iterator[Problem]:
     """No file imports a mock."""
-    for node in ast.walk(file.tree):
+    for _, node in file.nodes:
         match node:
             case ast.Import(names=names):
                 modules = [alias.name for alias in names]
@@ -290,7 +312,7 @@ def _matches(file: File, pattern: str) -> Iterator[Problem]:
 )
 def skips_have_a_named_reason(file: File) -> Iterator[Problem]:
     """No test is skipped or expected to fail but for a reason in the table."""
-    for _, call in _calls(file.tree):
+    for _, call in _calls(file):
         dotted = ast.unparse(call.func)
         if re.fullmatch(r"pytest\.(mark\.)?(skip|skipif|xfail|importorskip)", dotted):
             reason = _reason(call, positional=dotted in {"pytest.skip", "pytest.xfail"})
@@ -390,7 +412,7 @@ def _named_by(file: File) -> set[str]:
     """The modules that a file imports, or names in a string."""
     named: set[str] = set()
     package = _module(file) if file.name == "__init__.py" else _module(file).rpartition(".")[0]
-    for node in ast.walk(file.tree):
+    for _, node in file.nodes:
         match node:
             case ast.Import(names=names):
                 named |= {alias.name for alias in names}

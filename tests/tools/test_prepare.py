@@ -11,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from ledgerstone.signing.rocksdb import library
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
+
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
-SECONDS_MAX = 120
+SECONDS_MAX = WAIT_SECONDS_MAX
 NEVER_MADE = f"no-such-package-of-ledgerstone==1.0 --hash=sha256:{'0' * 64}\n"
 
 
@@ -67,6 +72,58 @@ def test_missing_servers_are_named(tree: Path) -> None:
     assert "mariadb-client-core" in line
 
 
+def test_a_missing_library_is_named(tree: Path) -> None:
+    """Where the library of RocksDB is missing, the package that has it is named."""
+    forget_library(tree)
+    pretend_prepared(tree)
+    nowhere = tree / "nowhere"
+    nowhere.mkdir()
+
+    ended = prepare(tree, "--servers", PATH=str(nowhere))
+
+    assert ended.returncode == 1
+    assert "libnobodyhasthis.so" in ended.stderr
+    assert "librocksdb7.8" in ended.stderr
+
+
+def test_a_missing_library_stops_nothing(tree: Path) -> None:
+    """What does not need RocksDB goes on without it, after one line."""
+    forget_library(tree)
+    code = "import prepare; prepare.offer_library(); print('went on')"
+    nowhere = tree / "nowhere"
+    nowhere.mkdir()
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        cwd=tree / "tools",
+        env=os.environ | {"PATH": str(nowhere)},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
+
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("prepare: signing needs the library of RocksDB: as root, apt-get ")
+    assert ended.stdout == "went on\n"
+
+
+def test_the_library_is_looked_for_under_the_same_names(tree: Path) -> None:
+    """Preparing and loading agree on the files and the package of RocksDB."""
+    code = "import prepare; print(prepare.LIBRARY_PACKAGE, *prepare.LIBRARY_FILES)"
+
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        cwd=tree / "tools",
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    ).stdout
+
+    assert said.split() == [library.DEBIAN_PACKAGE, *library.FILE_NAMES]
+
+
 def test_nothing_to_do_is_said_by_nothing(tree: Path) -> None:
     """A prepared tree is left alone, in silence; one that changed is not taken for prepared."""
     pretend_prepared(tree)
@@ -95,6 +152,12 @@ def test_two_at_once_take_turns(tree: Path) -> None:
         assert said == "prepare: waiting for another prepare to finish\n"
         assert still is None
         assert waiting.wait(SECONDS_MAX) == 0
+
+
+def forget_library(tree: Path) -> None:
+    """Let the tool look for a library that no system has."""
+    tool = tree / "tools" / "prepare.py"
+    tool.write_text(tool.read_text().replace('"librocksdb.so', '"libnobodyhasthis.so'))
 
 
 def pretend_prepared(tree: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import BigInteger, bindparam, func, select
+from sqlalchemy import BigInteger, bindparam, func, literal_column, select
 
 from ledgerstone.chores.states import Status
 from ledgerstone.chores.tables import KEY_CHARS_MAX, chore, chore_event, tables
@@ -131,6 +131,23 @@ _events = Statement(
     .limit(bindparam("limit", type_=BigInteger())),
 )
 _counts = Statement("chores.counts", select(chore.c.status, func.count()).group_by(chore.c.status))
+_most = bindparam("most", type_=BigInteger())
+_some = select(chore.c.status).limit(_most).subquery("some_chores")
+_some_counts = Statement(
+    "chores.some_counts", select(_some.c.status, func.count()).group_by(_some.c.status)
+)
+_open_counts = {
+    status: Statement(
+        f"chores.count_{status.value}",
+        select(func.count()).select_from(
+            select(chore.c.id)
+            .where(chore.c.status == literal_column(f"'{status.value}'"))
+            .limit(_most)
+            .subquery()
+        ),
+    )
+    for status in (Status.QUEUED, Status.RUNNING)
+}
 
 
 def install(database: Database[Any]) -> None:
@@ -202,6 +219,18 @@ class Chores:
     def counts(self) -> dict[Status, int]:
         """How many stand where."""
         found = {Status(status): int(count) for status, count in _counts.rows(self._tx)}
+        return {status: found.get(status, 0) for status in Status}
+
+    def some_counts(self, most: int) -> dict[Status, int]:
+        """How many stand where, at a bounded cost.
+
+        Those that are queued or running are counted up to `most`; of all others so many as are
+        among the first `most` chores.
+        """
+        found = {Status(status): int(n) for status, n in _some_counts.rows(self._tx, most=most)}
+        for status, statement in _open_counts.items():
+            ((count,),) = statement.rows(self._tx, most=most)
+            found[status] = int(count)
         return {status: found.get(status, 0) for status in Status}
 
     def _existing(self, row: tuple[Any, ...]) -> Enqueued:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from sqlalchemy import BigInteger, Integer, bindparam, case, column, null, select, update
@@ -10,15 +12,18 @@ from sqlalchemy import BigInteger, Integer, bindparam, case, column, null, selec
 from ledgerstone.chores.chores import CHANNEL, record
 from ledgerstone.chores.states import Status
 from ledgerstone.chores.tables import REASON_CHARS_MAX, chore, chore_event
+from ledgerstone.engine.attempt_log import FailedAttempt
 from ledgerstone.engine.backoff import Backoff
-from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Verdict, mark_of
+from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Verdict, mark_of
 from ledgerstone.engine.workers import last_words
-from ledgerstone.store.batch import AppendEach, ClaimEach, UpdateEach
+from ledgerstone.store.batch import AppendEach, ClaimEach, LockEach, UpdateEach
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
+
+_log = logging.getLogger("ledgerstone.chores")
 
 _held = (chore.c.id, chore.c.attempt, chore.c.token)
 
@@ -87,6 +92,7 @@ _settle = UpdateEach(
         )
     ),
 )
+_hold = LockEach("chores.hold", chore, key=chore.c.id)
 _extend = UpdateEach(
     "chores.extend",
     key=chore.c.id,
@@ -187,6 +193,9 @@ class ChoreSource:
             for key, attempt, token, body, crashes in rows
         ]
 
+    def hold(self, tx: Transaction, claims: Sequence[Claim]) -> Sequence[Claim]:
+        return [claims[i] for i in _hold.run(tx, [claim.key for claim in claims])]
+
     def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         plain = [o for o in outcomes if o.verdict is Verdict.DONE and o.result is None]
         other = [o for o in outcomes if o.verdict is not Verdict.DONE or o.result is not None]
@@ -202,6 +211,9 @@ class ChoreSource:
             lost = _settle.run(tx, rows)
             self._record(tx, [(row[0], row[1], row[3], row[8]) for row in rows], lost)
             refused += [other[i] for i in lost]
+            for i, outcome in enumerate(other):
+                if outcome.verdict in {Verdict.FAILED, Verdict.DEAD} and i not in lost:
+                    _log_failed(tx, outcome, rows[i])
         return [outcome for outcome in refused if self._refused(tx, outcome)]
 
     def extend(
@@ -218,6 +230,8 @@ class ChoreSource:
         rows = []
         for key, attempt, token, crashes, worker in expired:
             word = words.get(worker)
+            if word is not None and word.keeps(mark_of(key, token)):
+                continue
             waited = word is not None and word.waited(mark_of(key, token), crashes=crashes)
             dead = crashes + 1 >= crashes_max and not waited
             status = Status.DEAD if dead else Status.QUEUED
@@ -287,3 +301,17 @@ class ChoreSource:
         event = (claim.key, claim.attempt, status, status, reason)
         _refuse.run(tx, [event], worker=self._worker)
         return True
+
+
+def _log_failed(tx: Transaction, outcome: Outcome, row: Row) -> None:
+    """Have the log tell of a failed attempt, once it is committed."""
+    claim, delay_ms = outcome.claim, row[6]
+    failed = FailedAttempt(
+        what=f"chore {claim.key}",
+        attempt=claim.attempt,
+        failure=outcome.failure or Failure("failed", ""),
+        next_seconds=None if delay_ms is None else delay_ms / 1000,
+        end="it is dead",
+        ids={"chore_id": claim.key, "attempt": claim.attempt},
+    )
+    tx.after_commit(partial(failed.write, _log))

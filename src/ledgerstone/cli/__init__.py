@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import sys
+from contextlib import suppress
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
@@ -28,6 +29,9 @@ def main() -> None:
     try:
         try:
             app(prog_name="ledgerstone")
+        except SystemExit as ended:
+            end_without_handlers(ended.code)
+            raise
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -39,6 +43,19 @@ def main() -> None:
         full = error.errno in _FULL
         said = f"error: what there is to say cannot be written: {error.strerror}"
         sys.exit(said if full else 1)
+
+
+def end_without_handlers(code: object) -> None:
+    """If handlers still run that were given up, end the process now: nobody can wait for them.
+
+    What they wait for may be a thread of their own, which Python would join at its end.
+    """
+    engine = sys.modules.get("ledgerstone.engine.attempt")
+    if engine is not None and engine.abandoned_handlers():
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def _forget_the_rest() -> None:

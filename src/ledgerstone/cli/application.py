@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -15,19 +15,12 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ledgerstone.cli.call import (
-    ApplicationOption,
-    Call,
-    ConfigOption,
-    JsonOption,
-    UrlOption,
-    VerboseOption,
-    options_of,
-    take,
-)
+from ledgerstone.cli import output
+from ledgerstone.cli.call import Call
 from ledgerstone.cli.database import must_exist
 from ledgerstone.errors import BadInput, LedgerstoneError
 from ledgerstone.ledger import Ledger
+from ledgerstone.settings import Settings
 
 ByOption = Annotated[
     str | None,
@@ -86,20 +79,20 @@ def _ledgers_of(module: ModuleType) -> str:
 
 
 @contextmanager
-def ledger_of(
-    call: Call, application: str | None = None, *, make: bool = False
-) -> Iterator[Ledger]:
+def ledger_of(call: Call, *, make: bool = False, tell: bool = True) -> Iterator[Ledger]:
     """The application's ledger, or one that knows no job, on the database of the call.
 
-    Without an application nothing is migrated and no file is made, unless `make` says so.
+    - Without an application nothing is migrated and no file is made, unless `make` says so.
+    - `tell`: the command does not say by itself which database that is.
     """
-    application = application or call.application
-    if application is not None:
+    if call.application is not None:
         no_database(call)
-        with loaded(application) as ledger:
+        with loaded(call.application) as ledger:
+            output.on_database(ledger.settings.url_masked, tell=tell)
             yield ledger
         return
     settings = call.settings()
+    output.on_database(settings.url_masked, tell=tell)
     if not make:
         never = msgspec.structs.replace(settings.store, auto_migrate="never")
         settings = msgspec.structs.replace(settings, store=never)
@@ -107,6 +100,20 @@ def ledger_of(
         if not make:
             must_exist(ledger.database)
         yield ledger
+
+
+def application_of(call: Call) -> str:
+    """The application of a call that cannot do without; BadParameter if none was given."""
+    if call.application is None:
+        raise typer.BadParameter("-A is missing: it names your code, as in -A shop:ledger")
+    no_database(call)
+    return call.application
+
+
+def settings_of(call: Call) -> Settings:
+    """The settings of the application's ledger."""
+    with loaded(application_of(call)) as ledger:
+        return ledger.settings
 
 
 def who(given: str | None) -> str | None:
@@ -125,43 +132,3 @@ def no_database(call: Call) -> None:
         raise typer.BadParameter(
             "-A names a ledger, which has its database: leave --url and --config out"
         )
-
-
-def group(
-    help: str,  # noqa: A002 - typer's word
-    alone: Callable[[typer.Context], None] | None = None,
-    *,
-    of_application: bool = False,
-) -> typer.Typer:
-    """A command that has commands; called alone it does what `alone` says, or shows its help.
-
-    The options of every command may also stand before its commands; with `of_application` also -A.
-    """
-    made = typer.Typer(help=help, invoke_without_command=True, add_completion=False)
-
-    def grouped(
-        context: typer.Context,
-        *,
-        application: ApplicationOption = None,
-        url: UrlOption = None,
-        config: ConfigOption = None,
-        json: JsonOption = False,
-        verbose: VerboseOption = False,
-    ) -> None:
-        call = Call(url=url, config=config, application=application, json=json, verbose=verbose)
-        context.obj = call.over(context.obj)
-        if context.invoked_subcommand is None:
-            (alone or show_help)(context)
-
-    context, application, *shared = options_of(grouped)
-    take(grouped, [context, *([application] if of_application else []), *shared])
-    made.callback()(grouped)
-    return made
-
-
-def show_help(context: typer.Context) -> None:
-    """Show the help of a command that has commands; for a program there is none."""
-    if context.obj.json:
-        names = ", ".join(context.command.list_commands(context))  # type: ignore[attr-defined]
-        raise typer.BadParameter(f"a command is missing: one of {names}", ctx=context)
-    typer.echo(context.get_help())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -13,9 +14,8 @@ import msgspec
 import typer
 
 from ledgerstone.cli import logs, output
-from ledgerstone.errors import BadInput, LedgerstoneError
+from ledgerstone.errors import BadInput, LedgerstoneError, SchemaMissing, SchemaOutdated
 from ledgerstone.settings import Settings
-from ledgerstone.store.faults import translated
 
 EXIT_REFUSED = 1
 EXIT_SOMETHING_TO_DO = 3
@@ -61,7 +61,8 @@ ApplicationOption = Annotated[
         "--app",
         "-A",
         metavar="MODULE:LEDGER",
-        help="Where your code makes its Ledger, as shop.jobs:ledger; found from this folder.",
+        help="The database of your code: where it makes its Ledger, as shop.jobs:ledger.",
+        rich_help_panel=PANEL,
     ),
 ]
 
@@ -76,7 +77,15 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     verbose: bool = False
 
     def settings(self) -> Settings:
-        """The settings: what the call says before environment, file and defaults."""
+        """The settings: what the call says before environment, file and defaults.
+
+        With an application they are those of its ledger.
+        """
+        if self.application is not None:
+            # Not above: it knows this module, and imports what most commands do without.
+            from ledgerstone.cli.application import settings_of
+
+            return settings_of(self)
         if self.url is None:
             return Settings.load(self.config)
         return Settings.load(self.config, url=self.url)
@@ -92,12 +101,9 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def command(
-    run: Callable[Concatenate[Call, Own], None], *, of_application: bool = False
-) -> Callable[..., None]:
+def command(run: Callable[Concatenate[Call, Own], None]) -> Callable[..., None]:
     """The function as a command that also takes the options of every command.
 
-    - `of_application`: it also takes -A, and its database may be that of an application.
     - A refusal is told on stderr, or as the one JSON document on stdout, and decides the exit code.
     """
 
@@ -114,20 +120,33 @@ def command(
         call = Call(url=url, config=config, application=app, json=json, verbose=verbose)
         call = call.over(context.obj)
         logs.to_stderr(level="DEBUG" if call.verbose else "ERROR")
+        output.begin()
         try:
             _check_text({**own, "url": call.url, "app": call.application}, context)
             run(call, **own)  # type: ignore[call-arg]
         except Exception as error:
+            # Not above: it imports SQLAlchemy, which takes longer than all else.
+            from ledgerstone.store.faults import translated
+
             fault = translated(error)
             if not isinstance(fault, LedgerstoneError):
                 raise
             if call.verbose:
                 sys.stderr.write(output.visible("".join(traceback.format_exception(error))))
+            if isinstance(fault, SchemaMissing | SchemaOutdated) and call.application is not None:
+                fault.hint = _by_application(fault.hint, call.application)
             output.complain(fault, json=call.json)
             raise typer.Exit(EXIT_RETRYABLE if fault.retryable else EXIT_REFUSED) from error
 
-    _present(with_shared_options, run, of_application=of_application)
+    _present(with_shared_options, run)
     return with_shared_options
+
+
+def _by_application(hint: str | None, application: str) -> str | None:
+    """The hint, with -A in the place of the URL: that one leads to the same database for sure."""
+    if hint is None or "--url " not in hint:
+        return hint
+    return re.sub(r"--url (\S+)", rf"-A {application} (\1)", hint)
 
 
 def _check_text(given: dict[str, Any], context: typer.Context) -> None:
@@ -148,14 +167,10 @@ def _torn(words: str) -> bool:
     return any("\ud800" <= char <= "\udfff" for char in words)
 
 
-def _present(
-    command: Callable[..., None], run: Callable[..., None], *, of_application: bool
-) -> None:
+def _present(command: Callable[..., None], run: Callable[..., None]) -> None:
     """What typer reads of a command: the function's name and words, its own options, then ours."""
     _call, *own = options_of(run)
-    context, application, *shared, _own = options_of(command)
-    if of_application:
-        own.append(application)
+    context, *shared, _own = options_of(command)
     named = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in own]
     command.__name__ = run.__name__
     command.__doc__ = run.__doc__

@@ -21,9 +21,16 @@ from sqlalchemy import inspect, select
 from ledgerstone.chores import ChoreSource
 from ledgerstone.chores.tables import chore, tables
 from ledgerstone.cli.database import file_of, must_exist, opened
-from ledgerstone.cli.output import foldable
+from ledgerstone.cli.output import counted, foldable
 from ledgerstone.cli.reaching import Place, reached
-from ledgerstone.cli.status import WorkerState, chores_of, leases_of, workers_of
+from ledgerstone.cli.status import (
+    WorkerState,
+    chores_of,
+    failed_messages_of,
+    jobs_of,
+    leases_of,
+    workers_of,
+)
 from ledgerstone.engine.source import Ask, Handler, Outcome
 from ledgerstone.engine.source import Verdict as ItemVerdict
 from ledgerstone.errors import LedgerstoneError, SettingsError
@@ -45,6 +52,7 @@ LATENCY_MS_MAX = 50.0
 SKEW_MS_MAX = 1000
 FREE_BYTES_LOW = 1 << 30
 FREE_BYTES_MIN = 100 << 20
+TYPES_NAMED_MAX = 5
 DUTY_LATE_MS = 600_000
 """A duty is late when nobody has done it for so long, though there are workers."""
 
@@ -98,7 +106,7 @@ def _checks(load: Callable[[], Settings]) -> Iterator[Check]:
         yield from (_problem("settings", problem, todo) for problem in error.problems)
         return
     yield _ok("settings", settings.url_masked)
-    with opened(settings) as database:
+    with opened(settings, tell=False) as database:
         try:
             yield from _file(database)
             yield from _reached(database)
@@ -288,7 +296,7 @@ def _wakeups(database: Examined, _: Settings) -> Iterator[Check]:
 
 def _schema(database: Examined, _: Settings) -> Iterator[Check]:
     with database.reading() as tx:
-        migrating.check(tx.connection)
+        migrating.check(tx.connection, database.url)
         yield _ok("schema", f"{migrating.newest()}, up to date")
 
 
@@ -362,6 +370,34 @@ def _workers(database: Examined, settings: Settings) -> Iterator[Check]:
         yield _ok("duties", "each has been done lately")
 
 
+def _jobs(database: Examined, settings: Settings) -> Iterator[Check]:
+    """Dead letters, and jobs of types that nobody runs."""
+    with database.reading() as tx:
+        if not migrating.look(tx.connection).up_to_date:
+            return
+        found = jobs_of(tx)
+        failed = failed_messages_of(tx, settings)
+    dead = counted(found.dead_letters, found.counted_max)
+    if found.dead_letters:
+        todo = "`ledgerstone jobs list --status dead_letter` shows why; then `jobs retry --all`"
+        yield _warning("dead letters", dead, todo)
+    else:
+        yield _ok("dead letters", "none")
+    if failed:
+        todo = "`ledgerstone failed show --group` shows why; then `failed retry --all`"
+        yield _warning("failed messages", counted(failed, found.counted_max), todo)
+    elif failed is not None:
+        yield _ok("failed messages", "none")
+    if found.unserved:
+        named = [f"{each.type} ({each.queue})" for each in found.unserved[:TYPES_NAMED_MAX]]
+        rest = len(found.unserved) - len(named)
+        words = ", ".join([*named, *([f"and {rest} more"] if rest else [])])
+        todo = "start `ledgerstone work -A MODULE:LEDGER` with the code that has them"
+        yield _warning("types", f"queued, and run by no worker: {words}", todo)
+    else:
+        yield _ok("types", "each type that is queued is run by a worker")
+
+
 def _messages(database: Examined, settings: Settings) -> Iterator[Check]:
     """The tables that are shared with others are there, as they should be."""
     lacking = Office(settings.messaging).setup.plan(database)
@@ -396,6 +432,7 @@ _LOOKS = {
     "clock": _clock,
     "round trip": _round_trip,
     "workers": _workers,
+    "jobs": _jobs,
     "messages": _messages,
     "destinations": _destinations,
 }

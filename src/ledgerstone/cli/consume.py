@@ -25,7 +25,7 @@ from rich.console import Group
 
 from ledgerstone import __version__
 from ledgerstone.cli import logs, output
-from ledgerstone.cli.application import loaded, no_database
+from ledgerstone.cli.application import application_of, loaded
 from ledgerstone.cli.call import Call
 from ledgerstone.cli.carrying import consumers_table, relays_of
 from ledgerstone.cli.message_calls import ready
@@ -59,15 +59,6 @@ def consume(
     name: Annotated[
         str, typer.Argument(metavar="SUBSCRIPTION", help="The name of the subscription.")
     ],
-    application: Annotated[
-        str,
-        typer.Option(
-            "--app",
-            "-A",
-            metavar="MODULE:LEDGER",
-            help="Where your code makes its Ledger, as shop.jobs:ledger; found from this folder.",
-        ),
-    ],
     concurrency: Annotated[
         int | None,
         typer.Option(
@@ -83,10 +74,12 @@ def consume(
 
     Example: ledgerstone inbox consume orders -A shop:ledger
     """
-    no_database(call)
+    application = application_of(call)
     with loaded(application) as ledger:
+        output.on_database(ledger.settings.url_masked, tell=False)
         log = ledger.settings.log
-        logs.to_stderr(level="DEBUG" if call.verbose else log.level, json=log.json)
+        level = "DEBUG" if call.verbose else log.level
+        logs.to_stderr(level=level, json=log.json, application=True)
         settings = _settings(ledger, name)
         if concurrency is not None:
             settings = msgspec.structs.replace(settings, concurrency=concurrency)

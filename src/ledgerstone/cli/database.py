@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from ledgerstone.cli import output
 from ledgerstone.errors import SchemaMissing
 from ledgerstone.jobs import Kinds
 from ledgerstone.ledger import Transaction
@@ -14,16 +15,20 @@ from ledgerstone.messaging import Office
 from ledgerstone.settings import Settings
 from ledgerstone.store.database import Database
 from ledgerstone.store.dialects import sqlite
+from ledgerstone.store.faults import migrate_hint
 
 _ELSEWHERE = (
-    "run `ledgerstone migrate` to make it;"
-    " another database is named by --url, LEDGERSTONE_URL or, for jobs, -A MODULE:LEDGER"
+    "{}; another database is named by --url, LEDGERSTONE_URL or your code: -A MODULE:LEDGER"
 )
 
 
 @contextmanager
-def opened(settings: Settings) -> Iterator[Database[Transaction]]:
-    """The database; closed at the end. Unlike a `Ledger` it never migrates by itself."""
+def opened(settings: Settings, *, tell: bool = True) -> Iterator[Database[Transaction]]:
+    """The database; closed at the end. Unlike a `Ledger` it never migrates by itself.
+
+    `tell`: the command does not say by itself which database that is.
+    """
+    output.on_database(settings.url_masked, tell=tell)
     wrap = partial(Transaction, kinds=Kinds(), office=Office(settings.messaging))
     database = Database(settings.url, settings.store, wrap=wrap)
     try:
@@ -41,4 +46,5 @@ def must_exist(database: Database[Transaction]) -> None:
     """SchemaMissing if connecting would make a new, empty file."""
     file = file_of(database)
     if file is not None and not file.exists():
-        raise SchemaMissing(f"there is no file {file}", hint=_ELSEWHERE)
+        hint = _ELSEWHERE.format(migrate_hint(database.url))
+        raise SchemaMissing(f"there is no file {file}", hint=hint)

@@ -28,6 +28,7 @@ from ledgerstone.cli.output import Console, Text
 from ledgerstone.cli.tour import HANDLER, LEASE_SECONDS, WORKER_SETTINGS, Tour, TourFacts
 from ledgerstone.engine.source import Claim
 from ledgerstone.errors import NotAllowedNow
+from ledgerstone.failpoints import hit
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.testing.processes import WorkerProcess
@@ -60,10 +61,10 @@ def demo(
     console = output.console(quiet=call.json)
     with ExitStack() as stack, _undisturbed_end():
         with _uninterrupted():
-            chosen = _private(call, keep=keep) if call.url is None else _given(call)
+            chosen = _private(call, keep=keep) if _is_private(call) else _given(call)
             settings = stack.enter_context(chosen)
         ledger = stack.enter_context(Ledger(settings=settings))
-        if call.url is None:
+        if _is_private(call):
             ledger.migrate()
         tour = stack.enter_context(_prepared(ledger, items=items, workers=workers, keep=keep))
 
@@ -82,6 +83,11 @@ def demo(
         console.print(Text(f"ledgerstone --url {settings.url_masked} status"), soft_wrap=True)
     if not facts.kept:
         raise typer.Exit(EXIT_REFUSED)
+
+
+def _is_private(call: Call) -> bool:
+    """Whether the tour makes a database of its own: no other was named."""
+    return call.url is None and call.application is None
 
 
 @contextmanager
@@ -176,10 +182,12 @@ def _told(console: Console, tour: Tour, start: Callable[[], list[WorkerProcess]]
         f"   {accepted.duplicates:,} sent a second time were answered with the first\n"
         f"   {accepted.conflicts} with a used key and other content was refused"
     )
+    hit("demo.step")
     processes = start()
     tour.began(processes)
     pids = ", ".join(str(process.pid) for process in processes)
     console.print(f"2. {len(processes)} processes work on them: {pids}")
+    hit("demo.step")
     with _Bar(console, tour) as bar:
         _disturb(console, tour, processes, bar.move)
         tour.finished(bar.move)
@@ -199,11 +207,13 @@ def _disturb(
     tour.reached(KILL_AT, look)
     held = tour.kill(processes[0], tour.ids[0])
     console.print(f"3. worker 1 was killed with -9 while it held {held}")
+    hit("demo.step")
     tour.reached(PAUSE_AT, look)
     held = tour.pause(processes[1], tour.ids[1])
     console.print(
         f"4. worker 2 was paused while it held {held}, with a lease of {LEASE_SECONDS:g} s"
     )
+    hit("demo.step")
     tour.taken_over(tour.ids[1], look)
     processes[1].resume()
     console.print("   they are due again; worker 2 goes on, and does not know that it lost them")

@@ -13,8 +13,9 @@ import typer
 from rich.console import Group, RenderableType
 
 from ledgerstone.cli import failed_views, moments, output
-from ledgerstone.cli.application import ByOption, group, ledger_of, who
+from ledgerstone.cli.application import ByOption, ledger_of, who
 from ledgerstone.cli.call import EXIT_REFUSED, Call, command, flag
+from ledgerstone.cli.groups import group
 from ledgerstone.cli.job_calls import moment_of
 from ledgerstone.cli.message_calls import (
     LIST_ROWS,
@@ -292,6 +293,7 @@ def _do_all(call: Call, ledger: Ledger, act: _Act, *, dry_run: bool, force: bool
         parts: list[RenderableType] = [failed_views.listing(rows, now)]
         if len(chosen.ids) > len(rows):
             parts.append(f"and {len(chosen.ids) - len(rows):,} more (--json names them)")
+        output.say_database()
         output.console().print(Group(*parts, ""))
     if dry_run or not chosen.ids:
         return _Done(ids=chosen.ids, refused=[], left=chosen.left, next=chosen.next)

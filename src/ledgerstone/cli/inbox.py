@@ -10,9 +10,10 @@ import typer
 from rich.console import RenderableType
 
 from ledgerstone.cli import output
-from ledgerstone.cli.application import group, ledger_of
+from ledgerstone.cli.application import ledger_of
 from ledgerstone.cli.call import Call, command
 from ledgerstone.cli.consume import consume
+from ledgerstone.cli.groups import group
 from ledgerstone.cli.job_calls import moment_of
 from ledgerstone.cli.message_calls import (
     LIST_ROWS,

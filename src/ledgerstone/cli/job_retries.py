@@ -112,6 +112,7 @@ def _retry_all(
             rows = [tx.jobs.get(job_id) for job_id in found[:RETRY_ROWS_SHOWN_MAX]]
             now = moment_of(tx)
         if found and not call.json:
+            output.say_database()
             output.console().print(_dead(rows, len(found), now))
         if dry_run or not found:
             retried = Retried(retried=found, changed=[], dry_run=dry_run)

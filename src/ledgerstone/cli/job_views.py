@@ -275,6 +275,7 @@ def watch(look: Callable[[], Seen], *, silent: bool = False) -> None:
 
     On a terminal it is drawn over itself; elsewhere what is new is written when there is news.
     """
+    output.say_database()
     console = output.console()
     console.quiet = silent
     seen, said = look(), object()

@@ -9,8 +9,9 @@ import typer
 from rich.console import Group, RenderableType
 
 from ledgerstone.cli import bodies, job_timeline, job_views, moments, output, queues
-from ledgerstone.cli.application import ByOption, group, ledger_of, who
+from ledgerstone.cli.application import ByOption, ledger_of, who
 from ledgerstone.cli.call import EXIT_REFUSED, Call, command
+from ledgerstone.cli.groups import group
 from ledgerstone.cli.job_calls import (
     IdArgument,
     OrgOption,
@@ -290,8 +291,8 @@ def explain(call: Call, job_id: IdArgument) -> None:
     output.show(facts, seen, json=call.json)
 
 
-app = group("Accept, list, show, watch, cancel, retry and explain jobs.", of_application=True)
-app.command("enqueue")(command(enqueue, of_application=True))
-app.command("list")(command(list_, of_application=True))
+app = group("Accept, list, show, watch, cancel, retry and explain jobs.")
+app.command("enqueue")(command(enqueue))
+app.command("list")(command(list_))
 for function in (show, events, watch, explain, cancel, retry):
-    app.command()(command(function, of_application=True))
+    app.command()(command(function))

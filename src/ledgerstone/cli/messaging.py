@@ -13,9 +13,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from ledgerstone.cli import output
-from ledgerstone.cli.application import group
 from ledgerstone.cli.call import EXIT_REFUSED, Call, command, flag
 from ledgerstone.cli.database import must_exist, opened
+from ledgerstone.cli.groups import group
 from ledgerstone.cli.output import Text
 from ledgerstone.errors import BadInput, NotFound, TargetDown, Unsupported
 from ledgerstone.messaging import Office

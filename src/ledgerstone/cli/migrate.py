@@ -17,6 +17,7 @@ from rich.markup import escape
 from ledgerstone.cli import output
 from ledgerstone.cli.call import EXIT_SOMETHING_TO_DO, Call, flag
 from ledgerstone.cli.database import file_of, opened
+from ledgerstone.cli.output import Text
 from ledgerstone.errors import BadInput
 from ledgerstone.ledger import Transaction
 from ledgerstone.messaging import Office
@@ -24,6 +25,7 @@ from ledgerstone.settings import Settings
 from ledgerstone.store import migrating, security
 from ledgerstone.store.database import Database
 from ledgerstone.store.dialect import dialect_of
+from ledgerstone.store.faults import migrate_hint
 
 
 class Kind(Enum):
@@ -94,7 +96,7 @@ def migrate(
     with opened(settings) as database:
         if check:
             schema = looked_up(database)
-            output.show(_facts(schema), _standing(schema), json=call.json)
+            output.show(_facts(schema), _standing(schema, database), json=call.json)
             if not schema.up_to_date:
                 raise typer.Exit(EXIT_SOMETHING_TO_DO)
             return
@@ -159,14 +161,14 @@ def _facts(schema: migrating.Schema) -> dict[str, object]:
     return {**msgspec.structs.asdict(schema), "up_to_date": schema.up_to_date}
 
 
-def _standing(schema: migrating.Schema) -> RenderableType:
+def _standing(schema: migrating.Schema, database: Database[Transaction]) -> RenderableType:
     at = schema.current or "nothing"
     if schema.up_to_date:
         return f"at {at}, up to date"
     return Group(
         f"at {at}, {schema.newest} is needed; pending:",
         _listed(schema.pending),
-        "run `ledgerstone migrate`",
+        Text(migrate_hint(database.url)),
     )
 
 

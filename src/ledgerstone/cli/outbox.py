@@ -9,8 +9,9 @@ import typer
 from rich.console import RenderableType
 
 from ledgerstone.cli import bodies, moments, outbox_views, output
-from ledgerstone.cli.application import ByOption, group, ledger_of, who
+from ledgerstone.cli.application import ByOption, ledger_of, who
 from ledgerstone.cli.call import Call, command, flag
+from ledgerstone.cli.groups import group
 from ledgerstone.cli.job_calls import moment_of
 from ledgerstone.cli.message_calls import (
     LIST_ROWS,

@@ -68,17 +68,49 @@ def console(**options: Any) -> Console:
     return Console(highlight=False, **options)
 
 
+class _Database:
+    """The database that the running command works on."""
+
+    url: str | None = None
+    told = False
+
+
+def begin() -> None:
+    """A command begins: no database is known yet."""
+    _Database.url, _Database.told = None, False
+
+
+def on_database(url: str, *, tell: bool = True) -> None:
+    """The command works on this database, its password masked.
+
+    What it prints says so: for people on stderr, for programs in the JSON document. A command that
+    says it by itself need not `tell`.
+    """
+    _Database.url, _Database.told = url, not tell
+
+
+def say_database() -> None:
+    """Say on stderr which database the command works on, once."""
+    if _Database.url is not None and not _Database.told:
+        _Database.told = True
+        console(stderr=True, soft_wrap=True).print(Text(f"database: {_Database.url}", "dim"))
+
+
 def show(facts: object, seen: RenderableType, *, json: bool) -> None:
     """Print what was found: the facts as JSON, or as people see them."""
     if json:
         show_json(facts)
     else:
+        say_database()
         console().print(seen)
 
 
 def show_json(facts: object) -> None:
     """Print the one JSON document; where stdout is not Unicode, with other characters escaped."""
-    text = msgspec.json.format(msgspec.json.encode(facts), indent=2).decode()
+    document = msgspec.to_builtins(facts)
+    if _Database.url is not None and isinstance(document, dict):
+        document.setdefault("url", _Database.url)
+    text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
     if "utf" not in sys.stdout.encoding.lower():
         text = _NOT_ASCII.sub(lambda found: ascii_json.dumps(found[0])[1:-1], text)
     sys.stdout.write(text + "\n")
@@ -94,6 +126,7 @@ def complain(error: LedgerstoneError, *, json: bool) -> None:
     stderr.print(_labelled("error", "bold red", error.message))
     if error.hint:
         stderr.print(_labelled("hint", "bold cyan", error.hint))
+    say_database()
 
 
 def told(error: LedgerstoneError) -> dict[str, object]:
@@ -135,6 +168,11 @@ def pairs(rows: dict[str, RenderableType]) -> Table:
     for name, value in rows.items():
         grid.add_row(name, value)
     return grid
+
+
+def counted(count: int, most: int) -> str:
+    """A count that stops at a most: 10,000+ where there may be more."""
+    return f"{count:,}+" if count >= most else f"{count:,}"
 
 
 def foldable(listed: str) -> str:

@@ -11,8 +11,8 @@ from typer.core import TyperGroup
 
 from ledgerstone import __version__
 from ledgerstone.cli import output
-from ledgerstone.cli.application import show_help
 from ledgerstone.cli.call import (
+    ApplicationOption,
     Call,
     ConfigOption,
     JsonOption,
@@ -21,6 +21,7 @@ from ledgerstone.cli.call import (
     command,
     flag,
 )
+from ledgerstone.cli.groups import show_help
 
 COMMANDS = {
     "up": "ledgerstone.cli.up:up",
@@ -36,6 +37,7 @@ COMMANDS = {
     "inbox": "ledgerstone.cli.inbox:app",
     "failed": "ledgerstone.cli.failed:app",
     "messaging": "ledgerstone.cli.messaging:app",
+    "signing": "ledgerstone.cli.signing.commands:app",
 }
 """Where each is; only the one that is called is loaded."""
 
@@ -109,6 +111,7 @@ app = typer.Typer(
 def program(
     context: typer.Context,
     *,
+    application: ApplicationOption = None,
     url: UrlOption = None,
     config: ConfigOption = None,
     json: JsonOption = False,
@@ -116,7 +119,8 @@ def program(
     version: Annotated[bool, flag("--version", help="Print the version and end.")] = False,
 ) -> None:
     """What may stand before every command."""
-    context.obj = Call(url=url, config=config, json=json, verbose=verbose)
+    context.obj = Call(url=url, config=config, application=application, json=json, verbose=verbose)
+    output.begin()
     if version:
         output.show({"version": __version__}, f"ledgerstone {__version__}", json=json)
         raise typer.Exit

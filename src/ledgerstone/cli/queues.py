@@ -8,10 +8,12 @@ import typer
 from rich.console import Group, RenderableType
 
 from ledgerstone.cli import output
-from ledgerstone.cli.application import ByOption, group, ledger_of, who
+from ledgerstone.cli.application import ByOption, ledger_of, who
 from ledgerstone.cli.call import Call, command
+from ledgerstone.cli.groups import group
 from ledgerstone.cli.output import Text
 from ledgerstone.errors import BadInput
+from ledgerstone.jobs import Status
 from ledgerstone.jobs import queues as jobs_queues
 from ledgerstone.jobs.queues import COUNTED_MAX, Queues, QueueState
 
@@ -83,11 +85,10 @@ def _number(given: str) -> int | None:
 app = group(
     "List the queues; pause, resume and limit one.\n\nExample: ledgerstone queues",
     alone=command(listed),
-    of_application=True,
 )
-app.command("list")(command(listed, of_application=True))
+app.command("list")(command(listed))
 for function in (pause, resume, limit):
-    app.command()(command(function, of_application=True))
+    app.command()(command(function))
 
 
 def screen(found: Queues) -> RenderableType:
@@ -104,21 +105,23 @@ def screen(found: Queues) -> RenderableType:
         numbers=(*numbers, "limit"),
     )
     for queue in found.queues:
-        table.add_row(*_row(queue, held=held))
+        table.add_row(*_row(queue, found.more, held=held))
     parts: list[RenderableType] = [table]
     if not found.counted_all:
-        parts.append(Text(f"there are more: {COUNTED_MAX:,} of each state were counted", "yellow"))
+        told = f"+: at least so many; {COUNTED_MAX:,} jobs of each state are counted, the oldest"
+        parts.append(Text(told, "yellow"))
     return Group(*parts)
 
 
-def _row(queue: QueueState, *, held: bool) -> list[RenderableType]:
+def _row(queue: QueueState, more: list[str], *, held: bool) -> list[RenderableType]:
+    waiting, running = Status.QUEUED.value in more, Status.RUNNING.value in more
     row: list[RenderableType] = [
         Text(queue.name, "bold"),
-        _count(queue.queued, "cyan"),
-        _count(queue.scheduled, ""),
-        _count(queue.blocked, "yellow"),
-        _count(queue.running, "bold blue"),
-        _count(queue.dead_letters, "bold red"),
+        _count(queue.queued, "cyan", more=waiting),
+        _count(queue.scheduled, "", more=waiting),
+        _count(queue.blocked, "yellow", more=waiting),
+        _count(queue.running, "bold blue", more=running),
+        _count(queue.dead_letters, "bold red", more=Status.DEAD_LETTER.value in more),
         output.lasting(queue.oldest_due_ms) if queue.oldest_due_ms is not None else "",
     ]
     if held:
@@ -127,8 +130,8 @@ def _row(queue: QueueState, *, held: bool) -> list[RenderableType]:
     return row
 
 
-def _count(count: int, style: str) -> Text:
-    return Text(f"{count:,}", style if count else "dim")
+def _count(count: int, style: str, *, more: bool) -> Text:
+    return Text(f"{count:,}{'+' if more and count else ''}", style if count else "dim")
 
 
 def _paused(queue: QueueState) -> Text:

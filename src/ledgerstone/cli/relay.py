@@ -16,7 +16,7 @@ from rich.console import Group, RenderableType
 from ledgerstone import __version__
 from ledgerstone.cli import logs, output
 from ledgerstone.cli.application import ledger_of
-from ledgerstone.cli.call import ApplicationOption, Call
+from ledgerstone.cli.call import Call
 from ledgerstone.cli.carrying import (
     Relay,
     address,
@@ -50,7 +50,6 @@ ConcurrencyOption = Annotated[
 def relay(
     call: Call,
     *,
-    application: ApplicationOption = None,
     destination: Annotated[
         list[str] | None,
         typer.Option(
@@ -65,9 +64,10 @@ def relay(
 
     Example: ledgerstone outbox relay --destination broker --destination warehouse
     """
-    with ledger_of(call, application, make=True) as ledger:
+    with ledger_of(call, make=True, tell=False) as ledger:
         log = ledger.settings.log
-        logs.to_stderr(level="DEBUG" if call.verbose else log.level, json=log.json)
+        level = "DEBUG" if call.verbose else log.level
+        logs.to_stderr(level=level, json=log.json, application=True)
         names = destinations_of(ledger, destination or [])
         if not names:
             hint = (

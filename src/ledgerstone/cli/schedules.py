@@ -11,8 +11,9 @@ import typer
 from rich.console import Group, RenderableType
 
 from ledgerstone.cli import output
-from ledgerstone.cli.application import ByOption, group, ledger_of, who
+from ledgerstone.cli.application import ByOption, ledger_of, who
 from ledgerstone.cli.call import Call, command
+from ledgerstone.cli.groups import group
 from ledgerstone.cli.job_calls import hinting
 from ledgerstone.cli.output import Text
 from ledgerstone.errors import BadInput
@@ -134,12 +135,11 @@ def preview(
 app = group(
     "List the schedules; pause, resume, trigger or remove one.\n\nExample: ledgerstone schedules",
     alone=command(listed),
-    of_application=True,
 )
-app.command("list")(command(listed, of_application=True))
+app.command("list")(command(listed))
 app.command()(command(preview))
 for function in (pause, resume, trigger, remove):
-    app.command()(command(function, of_application=True))
+    app.command()(command(function))
 
 
 def _change(call: Call, name: str, act: str, done: str) -> None:

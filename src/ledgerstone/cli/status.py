@@ -20,6 +20,8 @@ from ledgerstone.cli.job_calls import moment_of
 from ledgerstone.cli.output import Text
 from ledgerstone.engine import workers
 from ledgerstone.errors import LedgerstoneError, SchemaMissing
+from ledgerstone.jobs import Status, queues, unserved
+from ledgerstone.jobs.unserved import Unserved
 from ledgerstone.ledger import Transaction
 from ledgerstone.messaging import Office
 from ledgerstone.messaging.outbox import Backlog
@@ -27,12 +29,15 @@ from ledgerstone.settings import Settings
 from ledgerstone.store import migrating
 from ledgerstone.store.database import Database
 from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.faults import migrate_hint
 from ledgerstone.store.statement import Statement
 from ledgerstone.store.tables import leases
 
 WATCH_SECONDS = 1.0
 LEASES_MAX = 500
 ROWS_SHOWN_MAX = 15
+COUNTED_MAX = 10_000
+"""Nothing is counted further than this."""
 
 
 class WorkerState(Enum):
@@ -79,10 +84,21 @@ class BacklogFacts(msgspec.Struct, frozen=True):
     paused: bool
 
 
+class JobFacts(msgspec.Struct, frozen=True):
+    """Jobs at a glance; a number that is `counted_max` says that there are at least so many."""
+
+    queued: int
+    running: int
+    dead_letters: int
+    counted_max: int
+    unserved: list[Unserved]
+    """Types that are queued and that no worker which is alive runs."""
+
+
 class StatusFacts(msgspec.Struct, frozen=True):
     """What there is to know at a glance.
 
-    `chores` and `messages` are None where their tables are not installed.
+    `jobs`, `chores`, `messages` and `failed_messages` are None where their tables are not there.
     """
 
     url: str
@@ -92,6 +108,9 @@ class StatusFacts(msgspec.Struct, frozen=True):
     leases: list[LeaseFacts]
     chores: dict[str, int] | None
     messages: list[BacklogFacts] | None
+    jobs: JobFacts | None
+    failed_messages: int | None
+    """At most `COUNTED_MAX`."""
 
 
 _leases = Statement(
@@ -110,7 +129,7 @@ def status(
     if watch and call.json:
         raise typer.BadParameter("--watch and --json do not go together")
     settings = call.settings()
-    with opened(settings) as database:
+    with opened(settings, tell=False) as database:
         facts = look(database, settings)
         if watch:
             _watch(database, settings, facts)
@@ -125,9 +144,8 @@ def look(database: Database[Transaction], settings: Settings) -> StatusFacts:
     with database.reading() as tx:
         schema = migrating.look(tx.connection)
         if schema.current is None:
-            raise SchemaMissing(
-                "Ledgerstone's tables are not in this database", hint="run `ledgerstone migrate`"
-            )
+            message = "Ledgerstone's tables are not in this database"
+            raise SchemaMissing(message, hint=migrate_hint(database.url))
         return StatusFacts(
             url=settings.url_masked,
             database=dict(database.dialect.describe(tx.connection)),
@@ -136,6 +154,8 @@ def look(database: Database[Transaction], settings: Settings) -> StatusFacts:
             leases=leases_of(tx),
             chores=chores_of(tx),
             messages=backlog_of(tx) if outbox and schema.up_to_date else None,
+            jobs=jobs_of(tx) if schema.up_to_date else None,
+            failed_messages=failed_messages_of(tx, settings) if schema.up_to_date else None,
         )
 
 
@@ -160,7 +180,26 @@ def backlog_of(tx: Transaction) -> list[BacklogFacts]:
             paused=found.paused,
         )
 
-    return [facts(found) for found in tx.outbox.backlog()]
+    return [facts(found) for found in tx.outbox.backlog(counted_max=COUNTED_MAX)]
+
+
+def jobs_of(tx: Transaction) -> JobFacts:
+    """Jobs at a glance, each number counted up to a most."""
+    counts = queues.totals(tx, counted_max=COUNTED_MAX)
+    return JobFacts(
+        queued=counts[Status.QUEUED],
+        running=counts[Status.RUNNING],
+        dead_letters=counts[Status.DEAD_LETTER],
+        counted_max=COUNTED_MAX,
+        unserved=unserved.look(tx),
+    )
+
+
+def failed_messages_of(tx: Transaction, settings: Settings) -> int | None:
+    """How many messages are in the failed table, up to a most; None where there is no table."""
+    if not inspect(tx.connection).has_table(Office(settings.messaging).shared.failed.name):
+        return None
+    return tx.failed.count(most=COUNTED_MAX)
 
 
 def workers_of(tx: Transaction, settings: Settings) -> list[WorkerFacts]:
@@ -193,8 +232,12 @@ def _worker(seen: workers.WorkerSeen, silent_after_ms: float) -> WorkerFacts:
         done=total("done"),
         failed=total("failed"),
         refused=total("refused"),
-        trouble=output.one_line(next((t["trouble"] for t in tallies if t.get("trouble")), None)),
+        trouble=output.one_line(next(filter(None, map(_trouble, tallies)), None)),
     )
+
+
+def _trouble(tally: dict[str, Any]) -> str | None:
+    return tally.get("trouble") or tally.get("stalled")
 
 
 def leases_of(tx: Transaction) -> list[LeaseFacts]:
@@ -203,10 +246,10 @@ def leases_of(tx: Transaction) -> list[LeaseFacts]:
 
 
 def chores_of(tx: Transaction) -> dict[str, int] | None:
-    """How many chores stand where."""
+    """How many chores stand where, counted up to a most."""
     if not inspect(tx.connection).has_table(chore.name):
         return None
-    return {status.value: count for status, count in tx.chores.counts().items()}
+    return {status.value: count for status, count in tx.chores.some_counts(COUNTED_MAX).items()}
 
 
 def screen(facts: StatusFacts) -> RenderableType:
@@ -219,15 +262,44 @@ def screen(facts: StatusFacts) -> RenderableType:
         parts.append("")
     if facts.leases:
         parts.append(_leases_table(facts.leases))
+    if facts.jobs is not None:
+        parts += [*_jobs_lines(facts.jobs), ""]
     if facts.chores is not None:
-        counts = "  ".join(f"{name} [bold]{count:,}[/]" for name, count in facts.chores.items())
+        chores = facts.chores.items()
+        counts = "  ".join(
+            f"{name} [bold]{output.counted(count, COUNTED_MAX)}[/]" for name, count in chores
+        )
         parts += [f"[bold]Chores[/]  {counts}", ""]
     standing = [each for each in facts.messages or [] if each.waiting or each.parked or each.paused]
     if standing:
         parts.append(_messages_table(standing))
     elif facts.messages is not None:
         parts.append("[bold]Messages[/]  none waits")
+    if facts.failed_messages:
+        failed = output.counted(facts.failed_messages, COUNTED_MAX)
+        parts.append(
+            f"[bold]Failed messages[/]  [bold red]{failed}[/]; `ledgerstone failed show --group`"
+        )
     return Group(*parts)
+
+
+def _jobs_lines(jobs: JobFacts) -> list[RenderableType]:
+    """One line of numbers; one more for dead letters, and one for each type that nobody runs."""
+
+    def number(count: int) -> str:
+        return output.counted(count, jobs.counted_max)
+
+    dead = number(jobs.dead_letters)
+    style = "bold red" if jobs.dead_letters else "bold"
+    counts = f"queued [bold]{number(jobs.queued)}[/]  running [bold]{number(jobs.running)}[/]"
+    lines: list[RenderableType] = [f"[bold]Jobs[/]  {counts}  dead letters [{style}]{dead}[/]"]
+    if jobs.dead_letters:
+        lines.append("  `ledgerstone jobs list --status dead_letter` shows the dead letters")
+    for each in jobs.unserved[:ROWS_SHOWN_MAX]:
+        waiting = output.counted(each.jobs, unserved.LOOKED_AT_MAX)
+        told = f"  nobody runs {each.type} of the queue {each.queue}: {waiting} wait"
+        lines.append(Text(told, "yellow"))
+    return [*lines, *_rest(jobs.unserved)]
 
 
 def _database_rows(facts: StatusFacts) -> dict[str, RenderableType]:
@@ -236,7 +308,8 @@ def _database_rows(facts: StatusFacts) -> dict[str, RenderableType]:
     schema = facts.schema
     standing = f"{schema.current}, up to date"
     if not schema.up_to_date:
-        standing = f"[yellow]{schema.current}, {schema.newest} is needed: `ledgerstone migrate`[/]"
+        needed = f"{schema.current}, {schema.newest} is needed: `ledgerstone migrate`"
+        standing = f"[yellow]{needed} on this database[/]"
     return {
         "database": Text(facts.url),
         "server": Text(f"{server}, driver {driver}"),
@@ -291,7 +364,7 @@ def _messages_table(found: list[BacklogFacts]) -> RenderableType:
     for each in found[:ROWS_SHOWN_MAX]:
         table.add_row(
             Text(each.destination),
-            Text(f"{each.waiting:,}", "cyan" if each.waiting else "dim"),
+            Text(output.counted(each.waiting, COUNTED_MAX), "cyan" if each.waiting else "dim"),
             output.lasting(each.oldest_ms) if each.oldest_ms is not None else "",
             Text(f"{each.parked:,}", "bold red" if each.parked else "dim"),
             Text("paused", "yellow") if each.paused else "",

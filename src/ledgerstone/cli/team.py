@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -24,7 +25,7 @@ from typing import Any, cast
 
 import msgspec
 
-from ledgerstone.cli import logs
+from ledgerstone.cli import end_without_handlers, logs
 from ledgerstone.cli.application import loaded
 from ledgerstone.cli.call import EXIT_REFUSED, EXIT_RETRYABLE
 from ledgerstone.cli.carrying import Relay, relays_of
@@ -194,10 +195,9 @@ class Team:
                     _log.warning("worker process %d ended %s", member.number, _words(code))
                 continue
             self.died += 1
-            pause = member.due_at - time.monotonic()
             _log.warning(
                 "worker process %d, pid %d, ended %s; it is replaced in %.1f s",
-                *(member.number, pid, _words(code), max(pause, 0.0)),
+                *(member.number, pid, _words(code), member.pause_seconds),
             )
 
     def _say(self) -> None:
@@ -214,6 +214,7 @@ class _Member:
         self.number = number
         self.tally = Tally()
         self.due_at = float("-inf")
+        self.pause_seconds = 0.0
         self.pipe: Connection[Any, Any] | None = None
         self._order = order
         self._process: BaseProcess | None = None
@@ -239,7 +240,9 @@ class _Member:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=_work, args=(self._order, theirs), name=f"ledgerstone-worker-{self.number}"
+            target=_work,
+            args=(self._order, self.number, theirs),
+            name=f"ledgerstone-worker-{self.number}",
         )
         # Ctrl-C on a terminal reaches also a process that has not yet come to ignoring it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -270,8 +273,8 @@ class _Member:
         lived = time.monotonic() - self._born_at
         self._early_deaths = 0 if lived >= STEADY_SECONDS else self._early_deaths + 1
         doublings = max(self._early_deaths - 1, 0)
-        pause = min(RESTART_SECONDS * 2 ** min(doublings, 30), RESTART_SECONDS_MAX)
-        self.due_at = time.monotonic() + pause
+        self.pause_seconds = min(RESTART_SECONDS * 2 ** min(doublings, 30), RESTART_SECONDS_MAX)
+        self.due_at = time.monotonic() + self.pause_seconds
         tally, self.tally, self._process = self.tally, Tally(), None
         return tally
 
@@ -291,17 +294,21 @@ def _words(code: int) -> str:
     return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
-def _work(order: Order, pipe: Connection[Any, Any]) -> None:
+def _work(order: Order, number: int, pipe: Connection[Any, Any]) -> None:
     """What a worker process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    logs.to_stderr(level=order.level, json=order.json)
+    log = partial(logs.to_stderr, level=order.level, json=order.json, process=f"worker {number}")
+    log()
     try:
         with loaded(order.application) as ledger:
+            # After the import: the application may have set up logging itself.
+            log(application=True)
             worker = ledger.worker(*order.sources(ledger))
             _Ears(pipe, worker).open()
             worker.run(look=lambda _: _tell(pipe, worker), look_seconds=TELL_SECONDS, signals=())
             _tell(pipe, worker)
+        end_without_handlers(0)
     except LedgerstoneError as error:
         _log.error("%s: %s", error.code, error)
         sys.exit(EXIT_RETRYABLE if error.retryable else EXIT_REFUSED)

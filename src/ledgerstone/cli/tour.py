@@ -46,8 +46,8 @@ WORK_SECONDS = 5.0
 TAKE_MS_MIN, TAKE_MS_MAX = 2, 25
 LOOK_SECONDS = 0.02
 DISTURB_TRIES_MAX = 200
-TAKEN_OVER_SECONDS_MAX = 15.0
-ALL_DONE_SECONDS_MAX = 180.0
+TAKEN_OVER_SECONDS_MAX = 120.0
+ALL_DONE_SECONDS_MAX = 600.0
 BUSY_SECONDS_MAX = 0.25
 
 
@@ -132,7 +132,7 @@ class Tour:
         return self._frozen(process, worker_id)
 
     def _frozen(self, process: WorkerProcess, worker_id: str) -> int:
-        """Freeze it while it holds items and is not inside a transaction that others wait for."""
+        """Freeze it while it holds items that others could take, if its leases were over."""
         quick = msgspec.structs.replace(
             self._ledger.settings.store, busy_timeout_seconds=BUSY_SECONDS_MAX
         )
@@ -143,7 +143,7 @@ class Tour:
                 process.pause()
                 os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
                 held = self.held(worker_id)
-                if held and self._unlocked(database, worker_id) == held:
+                if held and self._unlocked(database, worker_id):
                     return held
                 process.resume()
                 time.sleep(LOOK_SECONDS)

@@ -20,7 +20,7 @@ from rich.live import Live
 from ledgerstone import __version__, chores
 from ledgerstone.cli import logs, output
 from ledgerstone.cli.application import ledger_of
-from ledgerstone.cli.call import ApplicationOption, Call
+from ledgerstone.cli.call import Call
 from ledgerstone.cli.carrying import (
     CarriedFacts,
     Relay,
@@ -33,7 +33,7 @@ from ledgerstone.cli.output import Console, Text
 from ledgerstone.cli.status import chores_of
 from ledgerstone.engine.source import Claim, Handler, Source
 from ledgerstone.engine.worker import Worker
-from ledgerstone.errors import LedgerstoneError
+from ledgerstone.errors import LedgerstoneError, StoreUnavailable
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging.receiving import Receiver
 from ledgerstone.messaging.receiving import Tally as Received
@@ -89,7 +89,7 @@ class UpFacts(msgspec.Struct, frozen=True):
         return self.done + handled + sum(each.delivered for each in self.carried)
 
 
-def up(call: Call, application: ApplicationOption = None) -> None:
+def up(call: Call) -> None:
     """Run everything in one process: on an embedded database, or on that of the URL.
 
     Messages are carried to every destination of the settings. With -A also the jobs and the
@@ -97,9 +97,10 @@ def up(call: Call, application: ApplicationOption = None) -> None:
 
     Example: ledgerstone up -A shop:ledger
     """
-    with ledger_of(call, application, make=True) as ledger:
+    with ledger_of(call, make=True, tell=False) as ledger:
         log = ledger.settings.log
-        logs.to_stderr(level="DEBUG" if call.verbose else log.level, json=log.json)
+        level = "DEBUG" if call.verbose else log.level
+        logs.to_stderr(level=level, json=log.json, application=True)
         chores.install(ledger.database)
         destinations = destinations_of(ledger)
         ready_to_carry(ledger, destinations)
@@ -170,7 +171,8 @@ class _Observer:
         relays = [pump.source for pump in pumps if isinstance(pump.source, Relay)]
         tallies = [pump.tally for pump in pumps if not isinstance(pump.source, Relay)]
         unreached = self._count_chores()
-        troubles = [pump.tally.trouble for pump in pumps if pump.tally.trouble]
+        said = [pump.tally.trouble or pump.tally.stalled for pump in pumps]
+        troubles = [each for each in said if each]
         if state is UpState.RUNNING and (unheard := self._silence()):
             troubles.append(unheard)
         return UpFacts(
@@ -224,6 +226,11 @@ class _Show(Protocol):
     def show(self, facts: UpFacts) -> None: ...
 
 
+def _told_here(trouble: str | None) -> bool:
+    """Whether a line is to tell of this: an outage of the database is told by the store."""
+    return trouble is not None and not trouble.startswith(f"{StoreUnavailable.code}:")
+
+
 class _Lines:
     """Log lines: one at the start, one at the end, and some when something has changed."""
 
@@ -255,15 +262,17 @@ class _Lines:
                     facts.worker,
                 ),
             )
-            if facts.trouble:
+            if _told_here(facts.trouble):
                 _log.warning("trouble: %s", facts.trouble)
             if facts.state is not UpState.RUNNING:
                 # A signal came while it began.
                 self._say_state(facts)
         elif facts.state is not before.state:
             self._say_state(facts)
-        elif facts.trouble != before.trouble:
-            if facts.trouble:
+        elif facts.trouble != before.trouble and (
+            _told_here(facts.trouble) or _told_here(before.trouble)
+        ):
+            if _told_here(facts.trouble):
                 _log.warning("trouble: %s", facts.trouble)
             else:
                 _log.info("the trouble is over")

@@ -21,7 +21,7 @@ from rich.console import Group, RenderableType
 
 from ledgerstone import __version__
 from ledgerstone.cli import logs, output
-from ledgerstone.cli.application import loaded, no_database
+from ledgerstone.cli.application import application_of, loaded
 from ledgerstone.cli.call import Call
 from ledgerstone.cli.carrying import OF_CONSUMERS, consumers_table
 from ledgerstone.cli.message_calls import ready
@@ -61,15 +61,7 @@ class WorkFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def work(
     call: Call,
-    application: Annotated[
-        str,
-        typer.Option(
-            "--app",
-            "-A",
-            metavar="MODULE:LEDGER",
-            help="Where your code makes its Ledger, as shop.jobs:ledger; found from this folder.",
-        ),
-    ],
+    *,
     queue: Annotated[
         list[str] | None,
         typer.Option(
@@ -103,11 +95,13 @@ def work(
 
     Example: ledgerstone work -A shop.jobs:ledger --queue mail --concurrency 20 --processes 2
     """
-    no_database(call)
+    application = application_of(call)
     with loaded(application) as ledger:
+        output.on_database(ledger.settings.url_masked, tell=False)
         log = ledger.settings.log
         level = "DEBUG" if call.verbose else log.level
-        logs.to_stderr(level=level, json=log.json)
+        process = "main" if processes > 1 else None
+        logs.to_stderr(level=level, json=log.json, application=True, process=process)
         order = Order(
             application=application,
             queues=_queues(ledger, application, queue or []),

@@ -24,14 +24,20 @@ class BackoffPolicy(Enum):
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds to wait after the nth failure: capped, and spread so that not all return at once."""
+    """How many seconds to wait after the nth failure, capped and with jitter.
+
+    The defaults wait about 15 s, 90 s, 9 min and 54 min: five attempts span about an hour.
+    """
 
     policy: BackoffPolicy = BackoffPolicy.EXP
-    seconds: float = 1.0
-    multiplier: float = 2.0
-    seconds_max: float = 300.0
+    seconds: float = 15.0
+    """The wait after the first failure; with the policy `fixed` after each failure."""
+    multiplier: float = 6.0
+    """The policy `exp` multiplies the wait by this number after each further failure."""
+    seconds_max: float = 3600.0
+    """No wait is longer than this."""
     jitter: float = 0.2
-    """The part of the wait that is random: 0.2 takes up to a fifth off it."""
+    """The random part of each wait: 0.2 shortens a wait by up to a fifth."""
 
     def after(self, failures: int, *, chance: float | None = None) -> float:
         """The wait after so many failures; `chance` (0 to 1) stands in for the dice."""

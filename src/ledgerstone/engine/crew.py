@@ -18,10 +18,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ledgerstone.engine import outcomes
+from ledgerstone.engine.atomic import run_coroutine
+from ledgerstone.engine.attempt import Attempt
 from ledgerstone.engine.runners.loop import LoopRunner
 from ledgerstone.engine.runners.processes import Child
 from ledgerstone.engine.runners.threads import ThreadRunner
 from ledgerstone.engine.source import Claim, Handler, Outcome, Where
+from ledgerstone.errors import HandlerTimeout, Interrupted
 
 if TYPE_CHECKING:
     from ledgerstone.errors import LedgerstoneError
@@ -32,8 +35,9 @@ class Crew:
 
     - At most `places` handlers run at once.
     - Every claim that was started is reported once, unless it was `dropped` while waiting.
-    - `interrupt` raises an error into the handler of a claim; one that waits is dropped and
-      answered.
+    - `cancel` tells the handler of a claim to stop; a claim that waits is dropped and answered.
+    - A handler that was told and goes on for too long is abandoned: it is reported, and its place
+      is free.
     """
 
     def __init__(
@@ -41,7 +45,7 @@ class Crew:
         places: int,
         *,
         handler: Callable[[Claim], Handler],
-        atomic: Callable[[Claim, Handler], Outcome | None],
+        atomic: Callable[[Claim, Handler], Any],
         came_out: Callable[[Claim, Any], Outcome | None],
         done: Callable[[Claim, Outcome | None], None],
     ) -> None:
@@ -57,7 +61,8 @@ class Crew:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._threads = ThreadRunner(self._run, self._begun, self._next_for_thread)
-        self._loop = LoopRunner(came_out, self._finish)
+        self._loop = LoopRunner(self._finish)
+        self._abandoned_ever = False
 
     @property
     def busy_seconds(self) -> tuple[float, int]:
@@ -106,10 +111,18 @@ class Crew:
 
     def longer_than(self, seconds: float) -> int:
         """How many handlers run for longer than this."""
-        return self._threads.longer_than(seconds) + self._loop.longer_than(seconds)
+        since = perf_counter() - seconds
+        return sum(attempt.started < since for attempt in self._running())
 
-    def interrupt(self, claim: Claim, error: LedgerstoneError) -> bool:
-        """Raise the error into its handler; True if it only waited and is dropped."""
+    @property
+    def abandoned(self) -> int:
+        """How many handlers run on though they were given up."""
+        if not self._abandoned_ever:
+            return 0
+        return sum(attempt.abandoned for attempt in self.attempts)
+
+    def cancel(self, claim: Claim, reason: LedgerstoneError) -> bool:
+        """Tell the handler of this claim to stop; True if it only waited and is dropped."""
         with self._lock:
             # A copy: threads take from the left without the lock.
             for task in list(self.waiting):
@@ -119,13 +132,32 @@ class Crew:
                     except ValueError:
                         break
                     return True
-        if not self._threads.interrupt(claim, error):
-            self._loop.interrupt(claim, error)
+        for runner in (self._threads, self._loop):
+            for attempt in runner.attempts:
+                if attempt.claim is claim:
+                    runner.cancel(attempt, reason)
         return False
 
-    def overdue(self) -> list[Claim]:
-        """Claims whose handler ran past its limit and was not told so yet."""
-        return [*self._threads.overdue(), *self._loop.overdue()]
+    def cancel_overdue(self) -> None:
+        """Tell handlers that ran past their limit, once each."""
+        now = perf_counter()
+        for runner in (self._threads, self._loop):
+            for attempt in runner.attempts:
+                if attempt.is_overdue(now):
+                    limit = attempt.claim.timeout_seconds
+                    runner.cancel(attempt, HandlerTimeout(f"ran longer than {limit} s"))
+
+    def abandon_late(self, notice_seconds: float) -> None:
+        """Give up handlers that were told to stop so long ago and take no notice."""
+        late = perf_counter() - notice_seconds
+        for attempt in self._running():
+            if attempt.told_at is not None and attempt.told_at < late:
+                self._abandon(attempt)
+
+    def abandon_all(self) -> None:
+        """Give up every handler that still runs: the worker stops without them."""
+        for attempt in self._running():
+            self._abandon(attempt)
 
     def wait_idle(self, seconds: float) -> bool:
         """Until no handler runs, or the time is up."""
@@ -140,10 +172,30 @@ class Crew:
     def run_here(self, claim: Claim) -> Outcome | None:
         """Run one in the calling thread (for a step by step drive)."""
         try:
-            handler = self._handler(claim)
+            attempt = Attempt(claim, self._handler(claim))
         except Exception as error:  # noqa: BLE001 - nothing can run it: that is its outcome
             return outcomes.of_error(claim, error)
-        return self._run(claim, handler, None)
+        try:
+            attempt.value = self._run(claim, attempt.handler, None)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the item's outcome
+            attempt.error = error
+        return attempt.judged(self._came_out)
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """What runs, abandoned handlers included."""
+        return [*self._threads.attempts, *self._loop.attempts]
+
+    def _running(self) -> list[Attempt]:
+        """What runs and was not abandoned."""
+        return [attempt for attempt in self.attempts if not attempt.abandoned]
+
+    def _abandon(self, attempt: Attempt) -> None:
+        if not attempt.abandon():
+            return
+        self._abandoned_ever = True
+        reason = attempt.cancellation.given or Interrupted("the worker is stopping")
+        self._report_and_pass_on(attempt.claim, attempt.told(reason))
 
     def _fill_places(self) -> None:
         """Begin what waits; threads are called one at a time, and each calls the next.
@@ -169,27 +221,20 @@ class Crew:
             self._calling = True
             self._threads.start(claim, handler)
 
-    def _run(self, claim: Claim, handler: Handler, child: Child | None) -> Outcome | None:
-        try:
-            if handler.atomic:
-                return self._atomic(claim, handler)
-            if handler.where is Where.THREAD:
-                value = handler.call(claim)
-            elif handler.where is Where.PROCESS and child is not None:
-                value = child.call(handler.call, claim)
-            elif handler.where is Where.LOOP:
-                value = run_coroutine(handler.call, claim)
-            else:
-                value = handler.call(claim)
-            return self._came_out(claim, value)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the item's outcome
-            return outcomes.of_error(claim, error)
+    def _run(self, claim: Claim, handler: Handler, child: Child | None) -> Any:
+        if handler.atomic:
+            return self._atomic(claim, handler)
+        if handler.where is Where.THREAD:
+            return handler.call(claim)
+        if handler.where is Where.PROCESS and child is not None:
+            return child.call(handler.call, claim)
+        if handler.where is Where.LOOP:
+            return run_coroutine(handler.call, claim)
+        return handler.call(claim)
 
-    def _next_for_thread(
-        self, claim: Claim, outcome: Outcome | None
-    ) -> tuple[Claim, Handler] | None:
+    def _next_for_thread(self, attempt: Attempt) -> tuple[Claim, Handler] | None:
         """A thread's handler ended: report it, and answer the next claim for that thread."""
-        self._done(claim, outcome)
+        self._done(attempt.claim, attempt.judged(self._came_out))
         while True:
             try:
                 following, handler, _ = self.waiting.popleft()
@@ -202,8 +247,11 @@ class Crew:
             self._loop.start(following, handler)
             return None
 
-    def _finish(self, claim: Claim, outcome: Outcome | None) -> None:
+    def _finish(self, attempt: Attempt) -> None:
         """A task of the loop ended: report it and pass its place on."""
+        self._report_and_pass_on(attempt.claim, attempt.judged(self._came_out))
+
+    def _report_and_pass_on(self, claim: Claim, outcome: Outcome | None) -> None:
         self._done(claim, outcome)
         while True:
             try:
@@ -224,10 +272,3 @@ class Crew:
             if self.running == 0:
                 self._idle.notify_all()
             return True
-
-
-def run_coroutine(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Run an async handler to its end on a loop of its own."""
-    import asyncio
-
-    return asyncio.run(call(*arguments))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ledgerstone.errors import LeaseLost, LedgerstoneError
+from ledgerstone.errors import LeaseLost, LedgerstoneError, StoreUnavailable
 from ledgerstone.ids import new_id
 from ledgerstone.store import leases
 
@@ -87,7 +87,8 @@ class Duties:
         except LeaseLost:
             return None
         except LedgerstoneError as error:
-            if duty.name not in self.trouble:
+            # An outage of the database is logged once, by the store.
+            if duty.name not in self.trouble and not isinstance(error, StoreUnavailable):
                 _log.warning("duty %s: %s: %s", duty.name, error.code, error)
             self.trouble[duty.name] = f"{error.code}: {error.message}"
             return None

@@ -11,13 +11,17 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ledgerstone.errors import LedgerstoneError
+from ledgerstone.errors import LedgerstoneError, StoreUnavailable
 
 if TYPE_CHECKING:
     from ledgerstone.engine.pump import Pump
     from ledgerstone.engine.source import Claim
     from ledgerstone.settings import EngineSettings
     from ledgerstone.store.database import Database
+    from ledgerstone.store.transaction import Transaction
+
+LOCKED_MAX = 1000
+"""Claims that a worker's row names at most."""
 
 _log = logging.getLogger("ledgerstone.engine")
 
@@ -26,6 +30,8 @@ class Heartbeat:
     """Extends the claims of pumps.
 
     - A claim whose lease was lost is told to its pump.
+    - A claim whose item another transaction has locked is left for the next beat, and is among
+      `locked`: its worker's row names it, so that nobody rescues it when its lease runs out.
     - If the database cannot be reached for a whole lease, every claim counts as lost: others may
       have them by now.
     """
@@ -39,6 +45,12 @@ class Heartbeat:
         self._before: list[dict[str, Claim]] = [{} for _ in pumps]
         self._reached = [database.clock.monotonic() for _ in pumps]
         self.trouble: str | None = None
+        self._locked: list[Sequence[Claim]] = [() for _ in pumps]
+
+    @property
+    def locked(self) -> list[str]:
+        """The marks of claims that could not be extended because their item was locked."""
+        return [claim.mark for claims in self._locked for claim in claims][:LOCKED_MAX]
 
     def beat(self) -> int:
         """One beat; how many claims were extended."""
@@ -50,23 +62,32 @@ class Heartbeat:
         self._before[i] = held
         now = self._database.clock.monotonic()
         if not old:
-            self._reached[i] = now
+            self._reached[i], self._locked[i] = now, ()
             return 0
-        lease = self._settings.lease_seconds
         try:
-            lost = self._database.run(lambda tx: pump.source.extend(tx, old, lease))
+            lost, locked = self._database.run(lambda tx: self._extend(tx, pump, old))
         except LedgerstoneError as error:
             self._unreached(i, pump, old, error)
             return 0
         self._reached[i] = now
+        self._locked[i] = locked
         self.trouble = None
         for claim in lost:
             # If it was settled between the look and the statement, the pump holds it no more.
             pump.lose(claim)
-        return len(old) - len(lost)
+        return len(old) - len(lost) - len(locked)
+
+    def _extend(
+        self, tx: Transaction, pump: Pump, claims: Sequence[Claim]
+    ) -> tuple[Sequence[Claim], Sequence[Claim]]:
+        """Extend those whose item is free; the lost ones, and the locked ones."""
+        locked = pump.source.hold(tx, claims)
+        free = [claim for claim in claims if claim not in locked] if locked else claims
+        return pump.source.extend(tx, free, self._settings.lease_seconds), locked
 
     def _unreached(self, i: int, pump: Pump, old: Sequence[Claim], error: LedgerstoneError) -> None:
-        if self.trouble is None:
+        # An outage of the database is logged once, by the store.
+        if self.trouble is None and not isinstance(error, StoreUnavailable):
             _log.warning("heartbeat of %s: %s: %s", pump.source.name, error.code, error)
         self.trouble = f"{error.code}: {error.message}"
         if self._database.clock.monotonic() - self._reached[i] > self._settings.lease_seconds:

@@ -29,6 +29,9 @@ again at once, a handful of them would do nothing but begin and end."""
 REST_SECONDS = 1.0
 """How long something rests that met a database or a target out of reach."""
 
+REPLACED_TYPES = "__ledgerstone_types__"
+"""Where an error that replaces one from another process names the types of the original."""
+
 
 class NotKept(Exception):
     """What an atomic handler returned cannot be kept: so is nothing that it wrote."""
@@ -100,7 +103,7 @@ def spared(outcome: Outcome) -> Outcome:
     failure = outcome.failure
     if outcome.verdict is not Verdict.FAILED or failure is None:
         return outcome
-    if failure.code != errors.StoreUnavailable.code:
+    if failure.code not in {errors.StoreUnavailable.code, errors.CommitUnknown.code}:
         return outcome
     return msgspec.structs.replace(outcome, verdict=Verdict.RETURNED, delay_seconds=REST_SECONDS)
 
@@ -131,6 +134,19 @@ def failure_of(error: BaseException) -> Failure:
         _storable(traceback_of(error)),
         crashed=isinstance(error, errors.HandlerCrashed),
     )
+
+
+def is_of(error: BaseException, types: tuple[type[BaseException], ...]) -> bool:
+    """Whether the error, or the one that it replaces, is of one of these types."""
+    if isinstance(error, types):
+        return True
+    replaced: tuple[str, ...] = getattr(type(error), REPLACED_TYPES, ())
+    return any(type_names(each)[0] in replaced for each in types)
+
+
+def type_names(kind: type[BaseException]) -> tuple[str, ...]:
+    """The full names of a type of error and of its base types."""
+    return tuple(f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__)
 
 
 def traceback_of(error: BaseException) -> str:

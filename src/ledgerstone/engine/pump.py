@@ -17,25 +17,26 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ledgerstone.engine import outcomes as outcome_of
+from ledgerstone.engine.atomic import Committed, run_atomic
 from ledgerstone.engine.breaker import Breakers
-from ledgerstone.engine.crew import Crew, run_coroutine
+from ledgerstone.engine.crew import Crew
 from ledgerstone.engine.pace import Ahead, Pace
-from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Settled, Source, Verdict, Where
+from ledgerstone.engine.settlements import Settlements
+from ledgerstone.engine.source import Ask, Claim, Outcome, Settled, Source, Verdict
 from ledgerstone.engine.suspects import WAIT_SECONDS_MAX, Suspects, Ward
 from ledgerstone.engine.tally import Tally, Tick
 from ledgerstone.errors import (
-    HandlerTimeout,
     Interrupted,
     LeaseLost,
     LedgerstoneError,
-    StoreBusy,
     StoreUnavailable,
     TargetDown,
 )
@@ -43,6 +44,7 @@ from ledgerstone.failpoints import hit
 from ledgerstone.store.wakeup import Bell
 
 if TYPE_CHECKING:
+    from ledgerstone.engine.attempt import Attempt
     from ledgerstone.settings import EngineSettings
     from ledgerstone.store.database import Database
     from ledgerstone.store.transaction import Transaction
@@ -50,11 +52,13 @@ if TYPE_CHECKING:
 WAITING_SECONDS_MIN = 0.2
 WAITING_AHEADS_MAX = 4
 """A claim waits for a place so many times as long as claiming may run ahead, then it goes back."""
-UNWRITTEN_MAX = 5
-"""Outcomes in a row that cannot be written in any words: it is no single item's doing then."""
 STOP_SECONDS = 2.0
-"""What handlers get after they were told to stop, and threads to end."""
+"""What the pump's own threads get to end."""
 RESCUE_MAX = 500
+ABANDONED = (
+    "claims nothing: {} handlers were told to stop and still run; let them call job.check(), give"
+    " them process=True, or restart the worker"
+)
 
 _log = logging.getLogger("ledgerstone.engine")
 
@@ -84,8 +88,8 @@ class Pump:
         self.tally = Tally()
         self.failure: BaseException | None = None
         self._database = database
-        self._handlers_database = handlers_database or database
         self._settings = settings
+        self._bytes_max = database.settings.body_bytes_max
         self._worker = worker
         self._prompt = prompt
         self._on_failure = on_failure
@@ -98,14 +102,24 @@ class Pump:
         self._crew = Crew(
             settings.concurrency,
             handler=source.handler,
-            atomic=self._atomic,
+            atomic=partial(
+                run_atomic,
+                database=handlers_database or database,
+                source=source,
+                bytes_max=database.settings.body_bytes_max,
+            ),
             came_out=self._came_out,
             done=self._done,
         )
         self._held: dict[str, Claim] = {}
-        self._outcomes: deque[Outcome] = deque()
-        self._settling = 0
-        self._unwritten = 0
+        self._settlements = Settlements(
+            source,
+            database,
+            batch_max=settings.batch_max,
+            settled=self._settled,
+            # Not held any more, so that its lease runs out and it is rescued.
+            let_go=lambda outcome: self._release([outcome]),
+        )
         self._ahead = Ahead(settings, self._crew)
         self._claim_bell = Bell()
         self._suspects = Suspects(
@@ -124,20 +138,20 @@ class Pump:
     def tick(self, limit: int | None = None) -> Tick:
         """One bounded step in this thread: settle what is open, claim, run, settle."""
         refused = self.tally.refused
-        settled = self._settle(self._taken())
+        settled = self._settle_some()
         room = min(limit or self._settings.batch_max, self._settings.batch_max)
         claims = self._claim_some(room)
         runnable = self._accepted(claims)
         for i, claim in enumerate(runnable):
             if self._suspects.are(claim):
                 try:
-                    settled += self._settle(self._taken())
+                    settled += self._settle_some()
                     self._suspects.ward.enter(claim)
                 except BaseException:
                     self._return(runnable[i:])
                     raise
             self._done(claim, self._crew.run_here(claim))
-        settled += self._settle(self._taken())
+        settled += self._settle_some()
         return Tick(len(claims), settled, self.tally.refused - refused)
 
     def rescue(self, tx: Transaction) -> int:
@@ -177,18 +191,21 @@ class Pump:
         """Wait for the running handlers; False if the time was not enough for all."""
         return self._crew.wait_idle(seconds)
 
-    def stop(self) -> None:
-        """Interrupt what still runs, return it, settle everything, end the threads."""
-        self.stop_claiming()
+    def interrupt(self) -> None:
+        """Tell what still runs to stop."""
         stopping = Interrupted("the worker is stopping")
         for claim in list(self._held.values()):
-            if self._crew.interrupt(claim, stopping):
+            if self._crew.cancel(claim, stopping):
                 self._return([claim])
-        if not self._crew.wait_idle(STOP_SECONDS):
-            settled = {outcome.claim.key for outcome in self._outcomes}
-            for claim in list(self._held.values()):
-                if claim.key not in settled:
-                    self._outcomes.append(outcome_of.returned(claim, stopping))
+
+    def await_notice(self) -> None:
+        """Wait for handlers that were told, and give up those that take no notice."""
+        if not self._crew.wait_idle(self._settings.notice_seconds):
+            self._crew.abandon_all()
+
+    def stop(self) -> None:
+        """Settle everything, end the threads."""
+        self.stop_claiming()
         self._halted.set()
         self._claim_bell.ring()
         self._settle_bell.ring()
@@ -196,41 +213,73 @@ class Pump:
             thread.join(STOP_SECONDS)
         self._return(self._unbegun())
         self._database.bells.take_down(self.source.channel, self._claim_bell)
+        why: object = "their items are locked"
         try:
-            while self._settle(self._taken()):
+            until = monotonic() + STOP_SECONDS
+            while self._settle_some() or self._is_put_off(until):
                 pass
         except Exception as error:  # noqa: BLE001 - what could not be settled ends it no other way
+            why = error
+        if left := len(self._held):
             # Their leases will run out and they are rescued.
-            left = len(self._held)
-            _log.warning("%s: %d claims could not be returned: %s", self.source.name, left, error)
+            _log.warning("%s: %d claims could not be returned: %s", self.source.name, left, why)
         self._crew.stop()
+
+    def _is_put_off(self, until: float) -> bool:
+        """Whether something is locked that may be free soon; waits a moment for it."""
+        if not self._settlements.locked or monotonic() >= until:
+            return False
+        self._settle_bell.wait(self._settlements.seconds())
+        return True
 
     def held(self) -> dict[str, Claim]:
         """What is claimed and not settled, now."""
         return dict(self._held)
 
     def lose(self, claim: Claim) -> None:
-        """The claim is another's: its handler is told, its outcome will be refused and recorded."""
+        """The claim is another's: its handler is told, a settlement is refused and recorded."""
         if self._held.get(claim.key) is not claim:
             return
         del self._held[claim.key]
         self.tally.lost += 1
+        _log.warning("%s: lost the lease of %s", self.source.name, claim.title)
         error = LeaseLost(f"the lease of attempt {claim.attempt} ran out")
-        if self._suspects.remove(claim) or self._crew.interrupt(claim, error):
+        if self._suspects.remove(claim) or self._crew.cancel(claim, error):
             self._done(claim, outcome_of.told(claim, error))
 
     def expire_overdue(self) -> None:
-        """Handlers that ran past their limit are told, once."""
-        for claim in self._crew.overdue():
-            error = HandlerTimeout(f"ran longer than {claim.timeout_seconds} s")
-            self._crew.interrupt(claim, error)
+        """Tell handlers that ran past their limit, and give up those that take no notice."""
+        self._crew.cancel_overdue()
+        self._crew.abandon_late(self._settings.notice_seconds)
+        abandoned, most = self._crew.abandoned, self._settings.abandoned_handlers_max
+        self.tally.abandoned = abandoned
+        before = self.tally.stalled
+        self.tally.stalled = ABANDONED.format(abandoned) if abandoned >= most else None
+        if before is None and self.tally.stalled is not None:
+            _log.error("%s: %s", self.source.name, self.tally.stalled)
+        elif before is not None and self.tally.stalled is None:
+            self._claim_bell.ring()
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """What runs now, abandoned handlers included."""
+        return self._crew.attempts
+
+    @property
+    def locked(self) -> int:
+        """Outcomes that wait because another transaction has locked their item."""
+        return self._settlements.locked
+
+    @property
+    def abandoned(self) -> int:
+        """Handlers that run on though they were given up."""
+        return self._crew.abandoned
 
     def return_late(self) -> None:
         """What has waited here too long goes back, its attempt refunded: for one with a place."""
-        ahead_seconds = self._settings.claim_ahead_ms / 1000
-        seconds = max(WAITING_AHEADS_MAX * ahead_seconds, WAITING_SECONDS_MIN)
+        seconds = WAITING_AHEADS_MAX * self._settings.claim_ahead_ms / 1000
         late = Interrupted(f"no place was free for it within {seconds:g} s")
-        for claim in self._crew.drop_late(seconds):
+        for claim in self._crew.drop_late(max(seconds, WAITING_SECONDS_MIN)):
             self._done(claim, outcome_of.returned(claim, late))
         late = Interrupted("others with which workers died took too long before it")
         for claim in self._suspects.drop_late():
@@ -260,7 +309,7 @@ class Pump:
             room = self._room()
             if room <= 0:
                 self._linger()
-            finished = self._taken()
+            finished = self._settlements.take()
             if not finished and room <= 0:
                 continue
             try:
@@ -290,10 +339,12 @@ class Pump:
 
     def _settles(self) -> None:
         while not self._halted.is_set():
-            self._settle_bell.wait(self._settings.poll_seconds_max)
+            self._settle_bell.wait(
+                min(self._settings.poll_seconds_max, self._settlements.seconds())
+            )
             self._linger()
             try:
-                while self._settle(self._taken()):
+                while self._settle_some():
                     pass
             except LedgerstoneError as error:
                 self._trouble(error)
@@ -301,20 +352,10 @@ class Pump:
     def _exchange(self, finished: Sequence[Outcome], room: int) -> Sequence[Claim] | None:
         """Settle and claim in one transaction; the claims, None if nothing was claimed."""
 
-        def work(tx: Transaction) -> tuple[Sequence[Outcome], Sequence[Claim]]:
-            refused = self._settle_in(tx, finished) if finished else ()
-            return refused, self._claim(tx, room, alone=False) if room > 0 else ()
+        def claim(tx: Transaction) -> Sequence[Claim] | None:
+            return self._claim(tx, room, alone=False) if room > 0 else None
 
-        try:
-            refused, claims = self._database.run(work, hopeful=True)
-        except BaseException as error:
-            if finished and outcome_of.may_be_of_one(error):
-                self._settle_each(finished)
-                return None
-            self._keep(finished, error)
-            raise
-        self._settled(finished, refused)
-        return claims if room > 0 else None
+        return self._settlements.exchange(finished, claim, None)
 
     def _claim_some(self, room: int) -> Sequence[Claim]:
         return self._database.run(lambda tx: self._claim(tx, room, alone=True), hopeful=True)
@@ -368,7 +409,7 @@ class Pump:
         """Hold the claims; those for a target that is down go straight back."""
         self.tally.claimed += len(claims)
         self._held.update({claim.key: claim for claim in claims})
-        if not self._breakers.open_targets():
+        if not self._breakers:
             return claims
         runnable = []
         for claim in claims:
@@ -377,74 +418,18 @@ class Pump:
             else:
                 wait = self._breakers.wait_seconds(claim.target)
                 down = TargetDown(claim.target)
-                self._done(claim, outcome_of.returned(claim, down, delay_seconds=wait))
+                # Nothing was sent: that says nothing of the target, and decides no probe.
+                self._add_outcome(outcome_of.returned(claim, down, delay_seconds=wait))
         return runnable
 
-    def _settle(self, finished: Sequence[Outcome]) -> int:
-        """Settle a batch in a transaction of its own; how many they were."""
-        if not finished:
-            return 0
-        try:
-            refused = self._database.run(lambda tx: self._settle_in(tx, finished), hopeful=True)
-        except BaseException as error:
-            if outcome_of.may_be_of_one(error):
-                return self._settle_each(finished)
-            self._keep(finished, error)
-            raise
-        self._settled(finished, refused)
-        return len(finished)
-
-    def _settle_each(self, finished: Sequence[Outcome]) -> int:
-        """Settle them one at a time, so that one that cannot be written harms no other."""
-        for i, outcome in enumerate(finished):
-            try:
-                self._settle_alone(outcome)
-            except BaseException as error:
-                self._keep(finished[i:], error)
-                raise
-        return len(finished)
-
-    def _settle_alone(self, outcome: Outcome) -> None:
-        """Settle this one; if it cannot be written, it has failed; if not even that, let it go."""
-        key = outcome.claim.key
-        try:
-            self._settle_as(outcome)
-        except Exception as error:
-            if not outcome_of.may_be_of_one(error):
-                raise
-            _log.warning("%s: cannot write how %s came out: %s", self.source.name, key, error)
-            failed = outcome_of.unwritable(outcome, error)
-        else:
-            return
-        try:
-            self._settle_as(failed)
-        except Exception as error:
-            self._unwritten += 1
-            if not outcome_of.may_be_of_one(error) or self._unwritten >= UNWRITTEN_MAX:
-                raise
-            _log.warning("%s: nor that %s failed: %s", self.source.name, key, error)
-            # Not held any more, so that its lease runs out and it is rescued.
-            self._release([outcome])
-            self._settling -= 1
-
-    def _settle_as(self, outcome: Outcome) -> None:
-        refused = self._database.run(lambda tx: self._settle_in(tx, [outcome]))
-        self._unwritten = 0
-        self._settled([outcome], refused)
-
-    def _settle_in(self, tx: Transaction, finished: Sequence[Outcome]) -> Sequence[Outcome]:
-        refused = self.source.settle(tx, finished)
-        hit("pump.settling")
-        return refused
+    def _settle_some(self) -> int:
+        return self._settlements.settle(self._settlements.take())
 
     def _settled(self, finished: Sequence[Outcome], refused: Sequence[Outcome]) -> None:
-        if not finished:
-            return
         hit("pump.settled")
         self._release(finished)
         self._count(finished, 1)
         self._count(refused, -1)
-        self._settling -= len(finished)
         if self._pace.more:
             # Claiming may have stopped because too much was unsettled.
             self._claim_bell.ring()
@@ -452,10 +437,9 @@ class Pump:
         self.tally.trouble = None
         for outcome in refused:
             _log.warning(
-                "%s: refused the late settlement of %s, attempt %d: the claim was lost",
+                "%s: refused the late settlement of %s: the claim was lost",
                 self.source.name,
-                outcome.claim.key,
-                outcome.claim.attempt,
+                outcome.claim.title,
             )
 
     def _release(self, settled: Sequence[Outcome]) -> None:
@@ -480,6 +464,7 @@ class Pump:
         """A handler ended. None: an atomic one that is settled already."""
         hit("pump.ran")
         if outcome is None:
+            self._breakers.succeeded(claim.target or self.source.name)
             if self._pace.more:
                 self._claim_bell.ring()
             return
@@ -487,9 +472,10 @@ class Pump:
             outcome = self._told_breaker(claim, outcome)
         if self.tally.trouble is not None:
             outcome = outcome_of.spared(outcome)
-        waiting = self._outcomes
-        waiting.append(outcome)
-        count = len(waiting)
+        self._add_outcome(outcome)
+
+    def _add_outcome(self, outcome: Outcome) -> None:
+        count = self._settlements.add(outcome)
         if count == 1 or count >= self._settings.batch_max or not self._crew.waiting:
             self._settle_bell.ring()
             if self._pace.more:
@@ -497,15 +483,14 @@ class Pump:
 
     def _came_out(self, claim: Claim, value: Any) -> Outcome | None:
         if isinstance(value, Settled):
-            settled = [Outcome(claim, Verdict.DONE)]
-            self._release(settled)
-            self._count(settled, 1)
+            value = Committed(Outcome(claim, Verdict.DONE))
+        if isinstance(value, Committed):
+            self._release([value.outcome])
+            self._count([value.outcome], 1)
             return None
-        return self._outcome_of(claim, value)
-
-    def _outcome_of(self, claim: Claim, value: Any) -> Outcome:
-        bytes_max = self._database.settings.body_bytes_max
-        return outcome_of.of_value(claim, value, bytes_max=bytes_max)
+        if isinstance(value, outcome_of.NotKept):
+            return value.outcome
+        return outcome_of.of_value(claim, value, bytes_max=self._bytes_max)
 
     def _told_breaker(self, claim: Claim, outcome: Outcome) -> Outcome:
         target, failure = claim.target or self.source.name, outcome.failure
@@ -517,47 +502,13 @@ class Pump:
         wait = self._breakers.failed(target)
         return msgspec.structs.replace(outcome, delay_seconds=max(wait, outcome.delay_seconds or 0))
 
-    def _atomic(self, claim: Claim, handler: Handler) -> Outcome | None:
-        """The handler's writes and its settlement, one transaction."""
-        in_handler = False
-
-        def work(tx: Transaction) -> Outcome:
-            nonlocal in_handler
-            in_handler = True
-            if handler.where is Where.LOOP:
-                value = run_coroutine(handler.call, tx, claim)
-            else:
-                value = handler.call(tx, claim)
-            in_handler = False
-            outcome = self._outcome_of(claim, value)
-            if outcome.verdict is Verdict.FAILED:
-                raise outcome_of.NotKept(outcome)
-            if self.source.settle(tx, [outcome]):
-                raise LeaseLost(f"the lease of attempt {claim.attempt} ran out")
-            return outcome
-
-        try:
-            settled = [self._handlers_database.run(work)]
-        except outcome_of.NotKept as not_kept:
-            return not_kept.outcome
-        except (StoreBusy, StoreUnavailable) as error:
-            if in_handler:
-                return outcome_of.of_error(claim, error)
-            # Its transaction could not begin, settle or commit: that is not the item's doing.
-            return outcome_of.returned(claim, error, delay_seconds=outcome_of.REST_SECONDS)
-        except BaseException as error:  # noqa: BLE001 - rolled back; it is the item's outcome
-            return outcome_of.of_error(claim, error)
-        self._release(settled)
-        self._count(settled, 1)
-        return None
-
     def _room(self) -> int:
         """How many to claim now: what can run, and as far ahead as handlers are quick."""
-        if self._stopping.is_set():
+        if self._stopping.is_set() or self.tally.stalled is not None:
             return 0
         # In this order: what ends in between is counted twice, not overlooked.
         taken = self._crew.running + len(self._crew.waiting)
-        unsettled = len(self._outcomes) + self._settling
+        unsettled = len(self._settlements)
         if unsettled >= self._settings.unsettled_max:
             return 0
         places, batch, ahead = self._crew.places, self._settings.batch_max, self._ahead.claims()
@@ -572,29 +523,15 @@ class Pump:
 
     def _linger(self) -> None:
         """Give other outcomes a moment to come along, if any are on their way."""
-        some = 0 < len(self._outcomes) < self._settings.batch_max
+        some = 0 < self._settlements.waiting < self._settings.batch_max
         if some and self._crew.waiting and not self._halted.is_set():
             self._settle_bell.wait(self._settings.flush_ms / 1000)
-
-    def _taken(self) -> list[Outcome]:
-        """A batch of what is to be settled."""
-        waiting = self._outcomes
-        taken = [waiting.popleft() for _ in range(min(len(waiting), self._settings.batch_max))]
-        self._settling += len(taken)
-        return taken
-
-    def _keep(self, finished: Sequence[Outcome], error: BaseException) -> None:
-        """They could not be settled: they come first at the next try."""
-        if isinstance(error, StoreUnavailable):
-            finished = [outcome_of.spared(outcome) for outcome in finished]
-        self._outcomes.extendleft(reversed(finished))
-        self._settling -= len(finished)
 
     def _trouble(self, error: LedgerstoneError) -> None:
         """Wait a little if waiting can help, otherwise give up."""
         if not error.retryable:
             raise error
-        if self.tally.trouble is None:
+        if self.tally.trouble is None and not isinstance(error, StoreUnavailable):
             _log.warning("%s: %s: %s", self.source.name, error.code, error)
         self.tally.trouble = f"{error.code}: {error.message}"
         self._halted.wait(self._pace.trouble())

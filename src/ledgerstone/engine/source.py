@@ -34,6 +34,11 @@ class Claim(msgspec.Struct, frozen=True):
         return mark_of(self.key, self.token)
 
     @property
+    def title(self) -> str:
+        """What log lines call it."""
+        return f"{self.key}, attempt {self.attempt}"
+
+    @property
     def is_last(self) -> bool:
         """Whether no attempt is left after this one, if its worker dies."""
         return False
@@ -124,6 +129,8 @@ class Handler(msgspec.Struct, frozen=True):
     call: Callable[..., Any]
     where: Where = Where.THREAD
     atomic: bool = False
+    gives_up: Callable[[BaseException], bool] | None = None
+    """Whether an item is dead at once after this error; None: only after Hopeless."""
 
 
 class Source(Protocol):
@@ -131,6 +138,8 @@ class Source(Protocol):
 
     - `name` names it in reports; `channel` is rung when something of it becomes due.
     - `claim` takes at most `limit` due items, each by one worker; a claim holds for its lease.
+    - `hold` locks the items of claims and waits for none; it answers the claims whose item another
+      transaction has locked. These are neither settled nor extended now: the engine comes back.
     - `settle` writes how claims came out; a claim that is no longer held changes nothing, is
       recorded, and is answered back. Settling what this same claim settled before is no refusal.
     - `extend` renews the lease of claims still held and answers the lost ones.
@@ -147,6 +156,8 @@ class Source(Protocol):
     def channel(self) -> str: ...
 
     def claim(self, tx: Transaction, ask: Ask) -> Sequence[Claim]: ...
+
+    def hold(self, tx: Transaction, claims: Sequence[Claim]) -> Sequence[Claim]: ...
 
     def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]: ...
 

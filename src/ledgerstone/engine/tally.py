@@ -16,6 +16,10 @@ class Tally(msgspec.Struct):
     lost: int = 0
     rescued: int = 0
     trouble: str | None = None
+    abandoned: int = 0
+    """Handlers that were told to stop, take no notice, and were given up."""
+    stalled: str | None = None
+    """Why nothing is claimed, if so many were."""
 
 
 class Tick(msgspec.Struct, frozen=True):

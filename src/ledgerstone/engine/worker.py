@@ -1,7 +1,8 @@
 """A worker: the pumps, the heartbeat and the duties of one process on one database.
 
 SIGTERM or SIGINT: stop claiming, let handlers finish within the grace period, return the rest with
-their attempts refunded. A second one: return everything at once.
+their attempts refunded. A second one: return everything at once. Whatever the handlers and the
+network do, it ends: after the grace period, `engine.notice_seconds` and STOP_CALLS_SECONDS.
 """
 
 from __future__ import annotations
@@ -32,12 +33,18 @@ if TYPE_CHECKING:
     from ledgerstone.store.database import Database
     from ledgerstone.store.transaction import Transaction
 
+TIME_SECONDS = 0.1
+"""How often timeouts and claims that wait for a place are looked at."""
 KEEP_SECONDS = 0.25
-"""How often timeouts, claims that wait for a place, and duties are looked at."""
+"""How often duties are looked at."""
 PRUNE_SECONDS = 60.0
 BEATS_LATE = 2
 """After so many heartbeats without an answer a worker knows nothing about others, for as long."""
 JOIN_SECONDS_MAX = 5.0
+CALL_SECONDS_MIN = 5.0
+"""What a call to the database may take at least, however short leases are."""
+STOP_CALLS_SECONDS = 5.0
+"""How long a worker that stops goes on with calls to the database, after its handlers."""
 STOPPING_SECONDS = 0.1
 """How often a worker that stops looks whether its handlers have finished."""
 
@@ -67,7 +74,11 @@ class Worker:
         self._handlers_database = database
         # A worker that is paused in a transaction must not hold its items for longer than a lease.
         idle = math.ceil(settings.lease_seconds)
-        self._database = database.sibling(connections=2 * len(sources) + 3, idle_seconds_max=idle)
+        self._database = database.sibling(
+            connections=2 * len(sources) + 3,
+            idle_seconds_max=idle,
+            call_seconds_max=max(settings.lease_seconds / 3, CALL_SECONDS_MIN),
+        )
         self._watcher = self._database.watcher()
         # Not an event: a signal may come while this thread holds its lock.
         self._news: SimpleQueue[None] = SimpleQueue()
@@ -125,7 +136,9 @@ class Worker:
             pump.start()
         self._beaten_at = perf_counter()
         self._spawn("heartbeat", self._beat_and_report, self._beat_seconds)
-        self._spawn("keeper", self._keep, KEEP_SECONDS)
+        # Not together with duties: these wait for the database.
+        self._spawn("timer", self._look_at_the_time, TIME_SECONDS)
+        self._spawn("keeper", self._duties.tick, KEEP_SECONDS)
 
     def stop(
         self,
@@ -140,6 +153,12 @@ class Worker:
         for pump in self.pumps:
             pump.stop_claiming()
         self._await_handlers(grace, look)
+        for pump in self.pumps:
+            pump.interrupt()
+        for pump in self.pumps:
+            pump.await_notice()
+        # Whatever the network does: what is not settled by then is rescued when its lease is over.
+        self._database.deadline.end_within(STOP_CALLS_SECONDS)
         for pump in self.pumps:
             pump.stop()
         # Until here leases were kept alive.
@@ -179,6 +198,8 @@ class Worker:
             },
             crashes_max=self._settings.crashes_max,
             begun=self._ward.begun,
+            locked=self._heartbeat.locked,
+            beat_seconds=self._beat_seconds,
         )
 
     @property
@@ -187,6 +208,11 @@ class Worker:
         if self._failure is not None:
             return self._failure
         return next((pump.failure for pump in self.pumps if pump.failure is not None), None)
+
+    @property
+    def abandoned(self) -> int:
+        """Handlers that were told to stop and still run."""
+        return sum(pump.abandoned for pump in self.pumps)
 
     def _pump(self, source: Source) -> Pump:
         return Pump(
@@ -253,13 +279,12 @@ class Worker:
         with self._reporting:
             self._database.run(lambda tx: sign_in(tx, self.id, self.report()))
 
-    def _keep(self) -> None:
+    def _look_at_the_time(self) -> None:
         for pump in self.pumps:
             pump.expire_overdue()
             pump.return_late()
-        self._duties.tick()
 
-    def _spawn(self, name: str, step: Callable[[], None], every: float) -> None:
+    def _spawn(self, name: str, step: Callable[[], object], every: float) -> None:
         def loop() -> None:
             while not self._stop.wait(every):
                 try:

@@ -24,6 +24,7 @@ FORGET_SECONDS = 86_400
 FORGET_DEAD_SECONDS = 7 * 86_400
 """One that ended without a word is remembered for longer: what it left behind is judged by it."""
 ALIVE_SECONDS = 60
+BEATS_MISSED_MAX = 3
 HOST_CHARS_MAX = 255
 STOPPED = "stopped"
 LIST_MAX = 500
@@ -42,10 +43,26 @@ class WorkerReport(msgspec.Struct, frozen=True):
     crashes_max: int | None = None
     begun: Sequence[str] = ()
     """The marks of the suspects that it has begun with, the last one also when that is over."""
+    locked: Sequence[str] = ()
+    """The marks of claims that it holds and could not extend: their items were locked."""
+    beat_seconds: float = ALIVE_SECONDS / BEATS_MISSED_MAX
+    """How often it reports."""
+
+
+class _Readable(msgspec.Struct, frozen=True):
+    """What others read of a report, each part of it as it must be to be read."""
+
+    sources: dict[str, dict[str, Any]] = {}
+    running: int = 0
+    types: dict[str, list[str]] = {}
+    crashes_max: int | None = None
+    begun: Sequence[str] = ()
+    locked: Sequence[str] = ()
+    beat_seconds: float = ALIVE_SECONDS / BEATS_MISSED_MAX
 
 
 class WorkerSeen(msgspec.Struct, frozen=True):
-    """A worker as its last report shows it."""
+    """A worker as its last report shows it; the report is empty if it cannot be read."""
 
     id: str
     host: str
@@ -65,6 +82,14 @@ class LastWord(msgspec.Struct, frozen=True):
     seen_at_ms: int
     crashes_max: int | None
     begun: Sequence[str]
+    locked: Sequence[str] = ()
+    silent_ms: int = 0
+    fresh_ms: float = ALIVE_SECONDS * 1000
+    """How long it may be silent and still counts as living."""
+
+    def keeps(self, mark: str) -> bool:
+        """Whether it holds a claim whose lease ran out only because its item was locked."""
+        return mark in self.locked and self.silent_ms < self.fresh_ms
 
     def waited(self, mark: str, *, crashes: int, last: bool = False) -> bool:
         """Whether a claim that it held is known not to have begun: another suspect had."""
@@ -108,7 +133,13 @@ _list = Statement(
 )
 _last_word = Statement(
     "workers.last_word",
-    select(worker.c.host, worker.c.pid, worker.c.seen_at_ms, worker.c.report).where(
+    select(
+        worker.c.host,
+        worker.c.pid,
+        worker.c.seen_at_ms,
+        worker.c.report,
+        now_ms() - worker.c.seen_at_ms,
+    ).where(
         # As text: what is worked on names its worker by any word.
         cast(worker.c.id, String(ID_CHARS)) == bindparam("id_", type_=String(ID_CHARS))
     ),
@@ -146,7 +177,7 @@ def listed(tx: Transaction, *, limit: int = LIST_MAX) -> list[WorkerSeen]:
             seen_at_ms=row[4],
             state=row[5],
             silent_ms=row[6],
-            report=msgspec.json.decode(row[7]),
+            report=msgspec.json.decode(row[7]) if _readable(row[7]) is not None else {},
         )
         for row in _list.rows(tx, limit=limit)
     ]
@@ -167,15 +198,31 @@ def last_words(tx: Transaction, workers: Iterable[str | None]) -> dict[str, Last
     for name in {name for name in workers if name is not None}:
         row = _last_word.one(tx, id_=name)
         if row is not None:
-            report = msgspec.json.decode(row[3])
-            said = report.get("crashes_max"), report.get("begun", ())
-            found[name] = LastWord(row[0], row[1], row[2], *said)
+            said = _readable(row[3]) or _Readable()
+            found[name] = LastWord(
+                row[0],
+                row[1],
+                row[2],
+                said.crashes_max,
+                said.begun,
+                locked=said.locked,
+                silent_ms=row[4],
+                fresh_ms=BEATS_MISSED_MAX * said.beat_seconds * 1000,
+            )
     return found
 
 
 def prune(tx: Transaction) -> int:
     """Forget those that ended a day ago, or died a week ago."""
     return _prune.run(tx, age_ms=FORGET_SECONDS * 1000, dead_ms=FORGET_DEAD_SECONDS * 1000)
+
+
+def _readable(report: str) -> _Readable | None:
+    """The report of a worker, or None: a row that is damaged must not end those that read it."""
+    try:
+        return msgspec.json.decode(report, type=_Readable)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+        return None
 
 
 def _write(tx: Transaction, worker_id: str, state: str, report: WorkerReport) -> None:

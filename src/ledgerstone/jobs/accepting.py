@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import BigInteger, Text, bindparam, case, column, func, select
+from sqlalchemy import BigInteger, Text, bindparam, case, column, func, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from ledgerstone.errors import BadInput, Duplicate, StoreBusy
@@ -134,13 +134,12 @@ _take_keys = InsertEach(
         job_key.c.idempotency_key,
         job_key.c.content_hash,
     ),
-    values=lambda row: {
-        "used_at_ms": now_ms(),
+    values=lambda _: {"used_at_ms": now_ms()},
+    looks_up=lambda row: {
         "job_id": func.coalesce(_added(row), row.job_id),
         "content_hash": case((_added(row).is_not(None), BY_HAND), else_=row.content_hash),
     },
     key=job_key.c.job_id,
-    renames=True,
 )
 _insert = AppendEach(
     "jobs.enqueue",
@@ -177,11 +176,29 @@ _insert = AppendEach(
     },
     journal=history.moved,
 )
+_org_id = bindparam("org_id", type_=job_key.c.org_id.type)
+_key = bindparam("key", type_=job_key.c.idempotency_key.type)
+_with_key = Statement(
+    "jobs.with_key",
+    select(job.c.id)
+    .where(job.c.org_id == _org_id, job.c.idempotency_key == _key)
+    .with_for_update(),
+)
+"""Whatever the transaction has seen before: a unique constraint has told of it."""
+_give_key = Statement(
+    "jobs.give_key",
+    update(job_key)
+    .where(
+        job_key.c.org_id == _org_id,
+        job_key.c.idempotency_key == _key,
+        job_key.c.job_id == bindparam("mine", type_=job_key.c.job_id.type),
+    )
+    .values(job_id=bindparam("theirs", type_=job_key.c.job_id.type), content_hash=BY_HAND),
+)
 _by_key = Statement(
     "jobs.by_key",
     select(job_key.c.job_id, job_key.c.content_hash).where(
-        job_key.c.org_id == bindparam("org_id", type_=job_key.c.org_id.type),
-        job_key.c.idempotency_key == bindparam("key", type_=job_key.c.idempotency_key.type),
+        job_key.c.org_id == _org_id, job_key.c.idempotency_key == _key
     ),
 )
 
@@ -218,7 +235,10 @@ def accept(tx: Transaction, kinds: Kinds, jobs: Sequence[NewJob]) -> list[Enqueu
             added = _added_by_hand(tx, ids, checked, fresh)
             if not added:
                 raise
-            taken |= added
+            # Some of this call may have been told of a twin that was not to be.
+            gone = {ids[i] for i in added}
+            twins = [i for i, enqueued in taken.items() if enqueued.id in gone]
+            taken |= added | {i: _existing(tx, checked[i]) for i in twins}
             fresh = [i for i in fresh if i not in taken]
         for queue in {checked[i].shape.queue for i in fresh}:
             tx.wake(channel_of(queue))
@@ -244,6 +264,11 @@ def _added_by_hand(
 ) -> dict[int, Enqueued]:
     """Those whose key is that of a job which somebody added; the others are written."""
     keyed = [i for i in fresh if checked[i].key is not None]
+    for i in keyed:
+        whose = {"org_id": checked[i].shape.org, "key": checked[i].key}
+        row = _with_key.one(tx, **whose)
+        if row is not None and str(row[0]) != ids[i]:
+            _give_key.run(tx, **whose, mine=ids[i], theirs=str(row[0]))
     found = {i: _existing(tx, checked[i]) for i in keyed}
     taken = {i: enqueued for i, enqueued in found.items() if enqueued.id != ids[i]}
     if not taken:

@@ -27,8 +27,9 @@ class AsyncJob:
 
     - Each call is awaited; what it asks of the database is done in a thread of the job's own, one
       after the other.
-    - A timeout, a lost lease or a cancellation that comes meanwhile is raised when that is over:
-      when a handler has ended, nothing of it goes on.
+    - A handler that has to stop (its time is up, its lease lost, its worker stops) is canceled as
+      asyncio cancels: CancelledError where it awaits. A call that waits for the database is not
+      broken off: the cancellation comes when it has returned.
     - A call that was never awaited fails the attempt.
     """
 
@@ -46,6 +47,10 @@ class AsyncJob:
         self._aside = Aside(THREAD)
         self._block: _Block | None = None
         self._unawaited: dict[object, tuple[str, Coroutine[Any, Any, Any]]] = {}
+
+    def check(self) -> None:
+        """Raise if the handler has to stop; for code between two awaits that computes for long."""
+        self._job.check()
 
     @property
     def canceled(self) -> Awaitable[bool]:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import BigInteger, Integer, bindparam, func, or_, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Integer,
+    Select,
+    bindparam,
+    func,
+    select,
+    union_all,
+)
 
 from ledgerstone.engine import workers
 from ledgerstone.jobs import reading
@@ -22,6 +31,10 @@ if TYPE_CHECKING:
 AHEAD_MAX = 1000
 """So many jobs ahead are counted; more are told as more."""
 NAMED_MAX = 5
+CLOCK_BACK_SECONDS_MIN = 2.0
+"""Less than that is the difference between two clocks, or a transaction that took its time."""
+RUNNING_MAX = 10_000
+"""Running jobs of a queue that are counted."""
 
 _queue_ = bindparam("queue_", type_=job.c.queue.type)
 _state = Statement(
@@ -39,7 +52,12 @@ _lease = Statement(
 )
 _running = Statement(
     "jobs.explain.running",
-    select(func.count()).select_from(job).where(stands(Status.RUNNING), job.c.queue == _queue_),
+    select(func.count()).select_from(
+        select(job.c.id)
+        .where(stands(Status.RUNNING), job.c.queue == _queue_)
+        .limit(RUNNING_MAX)
+        .subquery()
+    ),
 )
 _holders = Statement(
     "jobs.explain.holders",
@@ -50,26 +68,38 @@ _holders = Statement(
     )
     .limit(bindparam("limit_", type_=Integer())),
 )
-_priority = bindparam("priority_", type_=Integer())
+_urgency = bindparam("urgency_", type_=Integer())
 _run_at = bindparam("run_at_", type_=BigInteger())
-_ahead = Statement(
-    "jobs.explain.ahead",
-    select(func.count()).select_from(
+
+
+def _in_front(*where: ColumnElement[bool]) -> Select[Any]:
+    """Jobs that are in line before the one in question, one range of the index of the line."""
+    some = (
         select(job.c.id)
         .where(
             stands(Status.QUEUED, gate=Gate.OPEN),
             job.c.queue == _queue_,
             job.c.org_id == bindparam("org_", type_=job.c.org_id.type),
-            or_(
-                job.c.priority > _priority,
-                (job.c.priority == _priority) & (job.c.run_at_ms < _run_at),
-                (job.c.priority == _priority)
-                & (job.c.run_at_ms == _run_at)
-                & (job.c.id < bindparam("id_", type_=job.c.id.type)),
-            ),
+            *where,
         )
         .limit(AHEAD_MAX + 1)
-        .subquery()
+    )
+    return select(some.subquery())
+
+
+# Three ranges and not one condition with OR: that would pass by all that are behind.
+_ahead = Statement(
+    "jobs.explain.ahead",
+    select(func.count()).select_from(
+        union_all(
+            _in_front(job.c.urgency < _urgency),
+            _in_front(job.c.urgency == _urgency, job.c.run_at_ms < _run_at),
+            _in_front(
+                job.c.urgency == _urgency,
+                job.c.run_at_ms == _run_at,
+                job.c.id < bindparam("id_", type_=job.c.id.type),
+            ),
+        ).subquery("in_front")
     ),
 )
 
@@ -114,7 +144,7 @@ def _overdue(tx: Transaction, found: JobRow) -> list[str]:
     """Of one whose worker does not renew its lease."""
     row = _lease.one(tx, id_=found.id)
     if row is None or row[0] is None or row[0] <= 0:
-        return []
+        return _clock_set_back(tx, found, "if its worker is gone, its lease runs out")
     gone = (
         f"its lease ran out {row[0] / 1000:.0f} s ago: its worker is gone, or cut off; the next"
         " worker that looks makes it due again"
@@ -130,7 +160,8 @@ def _gate(tx: Transaction, found: JobRow) -> list[str]:
         due = f"{found.run_at:%Y-%m-%d %H:%M:%S} UTC"
         if seconds <= 0:
             return [f"it has been due since {due}{again}: the next worker that looks lets it in"]
-        return [f"it is due at {due}, in {seconds:.0f} s{again}"]
+        late = _clock_set_back(tx, found, "if its due time was counted from then, it comes")
+        return [f"it is due at {due}, in {seconds:.0f} s{again}", *late]
     if found.gate is Gate.BLOCKED:
         rows = _holders.rows(tx, key_=found.limit_key, limit_=NAMED_MAX)
         holders = ", ".join(str(row[0]) for row in rows)
@@ -139,6 +170,17 @@ def _gate(tx: Transaction, found: JobRow) -> list[str]:
             return [f"its limit key {found.limit_key!r} {free}"]
         return [f"its limit key {found.limit_key!r} is used up by running jobs: {holders}"]
     return []
+
+
+def _clock_set_back(tx: Transaction, found: JobRow, so: str) -> list[str]:
+    """Of one that was written at a moment which has not come yet."""
+    row = _now.one(tx)
+    now = row[0] / 1000 if row is not None else 0
+    ahead = found.updated_at.timestamp() - now
+    if ahead < CLOCK_BACK_SECONDS_MIN:
+        return []
+    changed = f"it was last changed {ahead:.0f} s from now, by the clock of then"
+    return [f"the database's clock was set back: {changed}; {so} that much later"]
 
 
 def _queue(tx: Transaction, found: JobRow) -> list[str]:
@@ -177,7 +219,7 @@ def _in_line(tx: Transaction, found: JobRow) -> list[str]:
         tx,
         queue_=found.queue,
         org_=found.org_id,
-        priority_=found.priority,
+        urgency_=-found.priority,
         run_at_=ms,
         id_=found.id,
     )

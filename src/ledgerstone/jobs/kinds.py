@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
+from ledgerstone.engine.outcomes import is_of
 from ledgerstone.engine.source import Where
-from ledgerstone.errors import BadInput
+from ledgerstone.errors import BadInput, LedgerstoneError
 from ledgerstone.jobs import signatures
 from ledgerstone.jobs.signatures import JOB_PARAMETER, Signature
 from ledgerstone.jobs.tables import (
@@ -33,6 +34,7 @@ TIMEOUT_SECONDS_MAX = 7 * 86_400
 LIMIT_MAX = 1_000_000
 
 LimitKey = Callable[..., str | None]
+ErrorTypes = tuple[type[BaseException], ...]
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +67,8 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     backoff: Backoff = Backoff()
     timeout_seconds: float | None = None
+    retry_on: ErrorTypes | None = None
+    give_up_on: ErrorTypes = ()
     limit: Limit | None = None
     limited_by: tuple[str, ...] = ()
     """The arguments that its limit key is made from."""
@@ -78,6 +82,18 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
         """What a job with this payload, as JSON, is limited by; BadInput if it does not fit."""
         found = self._decoded(payload)
         return self._limit_key(found) if self.limit is not None else None
+
+    def gives_up(self, error: BaseException) -> bool:
+        """Whether no other attempt is made after this error.
+
+        Errors of Ledgerstone that may pass (a timeout, a crash, a database out of reach) are
+        retried unless `give_up_on` names them.
+        """
+        if is_of(error, self.give_up_on):
+            return True
+        if self.retry_on is None or (isinstance(error, LedgerstoneError) and error.retryable):
+            return False
+        return not is_of(error, self.retry_on)
 
     def terms(self, limit_key: str | None = None) -> Terms:
         """What it says of a job that is limited by this."""
@@ -211,6 +227,9 @@ def _is_findable(call: Any) -> bool:
 
 def _made(name: str, call: Callable[..., Any], options: dict[str, Any]) -> Kind:
     processes = options.pop("process", False)
+    for option in ("retry_on", "give_up_on"):
+        if options.get(option) is not None:
+            options[option] = _error_types(name, option, options[option])
     signature = signatures.read(name, call)
     kind = Kind(
         name=name,
@@ -235,6 +254,17 @@ def _made(name: str, call: Callable[..., Any], options: dict[str, Any]) -> Kind:
     return kind
 
 
+def _error_types(name: str, option: str, given: Any) -> ErrorTypes:
+    """The types of errors that an option names; BadInput if one is no type of error."""
+    listed = isinstance(given, Iterable) and not isinstance(given, type | str)
+    types = tuple(given) if listed else (given,)
+    for each in types:
+        if not isinstance(each, type) or not issubclass(each, BaseException):
+            message = f"{option} of {name} names types of exceptions, not {each!r}"
+            raise BadInput(message, hint=f"write {option}=(ConnectionError, TimeoutError)")
+    return types
+
+
 def _check_bounds(kind: Kind) -> None:
     for what, given, least, most in (
         ("max_attempts", kind.max_attempts, 1, ATTEMPTS_LIMIT),
@@ -257,6 +287,10 @@ def _check_bounds(kind: Kind) -> None:
         message = f"the back-off of {kind.name} is a Backoff, not {backoff!r}"
         raise BadInput(message, hint="write backoff=Backoff(seconds=…)")
     backoff.check()
+    both = [each.__name__ for each in kind.retry_on or () if each in kind.give_up_on]
+    if both:
+        message = f"{kind.name} has {', '.join(both)} in retry_on and in give_up_on"
+        raise BadInput(message, hint="name it in one of them")
     limit: object = kind.limit
     if limit is None:
         return

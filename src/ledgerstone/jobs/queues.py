@@ -17,6 +17,8 @@ from sqlalchemy import (
     union_all,
 )
 
+from ledgerstone.engine import workers
+from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job, job_queue, stands
 from ledgerstone.store.expressions import now_ms
@@ -25,7 +27,7 @@ from ledgerstone.store.statement import Statement
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
-COUNTED_MAX = 250_000
+COUNTED_MAX = 10_000
 """Jobs of one state that are counted: looking has a bounded cost, however many there are."""
 QUEUES_MAX = 1000
 """Queues whose pause and limit are read."""
@@ -51,11 +53,13 @@ class QueueState(msgspec.Struct, kw_only=True):
 class Queues(msgspec.Struct, frozen=True):
     """Every queue that has jobs which wait, run or are dead, or that is paused or limited.
 
-    Where `counted_all` is false there were more jobs than are counted, and numbers are too small.
+    Where `counted_all` is false there were more jobs than are counted: of the states in `more`
+    there are at least so many as the numbers say.
     """
 
     queues: list[QueueState]
     counted_all: bool
+    more: list[str] = []
 
 
 def _counted(status: Status) -> Select[Any]:
@@ -80,9 +84,35 @@ def _counted(status: Status) -> Select[Any]:
     ).group_by(some.c.queue, some.c.gate)
 
 
+_LOOKED_AT = (Status.QUEUED, Status.RUNNING, Status.DEAD_LETTER)
 _counts = Statement(
     "jobs.queues",
-    union_all(*(_counted(s) for s in (Status.QUEUED, Status.RUNNING, Status.DEAD_LETTER))),
+    union_all(*(_counted(status) for status in _LOOKED_AT)),
+)
+_totals = {
+    status: Statement(
+        f"jobs.total_{status.value}",
+        select(func.count()).select_from(
+            select(job.c.id)
+            .where(stands(status))
+            .limit(bindparam("counted_max", type_=BigInteger()))
+            .subquery(f"some_{status.value}")
+        ),
+    )
+    for status in _LOOKED_AT
+}
+_some_of_queue = (
+    select(job.c.run_at_ms)
+    .where(
+        stands(Status.QUEUED, gate=Gate.OPEN),
+        job.c.queue == bindparam("queue_", type_=job.c.queue.type),
+    )
+    .limit(bindparam("counted_max", type_=BigInteger()))
+    .subquery("some_of_queue")
+)
+_of_queue = Statement(
+    "jobs.of_queue",
+    select(func.count(), now_ms() - func.min(_some_of_queue.c.run_at_ms)),
 )
 _held_back = Statement(
     "jobs.queues_held_back",
@@ -98,6 +128,15 @@ _held_back = Statement(
 )
 
 
+def totals(tx: Transaction, *, counted_max: int = COUNTED_MAX) -> dict[Status, int]:
+    """How many jobs wait, run and are dead, each counted up to a most."""
+    found = {}
+    for status, statement in _totals.items():
+        ((count,),) = statement.rows(tx, counted_max=counted_max)
+        found[status] = int(count)
+    return found
+
+
 def look(tx: Transaction, *, counted_max: int = COUNTED_MAX) -> Queues:
     """Every queue, by name."""
     found: dict[str, QueueState] = {}
@@ -106,11 +145,26 @@ def look(tx: Transaction, *, counted_max: int = COUNTED_MAX) -> Queues:
         counted[status] = counted.get(status, 0) + int(jobs)
         queue = found.setdefault(name, QueueState(name=name))
         _add(queue, Status(status), Gate(gate), int(jobs), (int(due), int(due_ms)))
+    more = [status for status, count in counted.items() if count >= counted_max]
+    if Status.QUEUED.value in more:
+        _add_served(tx, found, counted_max)
     for name, paused_ms, paused_by, most in _held_back.rows(tx, limit=QUEUES_MAX):
         queue = found.setdefault(name, QueueState(name=name))
         queue.paused_ms, queue.paused_by, queue.concurrency_max = paused_ms, paused_by, most
     queues = [found[name] for name in sorted(found)]
-    return Queues(queues, all(count < counted_max for count in counted.values()))
+    return Queues(queues, not more, more)
+
+
+def _add_served(tx: Transaction, found: dict[str, QueueState], counted_max: int) -> None:
+    """The queues that workers serve and of which no job was among those that were counted."""
+    prefix = channel_of("")
+    sources = {name for seen in workers.listed(tx) for name in seen.report.get("sources", {})}
+    for name in sorted(each.removeprefix(prefix) for each in sources if each.startswith(prefix)):
+        if name in found:
+            continue
+        ((jobs, due_ms),) = _of_queue.rows(tx, queue_=name, counted_max=counted_max)
+        if jobs:
+            found[name] = QueueState(name=name, queued=int(jobs), oldest_due_ms=int(due_ms))
 
 
 def _add(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar
 import msgspec
 from sqlalchemy import BigInteger, Double, bindparam, func, insert, select, update
 
+from ledgerstone import cancellation, log_context
 from ledgerstone.engine.source import (
     Cancel,
     Handler,
@@ -90,6 +91,9 @@ class Job:
     """The job that a handler runs; an async handler is given an `AsyncJob`.
 
     - Everything it writes compares its claim: once the claim is lost, LeaseLost is raised.
+    - A handler that has to stop learns so at its next call here or at its next statement: it raises
+      HandlerTimeout, LeaseLost or Interrupted. Let that through. Where a handler computes for long,
+      `check` is the call to make.
     - `progress` is seen by others at once; `step` remembers what is finished across attempts.
     - `transaction` makes the handler's writes and the job's success one commit.
     """
@@ -107,6 +111,7 @@ class Job:
         self._claim = claim
         self._database = database
         self._rules = rules
+        self._cancellation = cancellation.current()
         self._settled = False
         self._kept: str | None = None
         """The result with which it was ended, as JSON."""
@@ -115,9 +120,17 @@ class Job:
         self._looked_at = float("-inf")
         self._unwanted = False
 
+    def check(self) -> None:
+        """Raise if the handler has to stop: its time is up, its lease lost, or its worker stops.
+
+        It costs no trip to the database: call it as often as you like.
+        """
+        self._cancellation.check()
+
     @property
     def canceled(self) -> bool:
         """Whether somebody asked to cancel it: clean up and return `Cancel()`."""
+        self.check()
         moment = self._database.clock.monotonic()
         if not self._unwanted and moment - self._looked_at >= LOOK_SECONDS:
             self._looked_at = moment
@@ -129,7 +142,12 @@ class Job:
         return self._unwanted
 
     def progress(self, fraction: float, stage: str | None = None) -> None:
-        """Tell how far it is, 0 to 1, and at which stage."""
+        """Tell how far it is, 0 to 1, and at which stage; not in the transaction that ends it."""
+        self.check()
+        self._check_open()
+        if self._ending:
+            message = "progress inside the transaction that ends the job would wait for it"
+            raise NotAllowedNow(message, hint="tell it before job.transaction()")
         done = _fraction(fraction)
         if stage is not None:
             check_name(stage, "a stage", chars_max=STAGE_CHARS_MAX)
@@ -162,6 +180,7 @@ class Job:
 
     def recalled(self, name: str) -> Remembered | None:
         """What a step of this name answered, if one has finished."""
+        self.check()
         check_name(name, "a step", chars_max=STEP_CHARS_MAX)
         with self._database.reading() as tx:
             row = _step.one(tx, id_=self.id, name_=name)
@@ -198,6 +217,7 @@ class Job:
         - What the handler returns comes too late for it: the result is given here, and Snooze or
           Cancel is returned without a transaction that ends the job.
         """
+        self.check()
         self._check_open()
         if self._ending:
             message = "a transaction that ends this job is open already"
@@ -207,6 +227,9 @@ class Job:
             with self._database.transaction() as tx:
                 yield tx
                 self._complete_in(tx, result)
+        except BaseException:
+            self._cancellation.open_gate()
+            raise
         finally:
             self._ending = False
         self._settled = True
@@ -215,8 +238,12 @@ class Job:
         """End the job in a transaction of the caller's: if it commits, the job has succeeded.
 
         The handler commits and returns after that, nothing or the same result. One that returns
-        without the commit has failed.
+        without the commit has failed. After a rollback, or a commit that failed, the handler may
+        run its transaction again and complete the job in it.
         """
+        if self._unproved and _wanted.one(tx, **self._held) is not None:
+            self._settled = self._unproved = False
+            self._cancellation.open_gate()
         self._complete_in(tx, result)
         self._settled = self._unproved = True
 
@@ -258,7 +285,15 @@ class Job:
         self._check_open()
         self._kept = None if result is None else self._encoded(result)
         outcome = Outcome(self._claim, Verdict.DONE, result=self._kept)
-        if settling.settle(tx, [outcome], worker=None, rules=self._rules):
+        # From here on the fencing token decides; a reason to stop would come too late.
+        self._cancellation.close_gate()
+        try:
+            refused = settling.settle(tx, [outcome], worker=None, rules=self._rules)
+        except BaseException:
+            self._cancellation.open_gate()
+            raise
+        if refused:
+            self._cancellation.open_gate()
             raise self._lost()
 
     def _encoded(self, value: Any) -> str:
@@ -319,35 +354,42 @@ class Runner:
         return handler
 
     def _made(self, kind: Kind) -> Handler:
+        return Handler(self._call_of(kind), kind.where, gives_up=kind.gives_up)
+
+    def _call_of(self, kind: Kind) -> Callable[..., Any]:
         match kind.where:
             case Where.THREAD:
-                return Handler(lambda claim: self._run(kind, claim))
+                return partial(self._run, kind)
             case Where.LOOP:
-                return Handler(partial(self._run_async, kind), Where.LOOP)
+                return partial(self._run_async, kind)
             case Where.PROCESS:
-                return Handler(partial(_run_in_process, kind.name, kind.call), Where.PROCESS)
+                return partial(_run_in_process, kind.name, kind.call)
 
     def _run(self, kind: Kind, claim: JobClaim) -> Any:
         arguments = _arguments(kind, claim)
-        if not kind.takes_job:
-            return kind.call(**arguments)
-        running = Job(claim, self._database, self._rules)
-        return running.ended(kind.call(running, **arguments))
+        with log_context.bound(**claim.log_ids):
+            if not kind.takes_job:
+                return kind.call(**arguments)
+            running = Job(claim, self._database, self._rules)
+            return running.ended(kind.call(running, **arguments))
 
     async def _run_async(self, kind: Kind, claim: JobClaim) -> Any:
         arguments = _arguments(kind, claim)
-        if not kind.takes_job:
-            return await kind.call(**arguments)
-        running = AsyncJob(Job(claim, self._database, self._rules))
-        try:
-            return await running.ended(await kind.call(running, **arguments))
-        finally:
-            running.close()
+        with log_context.bound(**claim.log_ids):
+            if not kind.takes_job:
+                return await kind.call(**arguments)
+            running = AsyncJob(Job(claim, self._database, self._rules))
+            try:
+                return await running.ended(await kind.call(running, **arguments))
+            finally:
+                running.close()
 
 
 def _run_in_process(name: str, call: Callable[..., Any], claim: JobClaim) -> Any:
     """In a child process, which knows nothing but the function."""
-    return call(**_arguments(Kinds().add(name, call), claim))
+    arguments = _arguments(Kinds().add(name, call), claim)
+    with log_context.bound(**claim.log_ids):
+        return call(**arguments)
 
 
 def _arguments(kind: Kind, claim: JobClaim) -> dict[str, Any]:

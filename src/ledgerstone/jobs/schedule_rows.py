@@ -29,6 +29,7 @@ from ledgerstone.jobs import cron as crons
 from ledgerstone.jobs.cron import CRON_CHARS_MAX, ZONE_CHARS_MAX, Misfire
 from ledgerstone.jobs.tables import QUEUE_CHARS_MAX, TYPE_CHARS_MAX, tables
 from ledgerstone.store.batch import ClaimEach, InsertEach, UpdateEach
+from ledgerstone.store.body import canonical
 from ledgerstone.store.expressions import as_json, beyond, json_text, now_ms
 from ledgerstone.store.pages import Keyset
 from ledgerstone.store.schema import MYSQL_TABLE, id_type, json_type
@@ -250,12 +251,6 @@ def content_of(row: Row) -> Content:
     type_, payload, org_id, *rest = row[1:WIDTH]
     rest[-1] = None if rest[-1] is None else canonical(rest[-1])
     return Content(type_, canonical(payload), str(org_id), *rest)
-
-
-def canonical(document: str) -> str:
-    """The same text for the same document."""
-    # A database may keep it in other words: with blanks, its keys in another order.
-    return msgspec.json.encode(msgspec.json.decode(document), order="sorted").decode()
 
 
 def schedule_of(row: Row) -> Schedule:

@@ -46,12 +46,11 @@ from ledgerstone.jobs.schedule_rows import (
     WIDTH,
     Content,
     Schedule,
-    canonical,
     content_of,
     schedule_of,
 )
 from ledgerstone.jobs.tables import QUEUE_CHARS_MAX
-from ledgerstone.store.body import encode
+from ledgerstone.store.body import canonical, encode
 from ledgerstone.store.names import check_name
 from ledgerstone.store.pages import Page
 from ledgerstone.store.statement import Row

@@ -6,7 +6,9 @@ its claim changes nothing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -22,6 +24,7 @@ from sqlalchemy import (
     update,
 )
 
+from ledgerstone.engine.attempt_log import DEAD_LETTER, FailedAttempt
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.source import Claim, Failure, Outcome, Verdict
 from ledgerstone.jobs import history, limits
@@ -35,6 +38,8 @@ from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
+
+_log = logging.getLogger("ledgerstone.jobs")
 
 _held = (job.c.id, job.c.attempt, job.c.token)
 _error = (job.c.last_error_code, job.c.last_error_message)
@@ -55,6 +60,15 @@ class JobClaim(Claim, frozen=True):
     @property
     def is_last(self) -> bool:
         return self.attempt >= self.max_attempts
+
+    @property
+    def title(self) -> str:
+        return f"job {self.type} {self.key}, attempt {self.attempt}"
+
+    @property
+    def log_ids(self) -> dict[str, str | int]:
+        """The job for the context of log lines."""
+        return {"job_type": self.type, "job_id": self.key, "attempt": self.attempt}
 
 
 def _claimed(row: Incoming, *more: Any) -> Update:
@@ -215,15 +229,19 @@ def settle(tx: Transaction, outcomes: Outcomes, *, worker: str | None, rules: Ru
                 left = _run(tx, _fail, some, Status.FAILED, worker=worker, more=_error_of)
                 refused = {id(outcome) for outcome in left}
                 _go_on(tx, [o for o in some if id(o) not in refused], worker, rules)
-                lost += _run(tx, _cancel_unwanted, left, Status.CANCELED, worker=worker)
-    late = [outcome for outcome in lost if _refused(tx, outcome, worker)]
+                late = _run(tx, _cancel_unwanted, left, Status.CANCELED, worker=worker)
+                canceled = {id(outcome) for outcome in left} - {id(outcome) for outcome in late}
+                for outcome in (o for o in left if id(o) in canceled):
+                    _log_failed(tx, outcome, None, end="it was canceled")
+                lost += late
+    refusals = [outcome for outcome in lost if _refused(tx, outcome, worker)]
     claims = cast("list[JobClaim]", [outcome.claim for outcome in outcomes])
     freed = [(c.limit_key, c.org_id) for c in claims if c.limit_key is not None]
     if freed:
         # Last of all: see there in which order locks are taken.
         limits.pass_on(tx, rules.queue, freed)
         tx.wake(channel_of(rules.queue))
-    return late
+    return refusals
 
 
 def _group(outcome: Outcome) -> str:
@@ -266,14 +284,33 @@ def _go_on(tx: Transaction, failed: Outcomes, worker: str | None, rules: Rules) 
         held = (claim.key, claim.attempt, claim.token)
         if _is_last(outcome, claim, rules):
             over.append((*held, None))
+            _log_failed(tx, outcome, None)
         else:
             delay_ms = round(rules.backoff(claim).after(claim.attempt) * 1000)
             words = history.detail(delay_ms=delay_ms, worker=worker)
             again.append((*held, delay_ms, words))
+            _log_failed(tx, outcome, delay_ms / 1000)
     if again:
         _retry.run(tx, again, **history.between(Status.FAILED, Status.QUEUED))
     if over:
         _bury.run(tx, over, **history.between(Status.FAILED, Status.DEAD_LETTER))
+
+
+def _log_failed(
+    tx: Transaction, outcome: Outcome, next_seconds: float | None, *, end: str = DEAD_LETTER
+) -> None:
+    """Have the log tell of a failed attempt, once it is committed."""
+    claim = cast("JobClaim", outcome.claim)
+    failed = FailedAttempt(
+        what=f"job {claim.type} {claim.key}",
+        attempt=claim.attempt,
+        attempts_max=claim.max_attempts,
+        failure=outcome.failure or Failure("failed", ""),
+        next_seconds=next_seconds,
+        end=end,
+        ids=claim.log_ids,
+    )
+    tx.after_commit(partial(failed.write, _log))
 
 
 def _is_last(outcome: Outcome, claim: JobClaim, rules: Rules) -> bool:

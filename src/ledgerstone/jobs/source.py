@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -21,8 +21,9 @@ from ledgerstone.jobs.running import Runner
 from ledgerstone.jobs.settling import JobClaim
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job, stands, still
-from ledgerstone.store.batch import ClaimEach, UpdateEach
+from ledgerstone.store.batch import ClaimEach, LockEach, UpdateEach
 from ledgerstone.store.expressions import now_after, now_ms
+from ledgerstone.store.moments import moment_at
 from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 OPEN_SECONDS = 0.25
 """How often a busy worker looks for scheduled jobs whose time has come."""
 OPEN_MAX = 1000
+
+_log = logging.getLogger("ledgerstone.jobs")
 
 _open = ClaimEach(
     "jobs.open_scheduled",
@@ -44,6 +47,7 @@ _open = ClaimEach(
     set_={"gate": Gate.OPEN.value},
     returning=(job.c.id,),
 )
+_hold = LockEach("jobs.hold_each", job, key=job.c.id)
 _extend = UpdateEach(
     "jobs.extend",
     key=job.c.id,
@@ -71,6 +75,7 @@ _expired = Statement(
         job.c.cancel_requested,
         job.c.limit_key,
         job.c.org_id,
+        job.c.type,
     )
     .where(
         stands(Status.RUNNING),
@@ -157,6 +162,9 @@ class JobSource:
         opened()
         return claims
 
+    def hold(self, tx: Transaction, claims: Sequence[Claim]) -> Sequence[Claim]:
+        return [claims[i] for i in _hold.run(tx, [claim.key for claim in claims])]
+
     def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         if self._limited or any(outcome.verdict is Verdict.RETURNED for outcome in outcomes):
             # A place in the queue is free, or a job is due again: others look.
@@ -175,6 +183,8 @@ class JobSource:
         again: list[Row] = []
         over: list[_Left] = []
         for left in expired:
+            if left.is_kept(words):
+                continue
             waited = left.waited(words)
             spent = left.crashes + 1 >= crashes_max or left.attempt >= left.max_attempts
             # Nor does one begin again that was asked to stop.
@@ -184,6 +194,9 @@ class JobSource:
                 again.append((str(left.key), left.token, int(waited), left.told(waited=waited)))
         lost = _rescue.run(tx, again, **history.between(Status.RUNNING, Status.QUEUED))
         rescued = len(again) - len(lost)
+        gone = {again[i][0] for i in lost}
+        back = [each for each in expired if each not in over and str(each.key) not in gone]
+        tx.after_commit(partial(_log_rescued, back))
         # All at once: each is settled by itself, and slots are locked in order.
         limits.lock(tx, [left.limit_key for left in over if left.limit_key is not None])
         for left in over:
@@ -269,10 +282,17 @@ class JobSource:
             max_attempts=left.max_attempts,
             crashes=left.crashes,
             limit_key=left.limit_key,
+            type=left.type,
         )
         failure = Failure("crashed", left.how_it_died(words), crashed=True)
         outcome = Outcome(claim, Verdict.DEAD, failure=failure)
         settling.settle(tx, [outcome], worker=left.worker, rules=self._rules)
+
+
+def _log_rescued(back: Sequence[_Left]) -> None:
+    for left in back:
+        title = f"job {left.type} {left.key}, attempt {left.attempt}"
+        _log.warning("%s: the lease of worker %s ran out; it is queued again", title, left.worker)
 
 
 class _Left(NamedTuple):
@@ -287,6 +307,12 @@ class _Left(NamedTuple):
     unwanted: bool
     limit_key: str | None
     org_id: object
+    type: str
+
+    def is_kept(self, words: Mapping[str, LastWord]) -> bool:
+        """Whether its worker lives, and could not extend the lease because the row was locked."""
+        word = words.get(self.worker)
+        return word is not None and word.keeps(mark_of(self.key, self.token))
 
     def waited(self, words: Mapping[str, LastWord]) -> bool:
         """Whether its worker died before it began with it, as far as is known."""
@@ -306,7 +332,7 @@ class _Left(NamedTuple):
         word = words.get(self.worker)
         if word is None:
             return f"its worker {self.worker} ended without a word"
-        seen = datetime.fromtimestamp(word.seen_at_ms / 1000, UTC)
+        seen = moment_at(word.seen_at_ms)
         return (
             f"its worker {self.worker} (pid {word.pid} on {word.host}), last seen "
             f"{seen.isoformat(timespec='milliseconds')}, ended without a word"

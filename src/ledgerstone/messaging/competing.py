@@ -34,6 +34,7 @@ from ledgerstone.messaging.publishing import channel_of
 from ledgerstone.messaging.states import What
 from ledgerstone.messaging.transport import Answer, Transport, Verdict
 from ledgerstone.settings import DestinationSettings
+from ledgerstone.settings.messaging import BACKOFF_MULTIPLIER
 from ledgerstone.store.batch import UpdateEach
 from ledgerstone.store.expressions import beyond, now_ms, second
 from ledgerstone.store.statement import Row, Statement
@@ -78,7 +79,9 @@ class CompetingRelay:
         self._marks = Marks(office)
         self._statements = _Statements(office)
         self._backoff = Backoff(
-            seconds=destination.backoff_seconds, seconds_max=destination.backoff_seconds_max
+            seconds=destination.backoff_seconds,
+            multiplier=BACKOFF_MULTIPLIER,
+            seconds_max=destination.backoff_seconds_max,
         )
         self._lock = Lock()
         self._calls = 0
@@ -99,6 +102,9 @@ class CompetingRelay:
         if is_paused(tx, self.queue) or self._statements.any.one(tx, queue=self.queue) is None:
             return ()
         return [Claim(new_id(), 1, 0, target=self.queue) for _ in range(free)]
+
+    def hold(self, tx: Transaction, claims: Sequence[Claim]) -> Sequence[Claim]:
+        return ()
 
     def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         return ()

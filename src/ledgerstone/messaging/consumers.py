@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ledgerstone.engine.crew import run_coroutine
+from ledgerstone.engine.atomic import run_coroutine
 from ledgerstone.errors import BadInput
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.routing import _PATTERN, _expression

@@ -6,14 +6,16 @@ They are looked at, retried by the way that all others go, or removed; all of it
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import BigInteger, Select, Table, bindparam, delete, select
+from sqlalchemy import BigInteger, Select, Table, bindparam, delete, func, select
 
+from ledgerstone.engine.attempt_log import FailedAttempt
 from ledgerstone.engine.source import Failure
 from ledgerstone.errors import BadInput, NotAllowedNow, NotFound
 from ledgerstone.messaging import publishing
@@ -41,6 +43,8 @@ STEPS_MAX = 50
 """Steps in which one call reads the table: filters look into headers, which no index knows."""
 UNKNOWN = ""
 """The consumer of what no consumer could be found for."""
+
+_log = logging.getLogger("ledgerstone.messaging")
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +141,10 @@ class _Statements:
             "failed.find", listed, order=(failed.c.id,), descending=True, make=made
         )
         self.oldest = Keyset("failed.choose", listed, order=(failed.c.id,), make=made)
+        some = select(failed.c.id).where(ours).limit(bindparam("most", type_=BigInteger()))
+        self.count = Statement(
+            "failed.count", select(func.count()).select_from(some.subquery("some_failed"))
+        )
 
 
 _statements = cache(_Statements)
@@ -169,6 +177,16 @@ def put(
     who = f"{consumer}: " if consumer else ""
     known = item if isinstance(item, Message) else None
     record(tx, [_entry(what, origin, known, code=failure.code, reason=who + failure.message)])
+    spelled = f"message {known.name} {known.id}" if known is not None else "a message"
+    given_up = FailedAttempt(
+        what=f"{spelled} for {consumer or origin}",
+        attempt=attempts,
+        failure=failure,
+        next_seconds=None,
+        end="it is in the failed table",
+        ids={"message_name": known.name, "message_id": known.id} if known is not None else {},
+    )
+    tx.after_commit(partial(given_up.write, _log))
 
 
 def lane_of(consumer: str, partition: str) -> str:
@@ -208,6 +226,11 @@ class Failed:
             raise BadInput(f"a page has 1 to {LIMIT_MAX} rows, not {limit}")
         statements = self._ready()
         return self._sifted(statements.newest, _filter(filters), limit, cursor)
+
+    def count(self, *, most: int) -> int:
+        """How many there are, counted up to a most; the table has to be there."""
+        row = _statements(self._office.shared.failed).count.one(self._tx, most=most)
+        return int(row[0]) if row is not None else 0
 
     def get(self, failed_id: int) -> FailedMessage:
         """One, with its body."""

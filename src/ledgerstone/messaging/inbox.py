@@ -11,6 +11,7 @@ else.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
@@ -33,7 +34,8 @@ from sqlalchemy import (
     select,
 )
 
-from ledgerstone import errors
+from ledgerstone import errors, log_context
+from ledgerstone.engine.attempt_log import FailedAttempt
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.outcomes import failure_of
@@ -61,6 +63,8 @@ DAYS_MAX = 36_500
 PAUSE_SECONDS_MAX = 86_400.0
 EVERY_SECONDS = 60.0
 DAY_MS = 86_400_000
+
+_log = logging.getLogger("ledgerstone.messaging")
 
 # Not the message's doing: it is tried again, and that does not count.
 _AGAIN = (errors.StoreUnavailable, errors.StoreBusy, errors.StoreFull, errors.TargetDown)
@@ -213,7 +217,8 @@ def handle(
                 if not _received(tx, office, consumer, message):
                     return Handled(Result.DUPLICATE)
                 stage.handling = True
-                consumer.run(tx, message)
+                with log_context.bound(**log_ids(consumer, message)):
+                    consumer.run(tx, message)
                 _check_kept(tx, office, consumer, message)
                 hit("inbox.handled")
         except _FOR_THE_DRIVER:
@@ -228,6 +233,24 @@ def handle(
         else:
             return Handled(Result.HANDLED)
     raise AssertionError(tries)
+
+
+def log_ids(consumer: Consumer, message: Message) -> dict[str, str | int]:
+    """The message and its consumer for the context of log lines."""
+    return {"message_name": message.name, "message_id": message.id, "consumer": consumer.name}
+
+
+def log_failed(
+    consumer: Consumer, message: Message, failure: Failure, *, attempt: int, next_seconds: float
+) -> None:
+    """Log an attempt that failed and is made again."""
+    FailedAttempt(
+        what=f"message {message.name} {message.id} for {consumer.name}",
+        attempt=attempt,
+        failure=failure,
+        next_seconds=next_seconds,
+        ids=log_ids(consumer, message),
+    ).write(_log)
 
 
 class _Stage:

@@ -37,7 +37,7 @@ from ledgerstone.messaging.publishing import channel_of, lane_id
 from ledgerstone.messaging.record import Entry, record
 from ledgerstone.messaging.states import LaneState, What
 from ledgerstone.messaging.tables import CODE_CHARS_MAX, REASON_CHARS_MAX, Shared, lane
-from ledgerstone.store.batch import ClaimEach, FirstEach, UpdateEach, WithRows
+from ledgerstone.store.batch import ClaimEach, FirstEach, LockEach, UpdateEach, WithRows
 from ledgerstone.store.expressions import now_ms, second
 from ledgerstone.store.pages import Keyset, Page
 from ledgerstone.store.statement import Row, Statement
@@ -79,6 +79,7 @@ claim = ClaimEach(
     ),
     index="idx_outbox_lane__due",
 )
+hold = LockEach("lanes.hold", lane, key=lane.c.id)
 extend = UpdateEach(
     "lanes.extend",
     key=lane.c.id,
@@ -322,6 +323,8 @@ def rescue(tx: Transaction, queue: str, *, limit: int, crashes_max: int | None) 
         # One that an operator has paused meanwhile stays so.
         guilty = crashes_max is not None and crashes + 1 >= crashes_max
         word = words.get(worker)
+        if word is not None and word.keeps(mark_of(each, token)):
+            continue
         waited = word is not None and word.waited(mark_of(each, token), crashes=crashes)
         parked = guilty and not waited and state == LaneState.OPEN.value
         reason = f"the lease of {worker} ran out"

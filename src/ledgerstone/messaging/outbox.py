@@ -39,6 +39,10 @@ _resume = Statement("outbox.resume", delete(pause).where(pause.c.queue_name == _
 _paused = Statement("outbox.paused", select(pause.c.queue_name).order_by(pause.c.queue_name))
 
 
+COUNTED_MAX = 10_000
+"""Messages of a destination that are counted: looking has a bounded cost."""
+
+
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     """A message in the outbox, for one of its destinations."""
 
@@ -125,18 +129,26 @@ class Outbox:
         page = reading[destination is not None, waiting]
         return page.read(self._tx, limit=limit, cursor=cursor, **by)
 
-    def backlog(self) -> list[Backlog]:
-        """What waits, for each destination."""
+    def backlog(self, *, counted_max: int = COUNTED_MAX) -> list[Backlog]:
+        """What waits, for each destination: counted up to a most, the oldest among those."""
         self._ready()
         paused = {row[0] for row in _paused.rows(self._tx)}
         outbox = self._office.shared.outbox
-        counted = self._tx.connection.execute(
-            select(outbox.c.queue_name, func.count(), func.min(outbox.c.created_at))
-            .where(outbox.c.delivered_at.is_(None))
-            .group_by(outbox.c.queue_name)
-        )
-        found = {row[0]: (row[1], moment_of(row[2])) for row in counted}
-        names = dict.fromkeys([*self._office.routes.destinations, *found])
+        waits = outbox.c.delivered_at.is_(None)
+        some = select(outbox.c.queue_name).where(waits).limit(counted_max).subquery()
+        others = self._tx.connection.execute(select(some.c.queue_name).distinct()).scalars()
+        names = dict.fromkeys([*self._office.routes.destinations, *sorted(others)])
+        found = {}
+        for name in names:
+            waiting = (
+                select(outbox.c.created_at)
+                .where(waits, outbox.c.queue_name == name)
+                .limit(counted_max)
+                .subquery()
+            )
+            counted = select(func.count(), func.min(waiting.c.created_at))
+            count, oldest = self._tx.connection.execute(counted).one()
+            found[name] = (int(count), moment_of(oldest))
         return [
             Backlog(
                 destination=name,

@@ -30,12 +30,13 @@ from ledgerstone.errors import (
     LeaseLost,
     LedgerstoneError,
     StoreBusy,
+    StoreUnavailable,
 )
 from ledgerstone.failpoints import hit
 from ledgerstone.messaging import failed
 from ledgerstone.messaging.consumers import Consumer
 from ledgerstone.messaging.failed_rows import Raw, raw_of
-from ledgerstone.messaging.inbox import Handled, Result, handle, pause_seconds
+from ledgerstone.messaging.inbox import Handled, Result, handle, log_failed, pause_seconds
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.subscription import Delivery, Subscription
 from ledgerstone.settings import SubscriptionSettings
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from ledgerstone.messaging.office import Office
     from ledgerstone.store.database import Database
 
-AGAIN = Backoff(seconds=0.5, seconds_max=30.0)
+AGAIN = Backoff(seconds=0.5, multiplier=2.0, seconds_max=30.0)
 """The pauses while a database or a target is out of reach."""
 LOOK_SECONDS_MAX = 0.25
 """How often a thread looks at the watch while something waits for its time."""
@@ -260,7 +261,10 @@ class Receiver:
         if handled.result is Result.FAILED and failures < settings.retries_max:
             task.failures[consumer.name] = failures + 1
             self._count("retried")
-            return pause_seconds(settings, failures)
+            pause = pause_seconds(settings, failures)
+            attempt = failures + 1
+            log_failed(consumer, task.item, handled.failure, attempt=attempt, next_seconds=pause)
+            return pause
         return self._set_aside(task, consumer.name, handled.failure, attempts=failures + 1)
 
     def _handled(self, consumer: Consumer, message: Message) -> Handled:
@@ -295,7 +299,8 @@ class Receiver:
     def _vain(self, task: _Task, failure: Failure) -> float:
         """Not the message's doing: how long to wait."""
         task.vain += 1
-        if self.tally.trouble is None:
+        # An outage of the database is logged once, by the store.
+        if self.tally.trouble is None and failure.code != StoreUnavailable.code:
             _log.warning("%s: %s: %s", self.name, failure.code, failure.message)
         self.tally.trouble = f"{failure.code}: {failure.message}"
         return AGAIN.after(task.vain)

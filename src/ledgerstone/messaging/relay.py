@@ -15,13 +15,16 @@ by its own messages and by no others, and a message that is refused is overtaken
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
 import msgspec
 
+from ledgerstone import cancellation
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Verdict
@@ -45,6 +48,7 @@ from ledgerstone.messaging.states import LaneState, What
 from ledgerstone.messaging.transport import Answer, Transport
 from ledgerstone.messaging.transport import Verdict as Sent
 from ledgerstone.settings import DestinationSettings
+from ledgerstone.settings.messaging import BACKOFF_MULTIPLIER
 from ledgerstone.store.batch import ROWS_MAX
 from ledgerstone.store.moments import moment_of
 from ledgerstone.store.statement import Row
@@ -52,6 +56,8 @@ from ledgerstone.store.statement import Row
 if TYPE_CHECKING:
     from ledgerstone.messaging.office import Office
     from ledgerstone.store.transaction import Transaction
+
+_log = logging.getLogger("ledgerstone.messaging")
 
 ROUNDS_MAX = 3
 """Rounds of one relay at once: one is read, one is under way, one is settled."""
@@ -136,7 +142,9 @@ class OrderedRelay:
         self._heads = Heads(office.shared)
         self._marks = Marks(office)
         self._backoff = Backoff(
-            seconds=destination.backoff_seconds, seconds_max=destination.backoff_seconds_max
+            seconds=destination.backoff_seconds,
+            multiplier=BACKOFF_MULTIPLIER,
+            seconds_max=destination.backoff_seconds_max,
         )
         # A round that nobody refers to any more is settled, or was never claimed.
         self._open: WeakSet[Round] = WeakSet()
@@ -183,6 +191,12 @@ class OrderedRelay:
     def _begun(self, made: Round, key: str, token: int = 0, crashes: int = 0) -> RoundClaim:
         self._open.add(made)
         return RoundClaim(key, 1, token, target=self.queue, crashes=crashes, round=made)
+
+    def hold(self, tx: Transaction, claims: Sequence[Claim]) -> Sequence[Claim]:
+        # A round of many lanes is settled together: what is locked of it is waited for.
+        alone = [claim for claim in claims if len(_round(claim).lanes) == 1]
+        keys = [_round(claim).lanes[0].held.id for claim in alone]
+        return [alone[i] for i in lanes.hold.run(tx, keys)]
 
     def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         every = [(outcome, each) for outcome in outcomes for each in _round_of(outcome).lanes]
@@ -263,6 +277,7 @@ class OrderedRelay:
         per_lane = self._destination.in_flight_per_partition
         first = True
         while True:
+            cancellation.check()
             wave = [
                 (each, message)
                 for each in made.lanes
@@ -377,6 +392,7 @@ class OrderedRelay:
                 reason=settlement.reason,
             )
             record(tx, [entry])
+            tx.after_commit(partial(_log_parked, entry))
 
     def _count(self, settled: Sequence[Settlement], by_lane: Mapping[Held, Carried]) -> None:
         """Count what was settled, once: a transaction that met another one is run again."""
@@ -430,6 +446,13 @@ class OrderedRelay:
             if all(each.held in gone for each in _round_of(outcome).lanes)
             and outcome.verdict is not Verdict.RETURNED
         ]
+
+
+def _log_parked(entry: Entry) -> None:
+    _log.error(
+        "message %s for %s was refused for the last time: %s: %s; its partition %r is parked",
+        *(entry.message_id, entry.queue, entry.code, entry.reason, entry.partition),
+    )
 
 
 def answer_pause(answer: Answer) -> float:

@@ -24,6 +24,7 @@ from ledgerstone.settings.messaging import (
 )
 from ledgerstone.settings.reading import Known, Reading
 from ledgerstone.settings.sections import EngineSettings, JobSettings, LogSettings, StoreSettings
+from ledgerstone.settings.signing import SigningSettings
 
 __all__ = [
     "DestinationSettings",
@@ -32,6 +33,7 @@ __all__ = [
     "LogSettings",
     "MessagingSettings",
     "Settings",
+    "SigningSettings",
     "StoreSettings",
     "SubscriptionSettings",
     "reference",
@@ -70,6 +72,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineSettings = EngineSettings()
     jobs: JobSettings = JobSettings()
     messaging: MessagingSettings = MessagingSettings()
+    signing: SigningSettings = SigningSettings()
     log: LogSettings = LogSettings()
 
     @classmethod

@@ -11,6 +11,8 @@ from msgspec import Meta
 TABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*\Z"
 _TABLE = {"allowed": "letters, digits and _, not beginning with a digit, at most 63 of them"}
 LOCAL = "local"
+BACKOFF_MULTIPLIER = 2.0
+"""Each pause after a refusal is so many times as long as the one before."""
 _SCHEMES = r"^(local:|(amqps?|nats|tls|https?)://.+)\Z"
 _SCHEMES_ALLOWED = (
     "local: or a URL that begins with amqp://, amqps://, https://, http://, nats:// or tls://"

@@ -12,7 +12,7 @@ import operator
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -290,8 +290,10 @@ class Reading:
             self.origins[setting.key] = where
             self.refused.discard(setting.key)
 
-    def _refuse_name(self, where: str, name: str, known: Iterable[str]) -> None:
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    def _refuse_name(self, where: str, name: str, known: Sequence[str]) -> None:
+        # One of the same name in another section is what was meant.
+        alike = [each for each in known if each.rpartition(".")[2] == name.rpartition(".")[2]]
+        nearest = difflib.get_close_matches(name, alike or known, n=1, cutoff=0.0)
         self.problems.append(f"{where}: unknown; the nearest known name is {nearest[0]}")
 
     def compare(self) -> None:

@@ -27,6 +27,15 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     lock_timeout_seconds: Annotated[
         int, Meta(ge=1, le=3600, description="How long a statement waits for a lock on a server.")
     ] = 30
+    call_seconds_max: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=86_400,
+            description="How long a call to a server may take before its connection is given up;"
+            " a worker's own calls: a third of a lease, and at least 5 s.",
+        ),
+    ] = 300.0
     transaction_idle_seconds_max: Annotated[
         int,
         Meta(
@@ -124,6 +133,27 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
             description="Outcomes waiting to be settled at which claiming pauses.",
         ),
     ] = 2000
+
+    notice_seconds: Annotated[
+        float,
+        Meta(
+            ge=0.01,
+            le=60,
+            description="How long a handler that is told to stop may take; then it is abandoned.",
+        ),
+    ] = 2.0
+    abandoned_max: Annotated[
+        Annotated[int, Meta(ge=1, le=10_000)] | None,
+        Meta(
+            description="Abandoned handlers that still run, at which claiming pauses; none means"
+            " as many as `concurrency`."
+        ),
+    ] = None
+
+    @property
+    def abandoned_handlers_max(self) -> int:
+        """At how many claiming pauses, also where `abandoned_max` was left open."""
+        return self.concurrency if self.abandoned_max is None else self.abandoned_max
 
     @property
     def heartbeat_every_seconds(self) -> float:

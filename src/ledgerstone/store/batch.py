@@ -24,7 +24,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-from sqlalchemy import Text, literal, null
+from sqlalchemy import Text, literal, null, select
 from sqlalchemy.sql.elements import (
     ClauseElement,
     ColumnClause,
@@ -131,6 +131,40 @@ class UpdateEach:
         return unmatched
 
 
+class LockEach:
+    """Lock many rows by their key, and wait for none of them.
+
+    - Answers the positions of the rows that another transaction has locked, in order.
+    - A row that is not there is not among them: whoever changes it will find that out.
+    - The others are locked until the end of the transaction. With one writer nothing is to be done.
+    """
+
+    def __init__(self, name: str, table: Table, *, key: ColumnClause[Any]) -> None:
+        self.name = name
+        self.table = table
+        self.key = key
+        self.statements: dict[str, Statement] = {}
+        self._there = WithRows(
+            f"{name}.there",
+            incoming=(key,),
+            build=lambda row: select(key).where(key.in_(select(getattr(row, key.name)))),
+        )
+
+    def run(self, tx: Transaction, keys: Sequence[Any]) -> list[int]:
+        dialect = tx.database.dialect
+        if dialect.one_writer:
+            return []
+        rows = [(each,) for each in sorted(set(keys))]
+        free: set[str] = set()
+        for _, part in _parts(rows, (self.key,)):
+            free |= {str(row[0]) for row in dialect.lock_each(self, tx, part)}
+        if len(free) == len(rows):
+            return []
+        missing = [row for row in rows if str(row[0]) not in free]
+        locked = {str(row[0]) for row in self._there.rows(tx, missing)}
+        return [i for i, each in enumerate(keys) if str(each) in locked]
+
+
 class Adding:
     """What adds rows: the columns that travel, and what else is written with them."""
 
@@ -216,8 +250,10 @@ class InsertEach(Adding):
     - Rows left out are counted as refused duplicates.
     - `locks`: a row that is there already can be locked by whoever found it so, also by several at
       once without waiting in a circle. Which were left out is then not always known: look at them.
-    - `renames`: a row may be written with another key than travels, and counts as left out then
-      where the database tells.
+    - `looks_up` answers values that are read from other tables; they come in the place of those
+      that travel. A row that is written with another key then counts as left out. Where to read a
+      row in the same statement is to lock it, or the gap in which it is missing, nothing is looked
+      up: a unique constraint of the other table has to tell.
     """
 
     def __init__(
@@ -229,13 +265,17 @@ class InsertEach(Adding):
         values: Callable[[Incoming], Mapping[str, Any]] | None = None,
         key: ColumnClause[Any] | None = None,
         locks: bool = False,
-        renames: bool = False,
+        looks_up: Callable[[Incoming], Mapping[str, Any]] | None = None,
     ) -> None:
         super().__init__(name, table, incoming=incoming, values=values)
         self.locks = locks
-        self.renames = renames
+        self.looks_up = looks_up
         self.key = key if key is not None else incoming[0]
         self.key_position = [column.name for column in incoming].index(self.key.name)
+
+    def looked_up(self, row: Incoming) -> dict[str, Any]:
+        """As `assignments`, with what is read from other tables."""
+        return self.assignments(row) | dict(self.looks_up(row) if self.looks_up else {})
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> list[int]:
         left_out: list[int] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -13,17 +14,39 @@ from ledgerstone.errors import BadInput, TooLarge
 NESTING_MAX = 31
 """Lists and dicts inside one another: MariaDB takes no document for JSON that has more of them."""
 
+INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1
+"""MySQL keeps every other integer of a document as a float."""
+EXPONENT_MIN = 1e16
+"""From here on a float is written with an exponent."""
+
 _encoder = msgspec.json.Encoder(order="deterministic")
+_digits_alike = bytes.maketrans(b"123456789", b"0" * 9)
+_EXPONENT, _LONG_NUMBER = b"0e0", b"0" * 19
+"""With digits alike: a float of 1e16 or more, and an integer that may be too large."""
 _quoted = re.compile(rb'"[^"]*"')
 _as_lists = bytes.maketrans(b"{}", b"[]")
 _not_brackets = bytes(set(range(256)) - set(b"[]"))
 
 
-def encode(value: Any, *, bytes_max: int, setting: str = "store.body_bytes_max") -> str:
-    """The value as JSON, the same text for the same content; `setting` is what bounds it."""
+def encode(
+    value: Any,
+    *,
+    bytes_max: int,
+    setting: str = "store.body_bytes_max",
+    as_text: bool = False,
+) -> str:
+    """The value as JSON, the same text for the same content; `setting` is what bounds it.
+
+    It comes back equal from a column of documents, on every database; an integer beyond 64 bits is
+    BadInput. `as_text`: it is kept as text, which has room for every number.
+    """
     try:
         encoded = _encoder.encode(value)
+        if not as_text and _may_have_large_numbers(encoded):
+            encoded = _exact(value)
         text = encoded.decode()
+    except BadInput:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         message = f"the body cannot be written as JSON: {error}"
         raise BadInput(message, hint="use strings, numbers, lists, dicts, dates") from error
@@ -47,6 +70,45 @@ def encode(value: Any, *, bytes_max: int, setting: str = "store.body_bytes_max")
 def decode(text: str) -> Any:
     """The value of a stored body."""
     return msgspec.json.decode(text)
+
+
+def canonical(text: str) -> str:
+    """The same text for the same document, which a database may have kept in other words."""
+    return _encoder.encode(_spelled_out(decode(text))).decode()
+
+
+def _may_have_large_numbers(encoded: bytes) -> bool:
+    """Also if a text only looks like one. A search by a pattern takes four times as long."""
+    alike = encoded.translate(_digits_alike)
+    return _EXPONENT in alike or _LONG_NUMBER in alike
+
+
+def _exact(value: Any) -> bytes:
+    """A value that has large numbers, as a document that every database keeps as it is."""
+    plain = msgspec.to_builtins(value, str_keys=True, order="deterministic")
+    if _has_large_integer(plain):
+        message = "the body holds an integer beyond 64 bits, which not every database keeps exactly"
+        raise BadInput(message, hint="send it as text")
+    return _encoder.encode(_spelled_out(plain))
+
+
+def _spelled_out(value: Any) -> Any:
+    """With large floats as they stay floats: PostgreSQL would keep 1e16 as an integer."""
+    if isinstance(value, float) and abs(value) >= EXPONENT_MIN and math.isfinite(value):
+        return msgspec.Raw(f"{Decimal(repr(value)):f}.0".encode())
+    if isinstance(value, dict):
+        return {key: _spelled_out(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_spelled_out(part) for part in value]
+    return value
+
+
+def _has_large_integer(value: Any) -> bool:
+    if isinstance(value, int):
+        return not INTEGER_MIN <= value <= INTEGER_MAX
+    if isinstance(value, dict):
+        return any(_has_large_integer(part) for part in value.values())
+    return isinstance(value, list) and any(_has_large_integer(part) for part in value)
 
 
 def _is_too_deep(encoded: bytes) -> bool:

@@ -13,6 +13,7 @@ from weakref import WeakSet, finalize
 import msgspec
 from sqlalchemy import select
 
+from ledgerstone import cancellation
 from ledgerstone.errors import (
     SchemaMissing,
     StoreBusy,
@@ -22,10 +23,12 @@ from ledgerstone.errors import (
 from ledgerstone.failpoints import hit
 from ledgerstone.store import forking
 from ledgerstone.store.clock import Clock, DatabaseClock
+from ledgerstone.store.deadlines import Deadline
 from ledgerstone.store.dialect import dialect_of
-from ledgerstone.store.faults import translated
+from ledgerstone.store.faults import MIGRATE_SOMEWHERE, commit_unknown, migrate_hint, translated
 from ledgerstone.store.lending import Lender, Lent
 from ledgerstone.store.measure import Measure
+from ledgerstone.store.outage import Outage
 from ledgerstone.store.sharing import library_of, shared_file
 from ledgerstone.store.statement import Statement
 from ledgerstone.store.tables import ledger_identity
@@ -72,6 +75,9 @@ class Database(Generic[Tx]):
         self.clock = clock or DatabaseClock()
         self.measure = Measure(slow_ms=settings.slow_statement_ms)
         self.bells = Bells()
+        self.deadline = Deadline(settings.call_seconds_max)
+        shown = self.url.render_as_string(hide_password=True)
+        self.outage = Outage(shown, self.clock.monotonic)
         self._wrap = wrap
         self._file = shared_file(self.url.database or "") if self.dialect.one_writer else None
         self._lender: Lender | None = None
@@ -105,7 +111,9 @@ class Database(Generic[Tx]):
 
     def _opened(self) -> Engine:
         try:
-            engine = self.dialect.open(self._url_to_open, self.settings, routine=self._is_sibling)
+            engine = self.dialect.open(
+                self._url_to_open, self.settings, self.deadline, routine=self._is_sibling
+            )
         except ModuleNotFoundError as error:
             message = f"the driver {error.name} is not installed"
             hint = "install ledgerstone[postgres] or ledgerstone[mysql]"
@@ -150,6 +158,7 @@ class Database(Generic[Tx]):
         self._lock = threading.Lock()
         self.bells.after_fork()
         self.measure.after_fork()
+        self.outage.after_fork()
         inherited = self.let_go()
         if inherited is not None:
             _inherited.append(inherited)
@@ -168,19 +177,32 @@ class Database(Generic[Tx]):
             row = _identity.one(tx)
             if row is None:
                 message = "Ledgerstone's tables are not in this database"
-                raise SchemaMissing(message, hint="run `ledgerstone migrate`")
+                raise SchemaMissing(message, hint=migrate_hint(self.url))
             self._identity = str(row[0])
         return self._identity
 
-    def sibling(self, *, connections: int, idle_seconds_max: int | None = None) -> Database[Tx]:
+    def sibling(
+        self,
+        *,
+        connections: int,
+        idle_seconds_max: int | None = None,
+        call_seconds_max: float | None = None,
+    ) -> Database[Tx]:
         """The same database, bells, clock and measure, with so many connections of its own.
 
-        What keeps the work going must not wait until a handler gives a connection back.
+        What keeps the work going must not wait until a handler gives a connection back. Where a
+        call may take `call_seconds_max`, it waits for a lock for half of that at most.
         """
+        settings = self.settings
+        if call_seconds_max is not None:
+            patience = min(settings.lock_timeout_seconds, max(1, int(call_seconds_max / 2)))
+            settings = msgspec.structs.replace(
+                settings, call_seconds_max=call_seconds_max, lock_timeout_seconds=patience
+            )
         twin = Database(
             self.url.render_as_string(hide_password=False),
             msgspec.structs.replace(
-                self.settings,
+                settings,
                 pool_size_max=connections,
                 transaction_idle_seconds_max=(
                     idle_seconds_max or self.settings.transaction_idle_seconds_max
@@ -191,6 +213,7 @@ class Database(Generic[Tx]):
         )
         twin.measure = self.measure
         twin.bells = self.bells
+        twin.outage = self.outage
         twin.dialect = self.dialect
         twin._is_sibling = True
         self._siblings.add(twin)
@@ -203,32 +226,44 @@ class Database(Generic[Tx]):
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
         """A transaction of our own: committed at the end of the block."""
+        cancellation.check()
         with self._writing_turn(), self._lent() as lent:
             tx = self._begun(lent)
-            yield tx
-            tx.finish()
-            if tx.woken:
-                self.dialect.announce(tx, sorted(tx.woken))
-            hit("transaction.before_commit")
-            tx.check_open()
-            self.dialect.check_unspoiled(lent.fairy)
-            if tx.pipeline is not None:
-                tx.pipeline.commit()
-            lent.commit()
+            try:
+                yield tx
+                tx.finish()
+                if tx.woken:
+                    self.dialect.announce(tx, sorted(tx.woken))
+                hit("transaction.before_commit")
+                cancellation.check()
+                tx.check_open()
+                self.dialect.check_unspoiled(lent.fairy)
+                _commit(tx, lent)
+            finally:
+                tx.end()
+        self.outage.succeeded()
         hit("transaction.after_commit")
         if tx.woken:
             self.bells.ring(tx.woken)
+        for work in tx.committed:
+            work()
 
     @contextmanager
     def reading(self) -> Iterator[Tx]:
         """A transaction that only reads: it holds off no writer, and keeps nothing."""
+        cancellation.check()
         with self._lent(reads=True) as lent:
-            yield self._begun(lent)
+            tx = self._begun(lent)
+            try:
+                yield tx
+            finally:
+                tx.end()
+        self.outage.succeeded()
 
     def run(
         self, work: Callable[[Tx], T], *, tries_max: int | None = None, hopeful: bool = False
     ) -> T:
-        """`work(tx)` in a transaction; if it met another one, all of it again.
+        """Runs `work(tx)` in a transaction, and again after a deadlock or serialization failure.
 
         `hopeful`: no row of its batches will be refused. They cost less then; if one is refused all
         the same, everything is done again without that hope.
@@ -257,6 +292,8 @@ class Database(Generic[Tx]):
         """Close every connection, of siblings too; one in use when it is given back."""
         for sibling in list(self._siblings):
             sibling.close()
+        if not self._is_sibling:
+            self.measure.log_slow()
         with self._lock:
             self._lender = None
             retire = self._retire
@@ -289,9 +326,14 @@ class Database(Generic[Tx]):
         except BaseException as error:
             fault = translated(error)
             if lent is not None:
-                lent.give_up(lost=isinstance(fault, StoreUnavailable))
+                # KeyboardInterrupt and its like may have come in the middle of a call.
+                lost = isinstance(fault, StoreUnavailable) or not isinstance(error, Exception)
+                lent.give_up(lost=lost)
             if isinstance(fault, StoreUnavailable):
                 lender.outage()
+                self.outage.failed(fault)
+            if isinstance(fault, SchemaMissing) and fault.hint == MIGRATE_SOMEWHERE:
+                fault.hint = migrate_hint(self.url)
             if fault is error:
                 raise
             raise fault from error
@@ -300,3 +342,16 @@ class Database(Generic[Tx]):
         if self._file is None:
             return nullcontext()
         return self._file.turn(self.settings.busy_timeout_seconds)
+
+
+def _commit(tx: Transaction, lent: Lent) -> None:
+    """From here on a lost connection leaves open whether the transaction was kept."""
+    try:
+        if tx.pipeline is not None:
+            tx.pipeline.commit()
+        lent.commit()
+    except Exception as error:
+        unknown = commit_unknown(error)
+        if unknown is None:
+            raise
+        raise unknown from error

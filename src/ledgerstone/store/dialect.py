@@ -23,9 +23,11 @@ if TYPE_CHECKING:
         ClaimEach,
         FirstEach,
         InsertEach,
+        LockEach,
         UpdateEach,
         WithRows,
     )
+    from ledgerstone.store.deadlines import Deadline
     from ledgerstone.store.pipeline import Pipeline
     from ledgerstone.store.statement import Row, Statement
     from ledgerstone.store.transaction import Transaction
@@ -47,6 +49,8 @@ class Dialect(Protocol):
     - `check_open` is asked before a statement of ours, and before a commit, on the driver's
       connection: an error if it shows that the transaction that was begun is open no more. `used`
       says that the caller has sent statements of their own.
+    - `check_joined` is asked when a driver's connection is joined: Unsupported if its session has
+      settings with which text or moments would be read or written wrongly.
     - `check_unspoiled` is asked before a commit: StoreError if the database has given up the
       transaction over an error that was caught, and would keep nothing of it.
     - `announce` makes channels ring in other processes when the transaction commits.
@@ -59,13 +63,19 @@ class Dialect(Protocol):
     embedded: bool
     tells: bool
 
-    def open(self, url: URL, settings: StoreSettings, *, routine: bool) -> Engine: ...
+    def open(
+        self, url: URL, settings: StoreSettings, deadline: Deadline, *, routine: bool
+    ) -> Engine: ...
 
     def describe(self, connection: Connection) -> Mapping[str, str]: ...
 
     def update_each(
         self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]: ...
+
+    def lock_each(
+        self, operation: LockEach, tx: Transaction, rows: Sequence[Row]
+    ) -> Sequence[Row]: ...
 
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
@@ -99,6 +109,8 @@ class Dialect(Protocol):
     def pipeline(self, lent: PoolProxiedConnection) -> Pipeline | None: ...
 
     def check_open(self, driver: Any, *, used: bool) -> None: ...
+
+    def check_joined(self, driver: Any) -> None: ...
 
     def check_unspoiled(self, connection: Any) -> None: ...
 

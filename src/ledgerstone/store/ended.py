@@ -53,6 +53,12 @@ def over() -> NotAllowedNow:
     return NotAllowedNow(message, hint=_HINT)
 
 
+def after_the_block() -> NotAllowedNow:
+    """Its block was over when it was used."""
+    message = "the transaction has ended with its block: nothing more can be done in it"
+    return NotAllowedNow(message, hint="do it inside the block, or in another transaction")
+
+
 def met_another() -> StoreBusy:
     """The server has undone it in favour of another one, and told that to whoever caught it."""
     message = (
@@ -66,3 +72,9 @@ def lost() -> StoreUnavailable:
     """Its connection is gone."""
     message = "the connection was lost inside the transaction: nothing of it is kept"
     return StoreUnavailable(message, hint="run the transaction again")
+
+
+def broken_off() -> StoreUnavailable:
+    """A call on its connection was broken off, and the error caught inside the block."""
+    message = "a call of the driver was broken off inside the transaction: nothing of it is kept"
+    return StoreUnavailable(message, hint="let the error through, and run the transaction again")

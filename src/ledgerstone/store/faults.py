@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from sqlalchemy import exc as sa_exc
 
 from ledgerstone import errors
 from ledgerstone.store.schema import is_ours
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
+    from sqlalchemy.engine.interfaces import Dialect as DriverDialect
 
 _POSTGRES_EXACT: dict[str, type[errors.StoreError]] = {
     "40001": errors.StoreBusy,
@@ -31,6 +36,8 @@ _POSTGRES_CLASS: dict[str, type[errors.StoreError]] = {
     "57": errors.StoreUnavailable,
     "28": errors.StoreDenied,
 }
+_POSTGRES_ENDED_BEFORE = {"25P03", "25P04"}
+"""The server ended the session because its transaction was idle, or open, for too long."""
 # A refused connection carries no SQLSTATE, only words.
 _POSTGRES_DENIED = (
     "authentication failed",
@@ -39,7 +46,7 @@ _POSTGRES_DENIED = (
     "no pg_hba.conf entry",
 )
 _MYSQL: dict[int, type[errors.StoreError]] = {
-    **dict.fromkeys((1205, 1213, 3572, 3058), errors.StoreBusy),
+    **dict.fromkeys((1020, 1205, 1213, 3572, 3058), errors.StoreBusy),
     **dict.fromkeys((1040, 1053, 1080, 1152, 1158, 1159, 1160, 1161), errors.StoreUnavailable),
     **dict.fromkeys((0, 1927, 2002, 2003, 2006, 2013, 2014), errors.StoreUnavailable),
     **dict.fromkeys((2045, 2055, 4031), errors.StoreUnavailable),
@@ -64,8 +71,10 @@ _SQLITE: tuple[tuple[str, type[errors.StoreError]], ...] = (
     ("unique constraint", errors.Duplicate),
     ("closed database", errors.StoreUnavailable),
 )
+MIGRATE_SOMEWHERE = "run `ledgerstone migrate` on this database"
+"""Where it is not known which database that is; see `migrate_hint`."""
 _HINTS: dict[type[errors.StoreError], str] = {
-    errors.SchemaMissing: "run `ledgerstone migrate` on this database",
+    errors.SchemaMissing: MIGRATE_SOMEWHERE,
     errors.StoreBusy: "run the transaction again",
     errors.StoreFull: "make room on the database's disk",
     errors.StoreUnavailable: "check that the database is running and reachable",
@@ -78,6 +87,13 @@ _HINTS_BY_WORDS = {
     ),
     r"database \"[^\"]*\" does not exist|^1049 ": (
         "create the database first; its tables are made by `ledgerstone migrate`"
+    ),
+    "could not serialize access": (
+        "begin the transaction anew and run it again: above READ COMMITTED it cannot change a row"
+        " that was changed after its first statement"
+    ),
+    "has no equivalent in encoding": (
+        "the encoding of the database lacks this character: create it with ENCODING 'UTF8'"
     ),
     "row-level security policy": (
         "this connection speaks for one organisation: name the same one with --org or org=,"
@@ -96,6 +112,19 @@ _TABLE = re.compile(
 """The table that is missing, as PostgreSQL, MySQL and SQLite say it."""
 
 
+def migrate_hint(url: URL) -> str:
+    """What to do where tables are missing or old: on this database and no other."""
+    return f"run `ledgerstone migrate` with --url {url.render_as_string(hide_password=True)}"
+
+
+def is_of_the_call(error: BaseException, driver: DriverDialect) -> bool:
+    """Whether a driver's call raised it, because of what it was given or what the server said.
+
+    Any other error was raised into the call, by a signal for example: the call was broken off.
+    """
+    return isinstance(error, (driver.loaded_dbapi.Error, TypeError, ValueError, OverflowError))
+
+
 def translated(error: BaseException) -> BaseException:
     """The Ledgerstone error for a driver's; anything else is handed back as it is."""
     original = error
@@ -111,6 +140,21 @@ def translated(error: BaseException) -> BaseException:
         hint = f"{foreign} is no table of Ledgerstone's: make it, or correct its name"
         return errors.StoreError(words, hint=hint)
     return kind(words, hint=_hint(kind, words))
+
+
+def commit_unknown(error: BaseException) -> errors.CommitUnknown | None:
+    """The error to raise in place of one that came when a commit had been asked for.
+
+    None if the database refused the commit, or ended the transaction before: nothing was kept.
+    """
+    fault = translated(error)
+    if isinstance(fault, errors.CommitUnknown) or not isinstance(fault, errors.StoreUnavailable):
+        return None
+    original = getattr(error, "orig", None) or error
+    if getattr(original, "sqlstate", None) in _POSTGRES_ENDED_BEFORE:
+        return None
+    hint = "look whether it was kept; what has a key can be written again with the same key"
+    return errors.CommitUnknown(f"the answer to the commit was lost: {fault.message}", hint=hint)
 
 
 def _hint(kind: type[errors.StoreError], words: str) -> str | None:

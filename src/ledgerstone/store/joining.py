@@ -93,6 +93,7 @@ class Joiner:
             connection = self._laid_over(self._driver_connection(joined))
         raw: Any = connection.connection.dbapi_connection
         _check_open_transaction(raw, self._database.dialect.name)
+        self._database.dialect.check_joined(raw)
         self._check_identity(connection)
         return connection
 

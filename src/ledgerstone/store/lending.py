@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, event
 from sqlalchemy import exc as sa_exc
 
+from ledgerstone import cancellation
 from ledgerstone.store import ended
+from ledgerstone.store.faults import is_of_the_call
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine, RootTransaction
+    from sqlalchemy import Engine, ExceptionContext, RootTransaction
     from sqlalchemy.pool import PoolProxiedConnection
 
     from ledgerstone.store.clock import Clock
@@ -29,6 +31,10 @@ IDLE_SECONDS_TRUSTED = 1.0
 _SEEN_ALIVE = "seen_alive"
 _IN_BLOCK = "ledgerstone_in_block"
 """On a connection whose transaction ends with its block: whether the caller has used it."""
+_CALLS = "ledgerstone_calls"
+"""On a connection that is in the middle of a call."""
+_BROKEN_OFF = "ledgerstone_broken_off"
+"""On a connection on which a call was broken off: what it answers next may belong to that call."""
 
 
 class Lender:
@@ -39,6 +45,7 @@ class Lender:
     - The one that was used last is kept at hand: to take it out of the pool and to put it back
       costs as much as a short statement. Whoever waits at the pool goes first.
     - What would end a transaction before its block does is refused, where SQLAlchemy is told to.
+    - One on which a call was broken off, by a signal for example, is discarded.
     - After the end none is kept.
     """
 
@@ -54,8 +61,9 @@ class Lender:
         event.listen(engine, "checkin", self._returned)
         event.listen(engine, "checkout", self._taken)
         event.listen(engine, "commit", _refuse_commit)
-        event.listen(engine, "before_cursor_execute", _refuse_ending)
+        event.listen(engine, "before_cursor_execute", _check_statement)
         event.listen(engine, "after_cursor_execute", _note_use)
+        event.listen(engine, "handle_error", _note_broken_off)
 
     def lend(self, *, reads: bool = False) -> Lent:
         """A connection, for one transaction."""
@@ -135,12 +143,24 @@ def _refuse_commit(connection: Connection) -> None:
         raise ended.refused("a commit")
 
 
-def _refuse_ending(connection: Connection, _: Any, statement: str, *__: Any) -> None:
+def _check_statement(connection: Connection, _: Any, statement: str, *__: Any) -> None:
+    """Before each statement of the caller's: the handler may go on, and it ends no transaction."""
+    cancellation.check()
     if ended.ends(statement) and _IN_BLOCK in connection.info:
         raise ended.refused(statement.strip())
+    connection.info[_CALLS] = True
+
+
+def _note_broken_off(context: ExceptionContext) -> None:
+    connection = context.connection
+    if connection is not None and connection.info.pop(_CALLS, False):
+        error = context.original_exception
+        if not is_of_the_call(error, context.dialect):
+            connection.info[_BROKEN_OFF] = True
 
 
 def _note_use(connection: Connection, *_: Any) -> None:
+    connection.info.pop(_CALLS, None)
     if _IN_BLOCK in connection.info:
         connection.info[_IN_BLOCK] = True
 
@@ -182,6 +202,8 @@ class Lent:
 
         Nobody is asked for that: who had the connection has left traces on this side.
         """
+        if self.broken_off:
+            raise ended.broken_off()
         connection = self._connection
         if connection is None:
             return
@@ -194,6 +216,15 @@ class Lent:
             raise ended.undone()
         used = self.fairy.info.get(_IN_BLOCK, False)
         self._lender.dialect.check_open(self.fairy.dbapi_connection, used=used)
+
+    @property
+    def broken_off(self) -> bool:
+        """Whether a call on this connection was broken off."""
+        return _BROKEN_OFF in self.fairy.info
+
+    def break_off(self) -> None:
+        """A call on this connection was broken off: it is used no more."""
+        self.fairy.info[_BROKEN_OFF] = True
 
     def commit(self) -> None:
         """Commit what SQLAlchemy's connection began, if it was asked for; the rest is committed."""
@@ -218,11 +249,13 @@ class Lent:
             # It was lost while it was closed, and is thrown away already.
             return
         try:
-            if lost or getattr(self.fairy.dbapi_connection, "closed", False):
+            if lost or self.broken_off or getattr(self.fairy.dbapi_connection, "closed", False):
                 lent.invalidate()
             elif self._begun is not None and not self._begun.is_active:
                 # A commit that failed, too, is an end to SQLAlchemy, after which it undoes nothing.
                 self.fairy.rollback()
             lent.close()
         except Exception:  # noqa: BLE001 - also a driver's own error while it is torn down
-            lent.invalidate()
+            # SQLAlchemy's connection may be closed by now, and would raise that.
+            if self.fairy.is_valid:
+                self.fairy.invalidate()

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import defaultdict
+from collections.abc import Callable
 
 import msgspec
+
+SLOW_LOG_SECONDS = 60.0
+"""Slow statements are told in one line, at most so often."""
+SLOW_NAMES_MAX = 5
+"""So many statements such a line names, those first that took longest together."""
 
 _log = logging.getLogger("ledgerstone.store")
 
@@ -22,11 +29,30 @@ class Tally(msgspec.Struct):
     refused: int = 0
 
 
-class Measure:
-    """Counts per statement name; a slow statement is logged by its name, never with its values."""
+class _Slow(msgspec.Struct):
+    """The slow runs of one statement that were not logged yet."""
 
-    def __init__(self, *, slow_ms: float) -> None:
+    times: int = 0
+    seconds: float = 0.0
+    longest: float = 0.0
+    read: int = 0
+    written: int = 0
+    """Rows of the longest run."""
+
+
+class Measure:
+    """Counts per statement name; slow statements are logged by name, never with their values.
+
+    The first slow statement is logged at once. Those that follow are collected and logged together,
+    at most once in `SLOW_LOG_SECONDS` and once at the end (`log_slow`): where everything is slow,
+    that says no more than one line does.
+    """
+
+    def __init__(self, *, slow_ms: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._slow_seconds = slow_ms / 1000
+        self._monotonic = monotonic
+        self._slow: defaultdict[str, _Slow] = defaultdict(_Slow)
+        self._logged_at = float("-inf")
         self._tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self._lock = threading.Lock()
 
@@ -34,6 +60,7 @@ class Measure:
         """Count anew: the parent's figures are its own, and its threads may have held the lock."""
         self._lock = threading.Lock()
         self._tallies = defaultdict(Tally)
+        self._slow.clear()
 
     def note(
         self,
@@ -59,14 +86,31 @@ class Measure:
             tally.read += read
             tally.written += written
             tally.refused += refused
-        if slow:
-            _log.warning(
-                "slow statement %s took %.0f ms (%d read, %d written)",
-                name,
-                took * 1000,
-                read,
-                written,
-            )
+            if slow:
+                self._collect(name, took, read, written)
+        if slow and self._monotonic() - self._logged_at >= SLOW_LOG_SECONDS:
+            self.log_slow()
+
+    def _collect(self, name: str, took: float, read: int, written: int) -> None:
+        slow = self._slow[name]
+        slow.times += 1
+        slow.seconds += took
+        if took >= slow.longest:
+            slow.longest, slow.read, slow.written = took, read, written
+
+    def log_slow(self) -> None:
+        """Log the slow statements that were collected since the last time."""
+        with self._lock:
+            slow = sorted(self._slow.items(), key=lambda each: -each[1].seconds)
+            self._slow.clear()
+            self._logged_at = self._monotonic()
+        if not slow:
+            return
+        words = [_told(name, each) for name, each in slow[:SLOW_NAMES_MAX]]
+        if len(slow) > SLOW_NAMES_MAX:
+            words.append(f"and {len(slow) - SLOW_NAMES_MAX} other statements")
+        limit_ms = self._slow_seconds * 1000
+        _log.warning("slow statements (more than %g ms): %s", limit_ms, "; ".join(words))
 
     def take_back(self, name: str, *, written: int) -> None:
         """A savepoint has undone so many rows of a statement."""
@@ -89,3 +133,10 @@ class Measure:
             total.written += tally.written
             total.refused += tally.refused
         return total
+
+
+def _told(name: str, slow: _Slow) -> str:
+    longest, rows = f"{slow.longest * 1000:.0f} ms", f"({slow.read} read, {slow.written} written)"
+    if slow.times == 1:
+        return f"{name} took {longest} {rows}"
+    return f"{name} {slow.times:,} times, up to {longest} {rows}"

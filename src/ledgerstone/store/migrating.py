@@ -19,12 +19,13 @@ import msgspec
 from sqlalchemy import Column, String, Table, inspect, select
 
 from ledgerstone.errors import SchemaMissing, SchemaOutdated
-from ledgerstone.store.faults import translated
+from ledgerstone.store.faults import migrate_hint, translated
 from ledgerstone.store.schema import plain_metadata
 
 if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Connection
+    from sqlalchemy.engine import URL
 
     from ledgerstone.store.database import Database
 
@@ -105,15 +106,18 @@ def script(dialect_name: str, *, since: str | None = None) -> str:
     return out.getvalue()
 
 
-def check(connection: Connection) -> None:
-    """An error that says what to do, unless the schema is the one this version needs."""
+def check(connection: Connection, url: URL) -> None:
+    """An error that says what to do, unless the schema is the one this version needs.
+
+    `url` is that of the database, as people named it.
+    """
     schema = look(connection)
     if schema.current is None:
         message = "Ledgerstone's tables are not in this database"
-        raise SchemaMissing(message, hint="run `ledgerstone migrate`")
+        raise SchemaMissing(message, hint=migrate_hint(url))
     if not schema.up_to_date:
         message = f"the database is at revision {schema.current}, {schema.newest} is needed"
-        raise SchemaOutdated(message, hint="run `ledgerstone migrate`")
+        raise SchemaOutdated(message, hint=migrate_hint(url))
 
 
 def _config(out: io.StringIO | None = None) -> Config:

@@ -12,10 +12,11 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
-from sqlalchemy import BigInteger, Select, and_, bindparam, or_
+from sqlalchemy import BigInteger, Select, and_, bindparam, or_, select, union_all
 
 from ledgerstone.errors import BadInput
 from ledgerstone.store.statement import Row, Statement
@@ -43,6 +44,8 @@ class Keyset(Generic[T]):
     """A list in a fixed order.
 
     - The order's columns are among those selected, and together unique.
+    - `split`, if given, are conditions of which exactly one holds for each row, and an index leads
+      to the first rows of each in this order: a page is chosen from a page of each.
     - `where` filters are part of `query`; their parameters are given at each read and are tied to
       the cursor: a cursor of another filter is refused.
     """
@@ -54,6 +57,7 @@ class Keyset(Generic[T]):
         *,
         order: Sequence[ColumnElement[Any]],
         descending: bool = False,
+        split: Sequence[ColumnElement[bool]] = (),
         make: Callable[[Row], T],
     ) -> None:
         self.name = name
@@ -61,11 +65,10 @@ class Keyset(Generic[T]):
         selected = list(query.selected_columns)
         names = [column.key for column in selected]
         self._positions = [names.index(column.key) for column in order]
-        ordered = query.order_by(*[c.desc() if descending else c.asc() for c in order]).limit(
-            bindparam("limit", type_=BigInteger())
-        )
-        self._first = Statement(f"{name}.first_page", ordered)
-        self._next = Statement(f"{name}.next_page", ordered.where(_behind(order, descending)))
+        page = partial(_page, order=order, descending=descending, split=split)
+        self._first = Statement(f"{name}.first_page", page(query))
+        behind = query.where(_behind(order, descending))
+        self._next = Statement(f"{name}.next_page", page(behind))
 
     def read(
         self, tx: Transaction, *, limit: int, cursor: str | None = None, **filters: Any
@@ -90,6 +93,26 @@ class Keyset(Generic[T]):
     def _key(self, tx: Transaction, filters: dict[str, Any]) -> bytes:
         named = msgspec.json.encode([self.name, filters], order="deterministic")
         return hashlib.sha256(tx.database.identity_in(tx).encode() + named).digest()
+
+
+def _page(
+    query: Select[Any],
+    *,
+    order: Sequence[ColumnElement[Any]],
+    descending: bool,
+    split: Sequence[ColumnElement[bool]],
+) -> Select[Any]:
+    """The first rows in this order, of all or of those that were the first of each part."""
+
+    def first(rows: Select[Any], columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+        ordered = rows.order_by(*[c.desc() if descending else c.asc() for c in columns])
+        return ordered.limit(bindparam("limit", type_=BigInteger()))
+
+    if not split:
+        return first(query, order)
+    parts = [first(query.where(each), order).subquery(f"part_{i}") for i, each in enumerate(split)]
+    every = union_all(*(select(part) for part in parts)).subquery("every_part")
+    return first(select(every), [every.c[str(column.key)] for column in order])
 
 
 def _behind(order: Sequence[ColumnElement[Any]], descending: bool) -> ColumnElement[bool]:

@@ -22,12 +22,13 @@ from psycopg.adapt import Transformer
 
 from ledgerstone.errors import StoreBusy
 from ledgerstone.store import ended
-from ledgerstone.store.faults import refused
+from ledgerstone.store.faults import commit_unknown, refused
 
 if TYPE_CHECKING:
     from psycopg import Connection
     from psycopg.pq.abc import PGconn, PGresult
 
+BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED"
 HELD_MAX = 16
 """Statements that are held; the last of them takes the others along to the server."""
 HELD_BYTES_MAX = 1_048_576
@@ -145,7 +146,7 @@ class Pipeline:
         try:
             self._exchange(framed)
         except Exception as error:
-            raise refused(error) from error
+            raise (commit_unknown(error) if ends else None) or refused(error) from error
         self._begun = not ends
         seconds = perf_counter() - began
         for answer in held:
@@ -161,7 +162,7 @@ class Pipeline:
         told = begun or not ends or any(answer.noted is None for answer in held)
         if not told and _TRIPS_COMMIT:
             return held
-        first = [] if begun else [Answer(self, b"BEGIN", None, None)]
+        first = [] if begun else [Answer(self, BEGIN, None, None)]
         last = [Answer(self, b"COMMIT", None, None)] if ends else []
         return [*first, *held, *last]
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.sql.dml import UpdateBase
 
+from ledgerstone.cancellation import check as check_cancellation
 from ledgerstone.store.expressions import NOW
-from ledgerstone.store.faults import refused
+from ledgerstone.store.faults import is_of_the_call, refused
 
 if TYPE_CHECKING:
     from sqlalchemy.engine.interfaces import Dialect as DriverDialect
@@ -211,6 +212,7 @@ class Statement:
         pipeline = tx.pipeline
         if pipeline is None:
             return None
+        check_cancellation()
         compiled = self.compiled(tx)
         self._fill_now(tx, compiled, values)
         wired = compiled.wired(values)
@@ -228,6 +230,7 @@ class Statement:
         return pipeline.hold(*wired, noted)
 
     def _execute(self, tx: Transaction, values: dict[str, Any]) -> tuple[Any, float]:
+        check_cancellation()
         compiled = self.compiled(tx)
         self._fill_now(tx, compiled, values)
         parameters = compiled.parameters(values)
@@ -236,6 +239,9 @@ class Statement:
         try:
             cursor.execute(compiled.text, parameters)
         except Exception as error:
+            if not is_of_the_call(error, tx.driver):
+                tx.break_off()
+                raise
             cursor.close()
             raise refused(error) from error
         return cursor, started

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ledgerstone.errors import StoreError
+from ledgerstone.store import ended
 from ledgerstone.store.endings import Ending
 from ledgerstone.store.faults import translated
 from ledgerstone.store.lending import Lent
@@ -28,7 +29,8 @@ class Transaction:
 
     - `connection` is the SQLAlchemy connection: the caller's own statements go through it.
     - A joined transaction is the caller's: it is never committed, rolled back or closed here.
-    - One of ours ends with its block: what ends it inside is refused, or noticed and raised.
+    - One of ours ends with its block: what ends it inside is refused, or noticed and raised. Used
+      after that, in any thread, it raises NotAllowedNow.
     - Channels woken inside it ring once each, and only if it commits.
     - What is left for its end (`at_commit`) is done last, inside it; `notes` is where a room keeps
       what it needs for that.
@@ -49,7 +51,9 @@ class Transaction:
         self.hopeful = False
         self.pipeline: Pipeline | None = None
         self.woken: set[str] = set()
+        self.committed: list[Callable[[], None]] = []
         self._savepoints = 0
+        self._ended = False
         # The end of one that was joined through a driver's connection is out of sight.
         self._ending = ending if joined else Ending()
         self.notes: dict[str, Any] = self._ending.notes if self._ending is not None else {}
@@ -57,6 +61,7 @@ class Transaction:
     @property
     def connection(self) -> Connection:
         """The SQLAlchemy connection. From now on every statement is sent at once, in order."""
+        self._check_not_ended()
         if self.pipeline is not None:
             self.pipeline.holding = False
             self.pipeline.flush()
@@ -77,9 +82,23 @@ class Transaction:
         return fairy.cursor()
 
     def check_open(self) -> None:
-        """Refuse to go on in one of ours that was ended inside its block."""
+        """Refuse to go on in one of ours that has ended, with its block or inside it."""
+        self._check_not_ended()
         if isinstance(self._connection, Lent):
             self._connection.check_open()
+
+    def break_off(self) -> None:
+        """A call of the driver was broken off: the connection is used no more, if it is ours."""
+        if isinstance(self._connection, Lent):
+            self._connection.break_off()
+
+    def end(self) -> None:
+        """Its block is over: from now on every use is refused, from any thread."""
+        self._ended = True
+
+    def _check_not_ended(self) -> None:
+        if self._ended:
+            raise ended.after_the_block()
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -144,6 +163,11 @@ class Transaction:
             work()
         else:
             self._ending.add(name, work)
+
+    def after_commit(self, work: Callable[[], None]) -> None:
+        """Do this when the transaction has committed; never if that is the caller's to do."""
+        if not self.joined:
+            self.committed.append(work)
 
     def finish(self) -> None:
         """Do what was left for the end: who commits calls it first."""

@@ -14,7 +14,7 @@ from ledgerstone.engine.runners.processes import PR_SET_PDEATHSIG
 from ledgerstone.engine.source import Cancel, Claim
 from ledgerstone.errors import Hopeless
 
-ORPHAN_SECONDS_MAX = 60.0
+ORPHAN_SECONDS_MAX = 600.0
 """How long one that lost its worker goes on, if nothing ends it."""
 
 
@@ -42,6 +42,23 @@ class Wordless(Exception):
 
     def __str__(self) -> str:
         raise RuntimeError
+
+
+class Unsent(LookupError):
+    """An error that cannot be received in another process."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def refuses() -> None:
+    """A job that ends with an error that cannot be sent."""
+    raise Unsent("not", "here")
+
+
+def refuses_too() -> None:
+    """The same, as another job."""
+    refuses()
 
 
 class Closed(Hopeless):

@@ -75,21 +75,21 @@ def quick_mariadb() -> Iterator[PrivateMariaDB]:
 def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of one."""
     file = tmp_path_factory.mktemp("migrated") / FILE
-    _prepare(f"sqlite:///{file}")
+    prepare(f"sqlite:///{file}")
     return file
 
 
 @pytest.fixture(scope="session")
 def migrated_postgres(quick_postgres: PrivatePostgres) -> str:
     """The name of one on the server."""
-    _prepare(quick_postgres.create_database(MIGRATED))
+    prepare(quick_postgres.create_database(MIGRATED))
     return MIGRATED
 
 
 @pytest.fixture(scope="session")
 def migrated_mysql(quick_mariadb: PrivateMariaDB) -> str:
     """The name of one on the server."""
-    _prepare(quick_mariadb.create_database(MIGRATED))
+    prepare(quick_mariadb.create_database(MIGRATED))
     return MIGRATED
 
 
@@ -110,19 +110,20 @@ def ledger(request: pytest.FixtureRequest, home: Home) -> Iterator[Ledger]:
     """A ledger on a fresh database; with `clock` if the test asks for that too."""
     moved = request.getfixturevalue("clock") if "clock" in request.fixturenames else None
     if not home.migrated:
-        _prepare(home.url)
+        prepare(home.url)
     with _opened(home.url, moved) as opened:
         yield opened
 
 
-def new_home(request: pytest.FixtureRequest, kind: str, folder: Path) -> Iterator[Home]:
+def new_home(
+    request: pytest.FixtureRequest, kind: str, folder: Path, *, migrated: bool = False
+) -> Iterator[Home]:
     """A fresh database of this kind, removed at the end of the iteration.
 
-    For a test that asks for `ledger` it is migrated already.
+    If it is to be `migrated`, or the test asks for `ledger`, it is a copy of one that is ready.
     """
-    copied = (
-        request.getfixturevalue(f"migrated_{kind}") if "ledger" in request.fixturenames else None
-    )
+    wanted = migrated or "ledger" in request.fixturenames
+    copied = request.getfixturevalue(f"migrated_{kind}") if wanted else None
     if kind == "sqlite":
         file = folder / FILE
         if copied is not None:
@@ -136,7 +137,8 @@ def new_home(request: pytest.FixtureRequest, kind: str, folder: Path) -> Iterato
     server.drop_database(name)
 
 
-def _prepare(url: str) -> None:
+def prepare(url: str) -> None:
+    """Make an empty database ready: migrated, with chores."""
     with _opened(url) as ledger:
         ledger.migrate()
         chores.install(ledger.database)

@@ -70,6 +70,9 @@ class _Watched:
         self.verdict = self.error = None
         return claims
 
+    def hold(self, tx: Transaction, claims: Sequence[Claim]) -> Sequence[Claim]:
+        return self._source.hold(tx, claims)
+
     def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         for outcome in outcomes:
             if outcome.claim is self.claimed:
@@ -96,7 +99,7 @@ class _Watched:
                 raise
 
         # Also an async one: a test may have a loop of its own running in this thread.
-        return Handler(call, Where.THREAD, handler.atomic)
+        return Handler(call, Where.THREAD, handler.atomic, handler.gives_up)
 
     @contextmanager
     def _others_hidden(self, tx: Transaction) -> Iterator[None]:

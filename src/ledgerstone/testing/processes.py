@@ -17,10 +17,9 @@ import msgspec
 
 from ledgerstone import failpoints
 from ledgerstone.testing.forks import PipedFork, preload
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
-READY_SECONDS_MAX = 60.0
 WORK = "ledgerstone.testing.work"
-END_SECONDS_MAX = 30.0
 
 preload(WORK, "ledgerstone.testing.traffic", "psycopg", "pymysql", "pysqlite3", "pika")
 
@@ -82,12 +81,12 @@ class WorkerProcess:
 
     def ready(self) -> str:
         """Wait until it works; its worker id."""
-        self.worker = str(self._hear("ready", READY_SECONDS_MAX))
+        self.worker = str(self._hear("ready", WAIT_SECONDS_MAX))
         return self.worker
 
     def report(self) -> dict[str, Any]:
         """Wait for the report of one that was told to stop."""
-        report: dict[str, Any] = self._hear("report", END_SECONDS_MAX)
+        report: dict[str, Any] = self._hear("report", WAIT_SECONDS_MAX)
         return report
 
     def kill(self) -> None:
@@ -107,11 +106,11 @@ class WorkerProcess:
         """SIGTERM: stop in good order."""
         self._process.send_signal(signal.SIGTERM)
 
-    def wait(self, seconds: float = END_SECONDS_MAX) -> int:
+    def wait(self, seconds: float = WAIT_SECONDS_MAX) -> int:
         """Until it has ended; its exit code, negative for a signal."""
         code = self._process.wait(seconds)
         for reader in self._readers:
-            reader.join(END_SECONDS_MAX)
+            reader.join(WAIT_SECONDS_MAX)
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pwd
 import random
@@ -14,22 +15,26 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from ledgerstone.errors import BadInput, LedgerstoneError, NotAllowedNow
 from ledgerstone.testing import supervisor
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 HOST = "127.0.0.1"
-START_SECONDS_MAX = 120.0
-KILL_SECONDS_MAX = 30.0
-PAUSE_SECONDS_MAX = 10.0
-QUERY_SECONDS_MAX = 90.0
+# A broker takes its time on a machine that is busy, also where tests are to fail soon.
+START_SECONDS_MAX = max(120.0, WAIT_SECONDS_MAX)
+KILL_SECONDS_MAX = PAUSE_SECONDS_MAX = QUERY_SECONDS_MAX = WAIT_SECONDS_MAX
 CONNECT_SECONDS_MAX = 5
 LOOK_EVERY_SECONDS = 0.01
 LOG_TAIL_LINES_MAX = 30
 LOG_TAIL_BYTES_MAX = 16_384
+LOG_BYTES_MAX = 1024**2
+LOGS_KEPT_MAX = 8
 PORT_MIN = 10_240
 PORT_TRIES_MAX = 100
 DATABASE_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
@@ -39,6 +44,10 @@ ENVIRONMENT_KEPT = ("PATH", "LD_LIBRARY_PATH")
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a fresh folder of our own is made in it
 MEMORY_BYTES_MIN = 4 * 1024**3
 PROGRAM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/usr/libexec")
+STARTED = "%s answered after %.2f s"
+"""The message of the log record for each start of a server."""
+
+logger = logging.getLogger("ledgerstone.testing")
 
 
 class ServerMissing(LedgerstoneError):
@@ -218,6 +227,16 @@ class Machine:
         self.start_seconds_max = start_seconds_max
         self._folder: Path | None = None
         self._supervisor: subprocess.Popen[bytes] | None = None
+        self._owned = True
+        _known.add(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy for another process: it can reach the server, and cannot end it."""
+        return self.__dict__ | {"_supervisor": None, "_owned": False}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _known.add(self)
 
     @property
     def folder(self) -> Path:
@@ -281,9 +300,11 @@ class Machine:
         *,
         answers: Callable[[], bool],
     ) -> None:
+        began = time.monotonic()
         running = self._spawn(command, environment)
         try:
             self._wait_until(answers, running)
+            logger.info(STARTED, self.name, time.monotonic() - began)
         except BaseException:
             self.kill()
             raise
@@ -327,9 +348,17 @@ class Machine:
     def _log(self) -> Path:
         return self.folder / "server.log"
 
+    def log_text(self, bytes_max: int = LOG_BYTES_MAX) -> str:
+        """The end of what the server wrote; nothing if it never wrote or is gone."""
+        if self._folder is None or not self._log().exists():
+            return ""
+        with self._log().open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - bytes_max))
+            return log.read().decode(errors="replace")
+
     def _log_tail(self) -> str:
-        tail = self._log().read_bytes()[-LOG_TAIL_BYTES_MAX:]
-        return "\n".join(tail.decode(errors="replace").splitlines()[-LOG_TAIL_LINES_MAX:])
+        lines = self.log_text(LOG_TAIL_BYTES_MAX).splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES_MAX:])
 
     def pause(self) -> None:
         supervised = self._required()
@@ -355,8 +384,11 @@ class Machine:
             raise ServerFailed(f"{self.name} could not be killed within {KILL_SECONDS_MAX} s")
 
     def stop(self) -> None:
+        if not self._owned:
+            raise NotAllowedNow(f"{self.name} belongs to the process that started it")
         self.kill()
         if self._folder is not None:
+            _ended.append((self.name, self.log_text()))
             shutil.rmtree(self._folder)
             self._folder = None
 
@@ -368,6 +400,21 @@ class Machine:
         if running := self._running():
             return running.pid
         raise NotAllowedNow(f"{self.name} is not running")
+
+
+_known: weakref.WeakSet[Machine] = weakref.WeakSet()
+_ended: deque[tuple[str, str]] = deque(maxlen=LOGS_KEPT_MAX)
+
+
+def logs() -> list[tuple[str, str]]:
+    """Name and log of the servers that this process knows, and of those that it stopped last."""
+    running = [(machine.name, machine.log_text()) for machine in list(_known)]
+    return [(name, text) for name, text in [*running, *_ended] if text]
+
+
+def forget_ended() -> None:
+    """Keep no logs of servers that were stopped until now."""
+    _ended.clear()
 
 
 def _user() -> pwd.struct_passwd | None:

@@ -16,12 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import msgspec
-from sqlalchemy import insert, select
+from sqlalchemy import select
 
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import TargetDown
-from ledgerstone.ids import new_id
-from ledgerstone.jobs.tables import history_permit
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging.carriers import relay_of
 from ledgerstone.messaging.competing import CompetingRelay
@@ -36,24 +34,12 @@ from ledgerstone.messaging.transport import DELIVERED, Answer, Verdict
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.store.clock import Clock
-from ledgerstone.testing.fixtures import Home
 
 SHOP = "shop"
 NAME = "order.placed"
 NOWHERE = "amqp://nowhere"
 """A destination has a URL; what is given in place of its transport needs none."""
 
-LEFT = (
-    "messenger_outbox",
-    "messenger_messages",
-    "outbox_lane",
-    "outbox_pause",
-    "outbox_key",
-    "message_event",
-    "leases",
-    "worker",
-    "history_permit",
-)
 REFUSED = Answer(Verdict.REFUSED, "full", "the shelf is full")
 UNDELIVERABLE = Answer(Verdict.UNDELIVERABLE, "unroutable", "nobody is bound")
 UNKNOWN = Answer(Verdict.UNKNOWN, "timeout", "no answer came")
@@ -214,16 +200,6 @@ class Shop:
                 )
                 for row in found
             ]
-
-
-def emptied(home: Home) -> Home:
-    """The same database, without any message and all that was noted of them."""
-    settings = Settings.load(url=home.url, environ={})
-    with Ledger(home.url, settings=settings) as ledger, ledger.transaction() as tx:
-        tx.connection.execute(insert(history_permit).values(id=new_id()))
-        for table in LEFT:
-            tx.connection.exec_driver_sql(f"DELETE FROM {table}")  # noqa: S608 - our own
-    return home
 
 
 def _spelled(body: Any) -> str:

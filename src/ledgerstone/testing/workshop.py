@@ -16,9 +16,7 @@ from ledgerstone.engine.worker import Worker
 from ledgerstone.engine.workers import WorkerReport, sign_in
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import EngineSettings
-
-PROMPTLY = 30.0
-"""How long a thread may take for what should happen at once, on a busy machine."""
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 
 
 class Gauge:
@@ -69,6 +67,7 @@ def reported(
     begun: Sequence[str] = (),
     crashes_max: int | None = None,
     types: dict[str, list[str]] | None = None,
+    locked: Sequence[str] = (),
 ) -> None:
     """The last word of a worker of this id, which serves the sources that it knows types of."""
     known = types or {}
@@ -81,6 +80,7 @@ def reported(
         types=known,
         crashes_max=crashes_max,
         begun=begun,
+        locked=locked,
     )
     ledger.run(lambda tx: sign_in(tx, worker, report))
 
@@ -101,7 +101,17 @@ def started(worker: Worker) -> Iterator[None]:
     try:
         yield
     finally:
-        worker.stop(grace_seconds=PROMPTLY)
+        worker.stop(grace_seconds=WAIT_SECONDS_MAX)
+
+
+def call_until_told(ledger: Ledger) -> None:
+    """In a handler: read from the database again and again, until a call raises."""
+
+    def read() -> bool:
+        with ledger.reading():
+            return False
+
+    until(read, what="an error that tells the handler to stop")
 
 
 def standing(ledger: Ledger, key: str) -> Chore:

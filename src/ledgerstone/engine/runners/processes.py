@@ -21,11 +21,12 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from typing import Any
 
 import msgspec
 
-from ledgerstone.engine.outcomes import failure_of
+from ledgerstone.engine.outcomes import REPLACED_TYPES, failure_of, type_names
 from ledgerstone.engine.source import Failure
 from ledgerstone.errors import BadInput, HandlerCrashed, Hopeless
 
@@ -33,6 +34,9 @@ STOP_SECONDS_MAX = 2.0
 PR_SET_PDEATHSIG = 1
 ORPHANED = 1
 """The exit code of a child whose worker is gone; nobody is left to read it."""
+
+at_start: Callable[[], None] | None = None
+"""Called in each child when it begins: a program sets it to have children log as it does."""
 
 
 class InTheChild(Exception):
@@ -48,13 +52,16 @@ class Raised(msgspec.Struct, frozen=True):
     failure: Failure
     hopeless: bool
     error: BaseException | None
+    types: tuple[str, ...] = ()
+    """The names of its type and of all its base types."""
 
     def again(self) -> BaseException:
         """The error, or one of the same name with the same words."""
         if self.error is not None:
             return self.error
         base = Hopeless if self.hopeless else Exception
-        again: BaseException = type(self.failure.code, (base,), {})(self.failure.message)
+        replaced = {REPLACED_TYPES: self.types}
+        again: BaseException = type(self.failure.code, (base,), replaced)(self.failure.message)
         return again
 
 
@@ -64,6 +71,8 @@ class Child:
     def __init__(self) -> None:
         self._process: BaseProcess | None = None
         self._pipe: Connection[Any, Any] | None = None
+        self._killed = False
+        self._at_exit: Finalize | None = None
 
     def call(self, function: Callable[..., Any], argument: Any) -> Any:
         """`function(argument)` in the child; of a partial, what it holds goes along."""
@@ -90,7 +99,8 @@ class Child:
         raise answer.again() from InTheChild(answer.failure.traceback or "")
 
     def kill(self) -> None:
-        """Stop whatever it does, at once."""
+        """Stop whatever it does, at once; the next call has another one."""
+        self._killed = True
         if self._process is not None:
             self._process.kill()
 
@@ -102,19 +112,34 @@ class Child:
             self._process.join(STOP_SECONDS_MAX)
             self._process.kill()
         self._process = self._pipe = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """It needs not be killed at the end of this process."""
+        if self._at_exit is not None:
+            self._at_exit.cancel()
+            self._at_exit = None
 
     def _started(self) -> Connection[Any, Any]:
+        if self._killed:
+            # It may have answered before it died, and look alive until it has.
+            self._killed = False
+            self.stop()
         if self._process is None or self._pipe is None or not self._process.is_alive():
             # Not fork: a copy of a process with threads may hold a lock that nobody gives back.
             context = multiprocessing.get_context("spawn")
             self._pipe, theirs = context.Pipe()
-            self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            self._process = context.Process(target=_serve, args=(theirs, at_start), daemon=True)
             self._process.start()
+            # At its end multiprocessing asks its children to end, which these ignore, and waits.
+            self._at_exit = Finalize(None, self._process.kill, exitpriority=0)
             theirs.close()
         return self._pipe
 
     def _buried(self) -> int | None:
         process, self._process, self._pipe = self._process, None, None
+        self._killed = False
+        self._forget()
         if process is None:
             return None
         process.join(STOP_SECONDS_MAX)
@@ -127,10 +152,12 @@ def _words(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _serve(pipe: Connection[Any, Any]) -> None:
+def _serve(pipe: Connection[Any, Any], start: Callable[[], None] | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_with_parent()
+    if start is not None:
+        start()
     while True:
         try:
             name, arguments = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our parent's bytes
@@ -187,5 +214,5 @@ def _answer(name: str, arguments: tuple[Any, ...]) -> bytes:
             # Some can be written and not read.
             pickle.loads(packed)  # noqa: S301 - our own bytes
         except Exception:  # noqa: BLE001 - then its words must do
-            return pickle.dumps(Raised(failure, hopeless, None))
+            return pickle.dumps(Raised(failure, hopeless, None, type_names(type(error))))
         return packed

@@ -1,40 +1,35 @@
-"""Sync handlers, each in a thread; and the error that is raised into a running one.
+"""Sync handlers, each in a thread.
 
-CPython raises an error in another thread when that thread next runs bytecode: a handler that waits
-in a system call notices when the call returns. Who raises an error says so in `error` before
-looking at the thread's `claim`, and the thread clears its `claim` before looking at `error`: one of
-the two sees the other, so an error meant for one claim never reaches the next, and a handler that
-nobody interrupts takes no lock.
+A thread takes no orders while a handler runs in it: the handler learns of a timeout, a lost lease
+or a shutdown at its next call (see `ledgerstone.cancellation`). If it makes none, it is abandoned:
+another thread takes its place, and this one ends when its handler does.
 """
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ledgerstone.engine import outcomes
+from ledgerstone.engine.attempt import Attempt
 from ledgerstone.engine.runners.processes import Child
+from ledgerstone.engine.source import Where
 
 if TYPE_CHECKING:
-    from ledgerstone.engine.source import Claim, Handler, Outcome
+    from ledgerstone.engine.source import Claim, Handler
     from ledgerstone.errors import LedgerstoneError
 
 
 class _Worker:
     """One thread, what it runs, and its child process if a handler needed one."""
 
-    __slots__ = ("child", "claim", "count", "error", "ident", "lock", "spent", "started")
+    __slots__ = ("attempt", "child", "count", "lock", "spent")
 
     def __init__(self) -> None:
-        self.claim: Claim | None = None
-        self.error: LedgerstoneError | None = None
+        self.attempt: Attempt | None = None
         self.lock = threading.Lock()
-        self.ident = 0
-        self.started = 0.0
         self.spent = 0.0
         self.count = 0
         self.child = Child()
@@ -45,9 +40,9 @@ class ThreadRunner:
 
     def __init__(
         self,
-        run: Callable[[Claim, Handler, Child], Outcome | None],
+        run: Callable[[Claim, Handler, Child], Any],
         begun: Callable[[], None],
-        following: Callable[[Claim, Outcome | None], tuple[Claim, Handler] | None],
+        following: Callable[[Attempt], tuple[Claim, Handler] | None],
     ) -> None:
         self._run = run
         self._begun = begun
@@ -68,6 +63,13 @@ class ThreadRunner:
                 count += worker.count
             return seconds, count
 
+    @property
+    def attempts(self) -> list[Attempt]:
+        """What runs, abandoned ones included."""
+        with self._lock:
+            workers = list(self._workers)
+        return [attempt for worker in workers if (attempt := worker.attempt) is not None]
+
     def start(self, claim: Claim, handler: Handler) -> None:
         """Run this claim in a free thread, or in a new one."""
         with self._lock:
@@ -84,43 +86,18 @@ class ThreadRunner:
                 self._workers.add(worker)
             thread.start()
 
-    def interrupt(self, claim: Claim, error: LedgerstoneError) -> bool:
-        """Raise the error in the thread that runs this claim; False if none does."""
+    def cancel(self, attempt: Attempt, reason: LedgerstoneError) -> None:
+        """Tell the handler to stop; one in a process is killed."""
+        attempt.cancel(reason)
+        if attempt.handler.where is not Where.PROCESS:
+            return
         with self._lock:
             workers = list(self._workers)
         for worker in workers:
-            if worker.claim is not claim:
-                continue
             with worker.lock:
-                worker.error = error
-                if worker.claim is claim:
+                # Else its child may be at work on the next claim.
+                if worker.attempt is attempt:
                     worker.child.kill()
-                    raise_in(worker.ident, type(error))
-                    return True
-                worker.error = None
-        return False
-
-    def overdue(self) -> list[Claim]:
-        """Claims that run longer than they may, and were not told."""
-        now = perf_counter()
-        found = []
-        with self._lock:
-            workers = list(self._workers)
-        for worker in workers:
-            with worker.lock:
-                claim = worker.claim
-                if claim is None or claim.timeout_seconds is None or worker.error is not None:
-                    continue
-                if now - worker.started > claim.timeout_seconds:
-                    found.append(claim)
-        return found
-
-    def longer_than(self, seconds: float) -> int:
-        """How many run for longer than this."""
-        since = perf_counter() - seconds
-        with self._lock:
-            workers = list(self._workers)
-        return sum(worker.claim is not None and worker.started < since for worker in workers)
 
     def stop(self) -> None:
         """Idle threads end now, busy ones when their handler does."""
@@ -129,14 +106,16 @@ class ThreadRunner:
                 self._inbox.put(None)
 
     def _work(self, worker: _Worker) -> None:
-        worker.ident = threading.get_ident()
         try:
             while (task := self._inbox.get()) is not None:
                 self._begun()
                 following: tuple[Claim, Handler] | None = task
                 while following is not None:
-                    claim, handler = following
-                    following = self._following(claim, self._attempt(worker, claim, handler))
+                    attempt = self._attempt(worker, *following)
+                    if not attempt.end():
+                        # Abandoned: another thread has its place.
+                        return
+                    following = self._following(attempt)
                 with self._lock:
                     self._idle += 1
         finally:
@@ -145,43 +124,16 @@ class ThreadRunner:
                 self._workers.discard(worker)
                 self._past = (self._past[0] + worker.spent, self._past[1] + worker.count)
 
-    def _attempt(self, worker: _Worker, claim: Claim, handler: Handler) -> Outcome | None:
-        worker.started = started = perf_counter()
-        outcome: Outcome | None = None
-        caught: BaseException | None = None
+    def _attempt(self, worker: _Worker, claim: Claim, handler: Handler) -> Attempt:
+        worker.attempt = attempt = Attempt(claim, handler)
+        token = attempt.cancellation.begin()
         try:
-            worker.claim = claim
-            outcome = self._run(claim, handler, worker.child)
-        except BaseException as error:  # noqa: BLE001 - the raised-in error may land anywhere above
-            caught = error
-        while True:
-            try:
-                if caught is not None:
-                    outcome = outcomes.of_error(claim, caught)
-                worker.claim = None
-                if worker.error is not None:
-                    outcome = self._told(worker, claim, outcome)
-                break
-            except BaseException:  # noqa: BLE001, S112 - the raised-in error landed here: once more
-                continue
-        worker.spent += perf_counter() - started
-        worker.count += 1
-        return outcome
-
-    @staticmethod
-    def _told(worker: _Worker, claim: Claim, outcome: Outcome | None) -> Outcome | None:
-        """What was raised into this thread is the outcome, and is not raised any more."""
+            attempt.value = self._run(claim, handler, worker.child)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the item's outcome
+            attempt.error = error
+        attempt.cancellation.leave(token)
         with worker.lock:
-            error = worker.error
-            if error is None:
-                return outcome
-            # In this order: until it is taken back it may be raised, and then this is repeated.
-            raise_in(worker.ident, None)
-            worker.error = None
-        return outcomes.told(claim, error)
-
-
-def raise_in(ident: int, kind: type[BaseException] | None) -> None:
-    """Raise an error in another thread; None takes back one that was not raised yet."""
-    argument = ctypes.py_object(kind) if kind is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), argument)
+            worker.attempt = None
+        worker.spent += perf_counter() - attempt.started
+        worker.count += 1
+        return attempt

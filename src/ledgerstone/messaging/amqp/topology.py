@@ -23,7 +23,7 @@ from ledgerstone.settings.messaging import (
     SubscriptionSettings,
 )
 
-CONNECT_SECONDS_MAX = 10.0
+CONNECT_SECONDS_MAX = 30.0
 Arguments = Mapping[str, str | int | bool]
 
 

@@ -52,8 +52,10 @@ class AmqpTransport:
       looked for before the first message of a connection, so that nothing is sent into the void.
     - When the broker closes the channel over a message, it does not say which: those without an
       answer are sent again one by one, and the one that is alone when it happens again is REFUSED.
-    - While the broker is out of memory or disk it takes nothing: what was not even written by the
-      end of the call is withdrawn and never sent; all of it is UNKNOWN (`blocked`).
+    - What is not confirmed by the end of the call is UNKNOWN: `blocked` if the broker had said by
+      then that it takes nothing (it is out of memory or disk), `timeout` if it had not.
+    - After `blocked` the connection is kept. A call of which nothing was written by its end is
+      withdrawn, and never sent. After `timeout` the connection is given up.
     """
 
     def __init__(self, name: str, settings: DestinationSettings, source: str) -> None:
@@ -173,7 +175,7 @@ class _Batch:
         self.answers = [made if isinstance(made, Answer) else None for made in frames]
         self.left = len(self.frames)
         self.done = threading.Event()
-        self.written = False
+        self.written = self.withdrawn = False
         self.ending: Ending | None = None
         self.blocked = False
 
@@ -254,11 +256,12 @@ class _Line:
         """Expect no more answers. A broker that is silent without giving a reason is left."""
         with self._lock:
             self._batches.discard(batch)
+            batch.blocked = self._connection.blocked
+            batch.withdrawn = batch.blocked and not batch.written
         if batch.done.is_set():
             return
-        if self._connection.blocked:
-            batch.blocked = True
-            self._connection.call(lambda: self._withdraw(batch))
+        if batch.blocked:
+            self._connection.call(lambda: self._forget(batch))
         else:
             self.over = True
             self._connection.cut("the broker did not confirm in time")
@@ -292,7 +295,10 @@ class _Line:
         if self._connection.blocked:
             self._waiting.append(batch)
             return
-        batch.written = True
+        with self._lock:
+            if batch.withdrawn:
+                return
+            batch.written = True
         for index, answer in enumerate(batch.answers):
             if answer is None:
                 self._pending[self._next] = (batch, index)
@@ -304,9 +310,9 @@ class _Line:
         while self._waiting and not self._connection.blocked:
             self._write(self._waiting.popleft())
 
-    def _withdraw(self, batch: _Batch) -> None:
-        # Half of it may be with the broker already: then the rest follows when it takes more.
-        if not batch.written:
+    def _forget(self, batch: _Batch) -> None:
+        # Of one that was written half may be with the broker: the rest follows when it takes more.
+        if batch in self._waiting:
             self._waiting.remove(batch)
 
     def _on_return(self, _: Any, returned: Any, properties: Any, __: bytes) -> None:

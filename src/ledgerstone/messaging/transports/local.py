@@ -15,7 +15,7 @@ from ledgerstone.engine.source import Failure
 from ledgerstone.errors import LedgerstoneError
 from ledgerstone.messaging import failed
 from ledgerstone.messaging.consumers import Consumer
-from ledgerstone.messaging.inbox import Result, handle, pause_seconds
+from ledgerstone.messaging.inbox import Result, handle, log_failed, pause_seconds
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.transport import DELIVERED, Answer, Verdict
 from ledgerstone.settings.messaging import LOCAL
@@ -97,6 +97,8 @@ class LocalTransport:
             return _answer(Verdict.UNKNOWN, consumer, failure, settings.retry_seconds)
         if handled.result is Result.FAILED and message.attempt < settings.retries_max:
             pause = pause_seconds(settings, message.attempt)
+            attempt = message.attempt + 1
+            log_failed(consumer, message, failure, attempt=attempt, next_seconds=pause)
             return _answer(Verdict.REFUSED, consumer, failure, pause)
         return self._set_aside(consumer, message, failure)
 

@@ -25,7 +25,7 @@ import itertools
 import re
 import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -43,7 +43,6 @@ from ledgerstone.messaging.tls import client_context
 from ledgerstone.messaging.transport import DELIVERED, Answer, Verdict
 from ledgerstone.settings.messaging import DestinationSettings
 
-CONNECT_SECONDS_MAX = 5.0
 CLOSE_SECONDS_MAX = 1.0
 PING_SECONDS = 5
 PINGS_UNANSWERED_MAX = 2
@@ -55,6 +54,7 @@ _PREFIX = re.compile(r"([^\s.*>]+\.)*[^\s.*>]*")
 _TOO_LARGE = 10054
 _NO_RESPONDERS = "503"
 _FORBIDDEN = re.compile(r'permissions violation for publish to "([^"]*)"')
+_LIST_STREAMS = "$JS.API.STREAM.NAMES"
 _HEADER_LINES = len("NATS/1.0\r\n\r\n")
 _HEADER_MARKS = len(": \r\n")
 
@@ -99,6 +99,7 @@ class NatsTransport:
     - `tls://` never goes on without TLS; `nats://` uses it where the server asks for it.
     - User and password of the URL are sent as such, a user alone as a token.
     - The stream is the operator's to make: nothing is declared here.
+    - No wait has a limit of its own: connecting and looking up share what the call may take.
     """
 
     def __init__(self, name: str, settings: DestinationSettings, source: str) -> None:
@@ -205,33 +206,38 @@ class _Servers:
         self._user = unquote(known.username or "") if known else None
         self._password = unquote(known.password) if known and known.password else None
 
-    async def connect(self, session: _Session) -> Client:
-        """A client that is connected; _Unreachable says why there is none."""
+    async def connect(self, session: _Session, seconds_max: float) -> Client:
+        """A client that is connected; _Unreachable says why there is none.
+
+        The caller ends it after `seconds_max`. A server that is silent takes its share of that.
+        """
         client = Client()
         context = client_context(self._name, self._settings, _WatchedContext)
         heard: list[Exception] = []
+        # The client declares whole seconds, and takes any.
+        share: Any = seconds_max / len(self._urls)
 
         async def failed(error: Exception) -> None:
             heard.append(error)
             session.overheard(error)
 
         try:
-            async with asyncio.timeout(CONNECT_SECONDS_MAX):
-                await client.connect(
-                    self._urls,
-                    name=f"ledgerstone-{self._name}",
-                    error_cb=failed,
-                    closed_cb=session.lost,
-                    # A lost connection is told to whoever waits; the next send connects again.
-                    allow_reconnect=False,
-                    max_reconnect_attempts=1,
-                    reconnect_time_wait=0,
-                    ping_interval=PING_SECONDS,
-                    max_outstanding_pings=PINGS_UNANSWERED_MAX,
-                    tls=context,
-                    **self._credentials(context),
-                )
-                self._demand_tls(context)
+            await client.connect(
+                self._urls,
+                connect_timeout=share,
+                name=f"ledgerstone-{self._name}",
+                error_cb=failed,
+                closed_cb=session.lost,
+                # A lost connection is told to whoever waits; the next send connects again.
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                ping_interval=PING_SECONDS,
+                max_outstanding_pings=PINGS_UNANSWERED_MAX,
+                tls=context,
+                **self._credentials(context),
+            )
+            self._demand_tls(context)
         except BaseException as error:
             # What is heard while closing, a reset for one, is no reason.
             why = heard[-1] if heard and isinstance(error, NatsError) else error
@@ -273,6 +279,7 @@ class _Session:
         self._numbers = itertools.count()
         self._under_way: dict[str, _Letter] = {}
         self._complaint = ""
+        self._may_not_look = asyncio.Event()
         self.thread = LoopThread(f"ledgerstone-nats-{name}")
 
     async def carry(self, letters: Sequence[_Letter], seconds_max: float) -> None:
@@ -281,9 +288,9 @@ class _Session:
         limit = asyncio.timeout(seconds_max)
         try:
             async with limit:
-                client = await self._connected()
+                client = await self._connected(seconds_max)
                 await self._publish(client, letters, tokens)
-                await self._listen(client, letters, seconds_max)
+                await self._listen(client, letters, limit)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -300,11 +307,12 @@ class _Session:
         for letter in letters:
             letter.settle(late)
 
-    async def _connected(self) -> Client:
+    async def _connected(self, seconds_max: float) -> Client:
         async with self._connecting:
             if self._client is None or not self._client.is_connected:
                 self._complaint = ""
-                self._client = client = await self._servers.connect(self)
+                self._may_not_look.clear()
+                self._client = client = await self._servers.connect(self, seconds_max)
                 self._inbox = client.new_inbox()
                 try:
                     await client.subscribe(f"{self._inbox}.*", cb=self._answered)
@@ -333,18 +341,20 @@ class _Session:
                 else:
                     letter.settle(_LOST)
 
-    async def _listen(self, client: Client, letters: Sequence[_Letter], seconds_max: float) -> None:
+    async def _listen(
+        self, client: Client, letters: Sequence[_Letter], limit: asyncio.Timeout
+    ) -> None:
         """Wait for the answers; who stays without one for a while is asked for."""
-        patience = min(LOOK_SECONDS, seconds_max / 2)
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(min(LOOK_SECONDS, _left(limit) / 2)):
                 await _all_settled(letters)
         except TimeoutError:
             pass
         open_ones = [letter for letter in letters if not letter.settled.is_set() or letter.unheard]
         subjects = dict.fromkeys(letter.subject for letter in open_ones)
         for subject in itertools.islice(subjects, LOOKS_MAX):
-            answer = await _looked_up(client, subject, patience)
+            # The other half is for those that are still to be answered.
+            answer = await self._looked_up(client, subject, _left(limit) / 2)
             for letter in open_ones:
                 if letter.subject == subject and letter.unheard:
                     letter.settle(answer)
@@ -353,6 +363,39 @@ class _Session:
                     why = f"{answer.reason}, and who listens does not confirm"
                     letter.settle(Answer(Verdict.REFUSED, "no_stream", why))
         await _all_settled([letter for letter in letters if not letter.unheard])
+
+    async def _looked_up(self, client: Client, subject: str, seconds_max: float) -> Answer:
+        """What it means that nobody answers to a subject."""
+        question = msgspec.json.encode({"subject": subject})
+        try:
+            asked = client.request(_LIST_STREAMS, question, timeout=seconds_max)
+            said = await self._unless_forbidden(asked)
+            streams = msgspec.json.decode(said.data, type=_Streams)
+        except NoRespondersError:
+            return Answer(Verdict.UNKNOWN, "no_jetstream", "the server does not run JetStream")
+        except (NatsError, TimeoutError, msgspec.DecodeError):
+            why = f"nobody answers to {subject}, and the streams could not be listed"
+            return Answer(Verdict.REFUSED, "no_responders", why)
+        if streams.error is not None:
+            # Not on for this account, or its cluster has no leader now.
+            return Answer(Verdict.UNKNOWN, "no_jetstream", streams.error.description)
+        if streams.total:
+            why = f"the stream of {subject} does not answer now"
+            return Answer(Verdict.UNKNOWN, "no_leader", why)
+        return Answer(Verdict.UNDELIVERABLE, "unroutable", f"no stream listens to {subject}")
+
+    async def _unless_forbidden(self, asked: Coroutine[Any, Any, Msg]) -> Msg:
+        """The answer; TimeoutError if none will come, for the user may not ask."""
+        answering = asyncio.ensure_future(asked)
+        forbidden = asyncio.ensure_future(self._may_not_look.wait())
+        try:
+            await asyncio.wait([answering, forbidden], return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                raise TimeoutError
+            return answering.result()
+        finally:
+            answering.cancel()
+            forbidden.cancel()
 
     async def _answered(self, msg: Msg) -> None:
         letter = self._under_way.get(msg.subject.rpartition(".")[2])
@@ -377,6 +420,8 @@ class _Session:
         self._complaint = _words(error)
         if found := _FORBIDDEN.search(self._complaint):
             # It comes in small letters, whatever the subject was.
+            if found[1] == _LIST_STREAMS.lower():
+                self._may_not_look.set()
             answer = Answer(Verdict.REFUSED, "not_allowed", self._complaint)
             for letter in list(self._under_way.values()):
                 if letter.subject.lower() == found[1]:
@@ -396,30 +441,15 @@ def _without_jetstream(answer: Answer | None) -> bool:
     return answer is not None and answer.code == "no_jetstream"
 
 
-async def _looked_up(client: Client, subject: str, seconds_max: float) -> Answer:
-    """What it means that nobody answers to a subject."""
-    question = msgspec.json.encode({"subject": subject})
-    try:
-        said = await client.request("$JS.API.STREAM.NAMES", question, timeout=seconds_max)
-        streams = msgspec.json.decode(said.data, type=_Streams)
-    except NoRespondersError:
-        return Answer(Verdict.UNKNOWN, "no_jetstream", "the server does not run JetStream")
-    except (NatsError, TimeoutError, msgspec.DecodeError):
-        why = f"nobody answers to {subject}, and the streams could not be listed"
-        return Answer(Verdict.REFUSED, "no_responders", why)
-    if streams.error is not None:
-        # Not on for this account, or its cluster has no leader now.
-        return Answer(Verdict.UNKNOWN, "no_jetstream", streams.error.description)
-    if streams.total:
-        why = f"the stream of {subject} does not answer now"
-        return Answer(Verdict.UNKNOWN, "no_leader", why)
-    return Answer(Verdict.UNDELIVERABLE, "unroutable", f"no stream listens to {subject}")
-
-
 def _refused(error: _Refusal) -> Answer:
     if error.err_code == _TOO_LARGE:
         return Answer(Verdict.UNDELIVERABLE, "too_large", error.description)
     return Answer(Verdict.REFUSED, f"jetstream_{error.err_code or error.code}", error.description)
+
+
+def _left(limit: asyncio.Timeout) -> float:
+    """How many seconds there are until then."""
+    return max(0.0, (limit.when() or 0.0) - asyncio.get_running_loop().time())
 
 
 async def _all_settled(letters: Sequence[_Letter]) -> None:

@@ -41,18 +41,22 @@ from ledgerstone.store.batch import (
     FirstEach,
     Incoming,
     InsertEach,
+    LockEach,
     UpdateEach,
     WithRows,
     document,
 )
+from ledgerstone.store.drivers import load
 from ledgerstone.store.statement import Row, Statement
 from ledgerstone.store.transaction import SomeRefused
+from ledgerstone.store.watched import connect_pymysql
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL, Connection
     from sqlalchemy.pool import PoolProxiedConnection
 
     from ledgerstone.settings import StoreSettings
+    from ledgerstone.store.deadlines import Deadline
     from ledgerstone.store.transaction import Transaction
     from ledgerstone.store.wakeup import Bells, Watcher
 
@@ -60,6 +64,8 @@ MARIADB_MIN = (10, 6)
 MYSQL_MIN = (8, 0, 4)
 """SKIP LOCKED and JSON_TABLE."""
 BIGINT_DIGITS = 19
+CHARSET = "utf8mb4"
+"""All of Unicode."""
 _UPDATE = re.compile(r"^UPDATE (\S+), (JSON_TABLE\(.*\) AS incoming) SET ", re.DOTALL)
 _DELETE = re.compile(
     r"^DELETE FROM (\S+) WHERE (\S+) IN \(SELECT (\S+) \nFROM (JSON_TABLE\(.*\) AS incoming)\)$",
@@ -67,9 +73,10 @@ _DELETE = re.compile(
 )
 GROUPS = (100, 10, 1)
 """How many groups one statement asks for: few statements, each of them known."""
-MIGRATION_LOCK = "ledgerstone.migrate"
+MIGRATION_LOCK = "CONCAT('ledgerstone.migrate.', MD5(DATABASE()))"
+"""A lock of this kind belongs to the whole server: its name tells the databases apart."""
 MIGRATION_WAIT_SECONDS_MAX = 60
-_DEADLOCK, _LOCKS_FULL, _WAITED_TOO_LONG = 1213, 1206, 1205
+_DEADLOCK, _CHANGED_SINCE, _LOCKS_FULL, _WAITED_TOO_LONG = 1213, 1020, 1206, 1205
 _UNDOING, _ENDED = "ledgerstone_undoing", "ledgerstone_ended"
 """On a driver's connection: errors for which the server undoes a whole transaction, and what there
 is to say if it was ended. The server says nothing: what comes next begins another in silence."""
@@ -85,22 +92,37 @@ class MySQL:
     embedded = False
     tells = False
 
-    def open(self, url: URL, settings: StoreSettings, *, routine: bool) -> Engine:
+    def open(
+        self, url: URL, settings: StoreSettings, deadline: Deadline, *, routine: bool
+    ) -> Engine:
         driver = url.get_driver_name()
+        load("MySQLdb" if driver == "mysqldb" else driver)
         patience = max(1, round(settings.connect_timeout_seconds))
         given = {"connect_timeout": patience, "cursorclass": _watched_cursor(driver)}
         if driver == "pymysql":
             # Its connect_timeout ends when the port answers; a server may still say nothing.
             given["read_timeout"] = patience
+        else:
+            # Its sockets are out of reach: it has limits of its own.
+            limit = max(1, round(deadline.seconds_max))
+            given |= {"read_timeout": limit, "write_timeout": limit}
         engine = create_engine(
-            url.update_query_dict({"charset": "utf8mb4"}),
+            url.update_query_dict({"charset": CHARSET}),
             isolation_level="READ COMMITTED",
             pool_size=settings.pool_size_max,
             max_overflow=0,
             pool_timeout=settings.lock_timeout_seconds,
             pool_use_lifo=True,
+            pool_reset_on_return=None,
             connect_args=given,
         )
+        if driver == "pymysql":
+            event.listen(
+                engine,
+                "do_connect",
+                lambda _, __, args, named: connect_pymysql(deadline, *args, **named),
+            )
+        event.listen(engine, "reset", _undo_quietly)
         event.listen(engine, "connect", lambda connection, _: _configure(connection, settings))
         event.listen(engine, "begin", _forget_ended)
         return engine
@@ -146,6 +168,23 @@ class MySQL:
                 for i, row in enumerate(rows)
                 if not statement.run(tx, rows=document([row]), **common)
             ]
+
+    def lock_each(self, operation: LockEach, tx: Transaction, rows: Sequence[Row]) -> Sequence[Row]:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            key = operation.key
+            travelling = getattr(_travelling([key], key=key), key.name)
+            # One by one, by the key: left to itself the server reads, and locks, the whole table.
+            locking = (
+                select(key)
+                .prefix_with("STRAIGHT_JOIN")
+                .select_from(travelling.table, operation.table)
+                .where(key == travelling)
+                .with_hint(operation.table, f"FORCE INDEX ({_index_of(key)})")
+                .with_for_update(skip_locked=True)
+            )
+            statement = operation.statements[self.name] = Statement(operation.name, locking)
+        return statement.rows(tx, rows=document(rows))
 
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
@@ -296,6 +335,13 @@ class MySQL:
         if say is not None:
             raise say()
 
+    def check_joined(self, driver: Any) -> None:
+        charset = _charset(driver)
+        if charset not in {None, CHARSET}:
+            # What such a session cannot tell, the server answers as question marks.
+            message = f"the connection has the character set {charset}"
+            raise Unsupported(message, hint=f"connect with charset={CHARSET}")
+
     def check_unspoiled(self, connection: Any) -> None:
         """Nothing: an error undoes one statement, or all of them, see `check_open`."""
 
@@ -310,8 +356,8 @@ class MySQL:
         # Each DDL statement commits by itself here, so a lock of the transaction would be gone
         # after the first; this one is the session's and is given back at the end.
         got = connection.execute(
-            text("SELECT GET_LOCK(:name, :wait)"),
-            {"name": MIGRATION_LOCK, "wait": MIGRATION_WAIT_SECONDS_MAX},
+            text(f"SELECT GET_LOCK({MIGRATION_LOCK}, :wait)"),
+            {"wait": MIGRATION_WAIT_SECONDS_MAX},
         ).scalar()
         if got != 1:
             message = "another process has been migrating this database for too long"
@@ -319,7 +365,20 @@ class MySQL:
         try:
             yield
         finally:
-            connection.execute(text("SELECT RELEASE_LOCK(:name)"), {"name": MIGRATION_LOCK})
+            connection.execute(text(f"SELECT RELEASE_LOCK({MIGRATION_LOCK})"))
+
+
+def _undo_quietly(connection: Any, record: Any, state: Any) -> None:
+    """Undo what is open on a connection that goes back to the pool; throw it away if it is lost.
+
+    SQLAlchemy would do the same, and log a lost one with a traceback.
+    """
+    if state.transaction_was_reset or state.terminate_only:
+        return
+    try:
+        connection.rollback()
+    except Exception as error:  # noqa: BLE001 - whatever a driver says of one that is gone
+        record.invalidate(error)
 
 
 def _configure(connection: Any, settings: StoreSettings) -> None:
@@ -329,7 +388,8 @@ def _configure(connection: Any, settings: StoreSettings) -> None:
     cursor.execute("SELECT @@version, @@innodb_rollback_on_timeout")
     version, all_on_timeout = cursor.fetchone()
     _check_version(str(version))
-    undoing = {_DEADLOCK, _LOCKS_FULL} | ({_WAITED_TOO_LONG} if all_on_timeout else set())
+    undoing = {_DEADLOCK, _CHANGED_SINCE, _LOCKS_FULL}
+    undoing |= {_WAITED_TOO_LONG} if all_on_timeout else set()
     setattr(connection, _UNDOING, undoing)
     wait = max(1, round(settings.lock_timeout_seconds))
     cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {wait}")
@@ -339,6 +399,15 @@ def _configure(connection: Any, settings: StoreSettings) -> None:
     # Without strictness a value that does not fit is cut short in silence.
     cursor.execute("SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_TRANS_TABLES')")
     cursor.close()
+
+
+def _charset(driver: Any) -> str | None:
+    """The character set that a driver has told the server; None if the driver does not say."""
+    if hasattr(driver, "character_set_name"):
+        return str(driver.character_set_name())
+    # SQLAlchemy wraps drivers for asyncio.
+    found: str | None = getattr(getattr(driver, "_connection", driver), "charset", None)
+    return found
 
 
 def _forget_ended(connection: Connection) -> None:

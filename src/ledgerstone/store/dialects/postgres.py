@@ -13,9 +13,11 @@ from sqlalchemy import (
     BigInteger,
     Engine,
     String,
+    Table,
     Text,
     Update,
     and_,
+    any_,
     bindparam,
     case,
     cast,
@@ -46,18 +48,23 @@ from ledgerstone.store.batch import (
     Incoming,
     InsertEach,
     Journal,
+    LockEach,
     UpdateEach,
     WithRows,
     missed,
 )
+from ledgerstone.store.deadlines import keepalives
+from ledgerstone.store.drivers import load
 from ledgerstone.store.statement import Row, Statement
 from ledgerstone.store.wakeups.listen import CHANNEL, ListenWatcher
+from ledgerstone.store.watched import connect_psycopg
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL, Connection
     from sqlalchemy.pool import PoolProxiedConnection
 
     from ledgerstone.settings import StoreSettings
+    from ledgerstone.store.deadlines import Deadline
     from ledgerstone.store.pipeline import Pipeline
     from ledgerstone.store.transaction import Transaction
     from ledgerstone.store.wakeup import Bells, Watcher
@@ -72,6 +79,10 @@ _TOLD, _NUMBER_DIGITS = "told_id", 8
 _TRANSACTION_STATUS_IDLE = 0
 _IN_ERROR = 3
 """What libpq says of a transaction in which a statement failed."""
+_SESSION = {"DateStyle": "ISO", "array_nulls": "on", "standard_conforming_strings": "on"}
+"""How values are written as text; a server, database or role may have other defaults."""
+_ISOLATION = {"default_transaction_isolation": "'read committed'"}
+"""For a trip that is a transaction by itself; each BEGIN says it, also behind a pooler."""
 _POOLED = "yes: statements are not prepared, wake-ups by polling"
 _ROUTINE = {
     "plan_cache_mode": "force_generic_plan",
@@ -97,7 +108,7 @@ _announce = Statement(
 
 
 class PostgreSQL:
-    """The server most users have."""
+    """READ COMMITTED throughout; the session's own settings are the same on every server."""
 
     name = "postgresql"
     one_writer = False
@@ -110,7 +121,10 @@ class PostgreSQL:
         self._prepares = True
         self._prepares_pooled = False
 
-    def open(self, url: URL, settings: StoreSettings, *, routine: bool) -> Engine:
+    def open(
+        self, url: URL, settings: StoreSettings, deadline: Deadline, *, routine: bool
+    ) -> Engine:
+        load("psycopg")
         self._notify = settings.notify != "off"
         self._prepares = settings.prepared_statements != "off"
         self._prepares_pooled = settings.prepared_statements == "on"
@@ -120,16 +134,27 @@ class PostgreSQL:
             max_overflow=0,
             pool_timeout=settings.lock_timeout_seconds,
             pool_reset_on_return=None,
+            # The driver says it in each BEGIN.
+            isolation_level="READ COMMITTED",
             # The one that was used last: its server process has the statements and pages at hand.
             pool_use_lifo=True,
             connect_args={
                 "connect_timeout": max(1, round(settings.connect_timeout_seconds)),
                 "application_name": "ledgerstone",
+                **keepalives(url.query),
+                # The default is the encoding of the database, or of the environment.
+                "client_encoding": "utf8",
                 # Statements are prepared only once it is known that no pooler is in between.
                 "prepare_threshold": None,
             },
         )
-        lasting = {**_limits_ms(settings), **(_ROUTINE if routine else {})}
+        routinely = _ROUTINE if routine else {}
+        lasting = {**_SESSION, **_ISOLATION, **_limits_ms(settings), **routinely}
+        event.listen(
+            engine,
+            "do_connect",
+            lambda _, __, args, named: connect_psycopg(deadline, *args, **named),
+        )
         event.listen(engine, "connect", lambda connection, _: self._configure(connection, lasting))
         event.listen(engine, "begin", lambda connection: self._begin(connection, settings))
         event.listen(engine, "reset", lambda connection, *_: _undo(connection))
@@ -145,6 +170,7 @@ class PostgreSQL:
             "pooler": _POOLED if self.pooled else "no",
             "synchronous_commit": ask("synchronous_commit"),
             "fsync": ask("fsync"),
+            "encoding": ask("server_encoding"),
             "isolation": ask("transaction_isolation"),
         }
 
@@ -162,6 +188,17 @@ class PostgreSQL:
         # By position and not by key: two claims of one item may be in one batch.
         taken = {row[0] for row in done}
         return [i for i in range(len(rows)) if i + 1 not in taken]
+
+    def lock_each(self, operation: LockEach, tx: Transaction, rows: Sequence[Row]) -> Sequence[Row]:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            key = operation.key
+            keys = cast(bindparam(f"in_{key.name}", type_=Text()), ARRAY(_uncut(key.type)))
+            # No join, which could be turned round, and no order of its own: what waits for nothing
+            # cannot wait in a circle.
+            locking = select(key).where(key == any_(keys)).with_for_update(skip_locked=True)
+            statement = operation.statements[self.name] = Statement(operation.name, locking)
+        return statement.rows(tx, **_arrays([operation.key], rows))
 
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
@@ -203,7 +240,7 @@ class PostgreSQL:
         statement = operation.statements.get(self.name)
         if statement is None:
             inserting = (
-                _inserting(operation, _travelling(operation.incoming))
+                _adding(operation.table, operation.looked_up(_travelling(operation.incoming)))
                 .on_conflict_do_nothing()
                 .returning(operation.key)
             )
@@ -212,7 +249,9 @@ class PostgreSQL:
         def carry_out(part: Sequence[Row]) -> Sequence[Row]:
             return statement.rows(tx, **common, **_arrays(operation.incoming, part))
 
-        return missed(rows, operation.key_position, carry_out, renames=operation.renames)
+        return missed(
+            rows, operation.key_position, carry_out, renames=operation.looks_up is not None
+        )
 
     def claim_each(
         self, operation: ClaimEach, tx: Transaction, limit: int, common: dict[str, Any]
@@ -281,6 +320,15 @@ class PostgreSQL:
         if (used or self.pooled) and driver.pgconn.transaction_status == _TRANSACTION_STATUS_IDLE:
             raise ended.over()
 
+    def check_joined(self, driver: Any) -> None:
+        if _reported(driver, "client_encoding") == "SQL_ASCII":
+            message = "the connection has the client encoding SQL_ASCII: its driver answers no text"
+            raise Unsupported(message, hint="connect with client_encoding=utf8")
+        style = _reported(driver, "DateStyle")
+        if style is not None and not style.startswith("ISO"):
+            message = f"the connection has the DateStyle {style}: its driver reads no moments"
+            raise Unsupported(message, hint="SET DateStyle = ISO on the connection that is joined")
+
     def check_unspoiled(self, connection: Any) -> None:
         if connection.dbapi_connection.pgconn.transaction_status == _IN_ERROR:
             # The server would answer a COMMIT with ROLLBACK, and call that a success.
@@ -325,8 +373,21 @@ class PostgreSQL:
     def _begin(self, connection: Connection, settings: StoreSettings) -> None:
         if self.pooled:
             # A setting of the session would be left to whoever is given this session next.
-            limits = [f"SET LOCAL {name} = {ms}" for name, ms in _limits_ms(settings).items()]
-            connection.exec_driver_sql("; ".join(limits))
+            local = {**_SESSION, **_limits_ms(settings)}.items()
+            connection.exec_driver_sql("; ".join(f"SET LOCAL {n} = {value}" for n, value in local))
+
+
+def _reported(driver: Any, name: str) -> str | None:
+    """A setting of the session, as the server has told the driver; nobody is asked for it."""
+    info = getattr(driver, "info", None)
+    if info is not None:
+        told: str | None = info.parameter_status(name)
+        return told
+    # asyncpg, which SQLAlchemy wraps, reads moments in binary form.
+    inner: Any = getattr(driver, "_connection", None)
+    if name == "client_encoding" and hasattr(inner, "get_settings"):
+        return str(inner.get_settings().client_encoding)
+    return None
 
 
 def _undo(connection: Any) -> None:
@@ -482,8 +543,11 @@ def _for_all(c: Any) -> BindParameter[Any]:
 
 
 def _inserting(operation: Adding, row: Incoming) -> Insert:
-    values = operation.assignments(row)
-    return insert(operation.table).from_select(list(values), select(*values.values()))
+    return _adding(operation.table, operation.assignments(row))
+
+
+def _adding(table: Table, values: Mapping[str, Any]) -> Insert:
+    return insert(table).from_select(list(values), select(*values.values()))
 
 
 def _uncut(kind: Any) -> Any:

@@ -39,6 +39,7 @@ from ledgerstone.store.batch import (
     FirstEach,
     Incoming,
     InsertEach,
+    LockEach,
     UpdateEach,
     WithRows,
     document,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from sqlalchemy.pool import PoolProxiedConnection
 
     from ledgerstone.settings import StoreSettings
+    from ledgerstone.store.deadlines import Deadline
     from ledgerstone.store.transaction import Transaction
     from ledgerstone.store.wakeup import Bells, Watcher
 
@@ -85,7 +87,9 @@ class SQLite:
     embedded = True
     tells = False
 
-    def open(self, url: URL, settings: StoreSettings, *, routine: bool) -> Engine:
+    def open(
+        self, url: URL, settings: StoreSettings, deadline: Deadline, *, routine: bool
+    ) -> Engine:
         path = file_of(url)
         driver = driver_of(url)
         _make_private(path)
@@ -140,6 +144,10 @@ class SQLite:
             tx.database.measure.take_back(statement.name, written=changed)
             raise SomeRefused
         return []
+
+    def lock_each(self, operation: LockEach, tx: Transaction, rows: Sequence[Row]) -> Sequence[Row]:
+        # Whoever writes has all of the file.
+        return rows
 
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
@@ -236,6 +244,9 @@ class SQLite:
         # Also SQLite itself ends one, if the disk is full.
         if not driver.in_transaction:
             raise ended.over()
+
+    def check_joined(self, driver: Any) -> None:
+        """Nothing: text is UTF-8 and moments are text, whatever the session."""
 
     def check_unspoiled(self, connection: Any) -> None:
         """Nothing: an error undoes one statement, or ends the transaction."""

@@ -10,7 +10,10 @@ from alembic import context, op
 
 from ledgerstone.store.schema import CHURNING
 
-PERMITTED = "EXISTS (SELECT 1 FROM history_permit)"
+PERMIT = "history_permit"
+PERMITTED = f"EXISTS (SELECT 1 FROM {PERMIT})"  # noqa: S608 - a name of ours
+PERMITTED_BY_PARTITION = f"EXISTS (SELECT 1 FROM {PERMIT} PARTITION (p0))"  # noqa: S608 - as above
+"""For MySQL: a temporary table hides the one of its name, and no temporary table has partitions."""
 ROW_NUMBERS = ("rowid", "_rowid_", "oid")
 """What SQLite calls the number of a row."""
 _MYSQL = ("mysql", "mariadb")
@@ -80,7 +83,13 @@ def refuse_moves(table: str, moves: Iterable[tuple[str, str]], words: str) -> No
     _trigger(name, f"UPDATE{'' if is_mysql() else ' OF status'}", table, when, words)
 
 
-def keep_history(table: str, words: str, *, verbs: Sequence[str] = ("UPDATE", "DELETE")) -> None:
+def keep_history(
+    table: str,
+    words: str,
+    *,
+    verbs: Sequence[str] = ("UPDATE", "DELETE"),
+    permitted: str = PERMITTED,
+) -> None:
     """No row is changed or removed but with a permit, whoever writes."""
     if dialect() == "postgresql":
         _refuse_on_postgresql()
@@ -94,12 +103,33 @@ def keep_history(table: str, words: str, *, verbs: Sequence[str] = ("UPDATE", "D
         )
         return
     for verb in verbs:
-        _trigger(f"tg_{table}__kept_{verb.lower()}", verb, table, f"NOT {PERMITTED}", words)
+        _trigger(f"tg_{table}__kept_{verb.lower()}", verb, table, f"NOT {permitted}", words)
     if not is_mysql():
         # SQLite's REPLACE removes the row that is in its way without a word.
         own = f"SELECT 1 FROM {table} WHERE id = NEW.id"  # noqa: S608 - a name of ours
         taken = f"EXISTS ({own}) AND NOT {PERMITTED}"
         _trigger(f"tg_{table}__kept_replace", "INSERT", table, taken, words)
+
+
+def look_up_permit_by_search_path() -> None:
+    """On PostgreSQL: the permit is looked for where the session's search path leads."""
+    _refuse_on_postgresql()
+
+
+def look_up_permit_beside_history() -> None:
+    """On PostgreSQL: the permit is looked for in the schema of the table that is changed.
+
+    A session can put a temporary table, or another schema, before it; nor is any function of the
+    session's search path called.
+    """
+    op.execute(
+        "CREATE OR REPLACE FUNCTION ledgerstone_keep() RETURNS trigger LANGUAGE plpgsql "
+        "SET search_path = pg_catalog, pg_temp AS $$ DECLARE permitted boolean; BEGIN "
+        "EXECUTE format('SELECT EXISTS (SELECT 1 FROM %I.history_permit)', TG_TABLE_SCHEMA) "
+        "INTO permitted; IF NOT permitted THEN "
+        "RAISE EXCEPTION '%', TG_ARGV[0] USING ERRCODE = 'restrict_violation'; END IF; "
+        "IF TG_OP = 'DELETE' THEN RETURN OLD; END IF; RETURN NEW; END $$"
+    )
 
 
 def keep_from_replace(table: str, words: str, *, unique: Sequence[str] = ()) -> None:

@@ -16,7 +16,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ledgerstone.ids import new_id
+from ledgerstone.store.deadlines import Deadline, keepalives
 from ledgerstone.store.wakeup import ALL, Bells
+from ledgerstone.store.watched import connect_psycopg
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -25,6 +27,7 @@ CHANNEL = "ledgerstone"
 LISTEN_SECONDS = 0.5
 """How long one wait lasts; a stop is noticed after it at the latest."""
 TEST_SECONDS_MAX = 2.0
+CALL_SECONDS_MAX = 10.0
 RECONNECT_SECONDS = 1.0
 STOP_SECONDS_MAX = 5.0
 PROBE = "probe:"
@@ -44,12 +47,17 @@ class ListenWatcher:
             **url.query,
             "connect_timeout": self._connect_timeout,
             "application_name": "ledgerstone listen",
+            **keepalives(url.query),
+            "client_encoding": "utf8",
         }
+        self._deadline = Deadline(CALL_SECONDS_MAX)
         self._bells = bells
         self._stop = threading.Event()
         self._tried = threading.Event()
         self._thread: threading.Thread | None = None
         self.prompt = False
+        self._undelivered = False
+        """Whether it was told that notifications do not arrive."""
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="ledgerstone-listen", daemon=True)
@@ -58,6 +66,7 @@ class ListenWatcher:
 
     def stop(self) -> None:
         self._stop.set()
+        self._deadline.end_within(0)
         if self._thread is not None:
             self._thread.join(STOP_SECONDS_MAX)
 
@@ -70,16 +79,16 @@ class ListenWatcher:
                     connection.execute(f"LISTEN {CHANNEL}")
                     self._listen(connection)
             except psycopg.Error as error:
-                if self.prompt:
-                    _log.warning("wake-ups by polling: the listening connection is lost: %s", error)
+                # Another one is made in a moment; an outage of the database is logged elsewhere.
+                _log.debug("wake-ups by polling: the listening connection is lost: %s", error)
             self.prompt = False
             self._tried.set()
             self._stop.wait(RECONNECT_SECONDS)
 
     def _connected(self) -> Any:
-        import psycopg
-
-        return psycopg.connect(**self._arguments, autocommit=True, prepare_threshold=None)
+        return connect_psycopg(
+            self._deadline, **self._arguments, autocommit=True, prepare_threshold=None
+        )
 
     def _listen(self, connection: Any) -> None:
         probe = PROBE + new_id()
@@ -94,7 +103,9 @@ class ListenWatcher:
             self._bells.ring((ALL,))
         self._tried.set()
         if not self.prompt:
-            _log.warning("wake-ups by polling: notifications do not arrive (a pooler in between?)")
+            if not self._undelivered:
+                self._undelivered = True
+                _log.warning("wake-ups by polling: notifications do not arrive (a pooler between?)")
             return
         while not self._stop.is_set():
             for notification in connection.notifies(timeout=LISTEN_SECONDS):

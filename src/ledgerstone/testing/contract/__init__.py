@@ -32,6 +32,7 @@ from ledgerstone.store.clock import Clock
 from ledgerstone.store.schema import MYSQL_TABLE, metadata
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.forks import PipedFork
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 # They are imported after this, so that a failed assertion in them says what was compared.
 pytest.register_assert_rewrite(
@@ -40,8 +41,6 @@ pytest.register_assert_rewrite(
 
 T = TypeVar("T")
 
-WAIT_SECONDS_MAX = 60.0
-"""How long a test waits for what must happen."""
 PATIENCE_SECONDS = 0.15
 """How long a test watches that something does not happen."""
 

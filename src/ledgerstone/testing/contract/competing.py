@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
+import msgspec
 import pytest
 
+from ledgerstone.engine.source import Ask, Claim
 from ledgerstone.engine.worker import Worker
+from ledgerstone.errors import TargetDown
+from ledgerstone.messaging.competing import BATCHES_MAX
+from ledgerstone.store.wakeup import Bell
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import together
-from ledgerstone.testing.contract.relays import STEPS_MAX, Opened, Opening, call, run, write
+from ledgerstone.testing.contract.relays import (
+    LEASE,
+    STEPS_MAX,
+    WORKER,
+    Opened,
+    Opening,
+    ask,
+    call,
+    run,
+    write,
+)
 from ledgerstone.testing.shelf import REFUSED, SHOP, UNDELIVERABLE, UNKNOWN
 
 
@@ -122,6 +138,16 @@ class CompetingRelayContract(Opened):
 
         assert (paused, shop.shelf.bodies) == ([], [1])
 
+    def test_a_destination_that_is_down_is_not_claimed(self, opening: Opening) -> None:
+        """While a destination is known to be down, nothing is claimed for it."""
+        shop = opening(mode="competing")
+        shop.publish(1)
+        avoiding = Ask(10, WORKER, LEASE, frozenset({SHOP}))
+
+        claims = shop.ledger.run(lambda tx: shop.source().claim(tx, avoiding))
+
+        assert list(claims) == []
+
     def test_delivered_rows_may_go_at_once(self, opening: Opening) -> None:
         """With keep_delivered_days = 0 a row is gone as soon as it is delivered."""
         shop = opening(mode="competing", messaging={"keep_delivered_days": 0})
@@ -175,6 +201,86 @@ class HeldRowsContract(Opened):
 
         assert shop.shelf.bodies == [1, 2, 3]
         assert {message.attempt for message in shop.shelf.kept} == {0}
+
+    def test_refused_is_left_alone_as_long_as_asked(
+        self, opening: Opening, clock: ManualClock
+    ) -> None:
+        """A message comes again when the destination wants it, never earlier, at no cost if so."""
+        shop = opening(mode="competing", on_failure="park", max_attempts=1)
+        later = msgspec.structs.replace(REFUSED, retry_after_seconds=77.0, counts=False)
+        shop.shelf.tell(1, later, times=1)
+        clock.advance(0.9)
+        shop.publish(1)
+        shop.tick()
+
+        clock.advance(76.9)
+        shop.tick()
+        early = list(shop.shelf.bodies)
+        clock.advance(1.1)
+        shop.tick()
+
+        assert (early, shop.shelf.bodies) == ([], [1])
+        assert [message.attempt for message in shop.shelf.sent] == [0, 0]
+        assert shop.record() == []
+
+    def test_batches_have_an_end(self, opening: Opening) -> None:
+        """A relay has so many batches under way and no more; a full one says that there is more."""
+        shop = opening(mode="competing", batch_max=2)
+        relay = shop.source()
+        bell = Bell()
+        shop.publish(*range(5))
+        shop.ledger.database.bells.hang(relay.channel, bell)
+        counts: list[int] = []
+
+        def claim() -> Sequence[Claim]:
+            return shop.ledger.run(lambda tx: relay.claim(tx, ask()))
+
+        rang = []
+        first, *_ = claim()
+        shop.shelf.meanwhile = lambda: counts.append(len(claim()))
+        for _ in range(3):
+            relay.handler(first).call(first)
+            rang.append(bell.wait(0))
+
+        assert counts == [BATCHES_MAX - 1]
+        assert len(claim()) == 0
+        assert rang == [True, True, False]
+        assert shop.shelf.batches == [2, 2, 1]
+
+    def test_silence_is_an_outage(self, opening: Opening) -> None:
+        """A destination that answers nothing at all is down; one that answers something is not."""
+        shop = opening(mode="competing")
+        relay = shop.source()
+        shop.shelf.tell("silent", UNKNOWN)
+        shop.publish("silent", 1)
+        (claim, *_) = shop.ledger.run(lambda tx: relay.claim(tx, ask()))
+
+        relay.handler(claim).call(claim)
+        with pytest.raises(TargetDown, match="no answer came"):
+            relay.handler(claim).call(claim)
+
+        assert (shop.shelf.bodies, shop.waiting()) == ([1], ["silent"])
+
+    def test_all_have_their_turn(self, opening: Opening, clock: ManualClock) -> None:
+        """What is refused or silent at the beginning keeps nothing behind it from its turn."""
+        shop = opening(mode="competing", batch_max=2)
+        for body in range(3):
+            shop.shelf.tell(body, UNKNOWN)
+        shop.publish(*range(5))
+
+        for _ in range(4):
+            shop.tick()
+            clock.advance(60)
+        for body in range(3):
+            shop.shelf.forgive(body)
+        # One is the probe of a destination that was down; what was held back meanwhile waits.
+        for _ in range(4):
+            shop.tick()
+            clock.advance(60)
+
+        assert sorted(shop.shelf.bodies) == list(range(5))
+        assert max(shop.shelf.batches) == 2
+        assert shop.waiting() == []
 
     def test_given_up_is_in_the_failed_table(self, opening: Opening, clock: ManualClock) -> None:
         """What was given up is in the failed table with its reason, whatever gave it up."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +17,8 @@ from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing.contract import OwnTable, note, notes, notes_kept, together
 from ledgerstone.testing.contract.transactions import Meeting, count_up, write
+from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 Act = Callable[[Transaction], Any]
 
@@ -50,6 +53,37 @@ def by_cursor(words: str) -> Act:
         cursor.close()
 
     return act
+
+
+CUT = {
+    "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend({})"),
+    "mysql": ("SELECT CONNECTION_ID()", "KILL {}"),
+}
+"""What a server calls a connection, and how it is told to end it."""
+
+
+def cut(ledger: Ledger, tx: Transaction) -> None:
+    """Have the server end the connection; without a server the driver's connection is closed."""
+    words = CUT.get(ledger.database.url.get_backend_name())
+    if words is None:
+        driver = tx.connection.connection.dbapi_connection
+        assert driver is not None
+        driver.close()
+        return
+    number = tx.connection.execute(text(words[0])).scalar()
+    with ledger.reading() as other:
+        other.connection.execute(text(words[1].format(number)))
+
+
+def called(act: Act, tx: Transaction) -> None:
+    """Here."""
+    act(tx)
+
+
+def in_a_thread(act: Act, tx: Transaction) -> None:
+    """In another thread, which has done nothing else."""
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(act, tx).result(WAIT_SECONDS_MAX)
 
 
 def nothing(_: Transaction) -> None:
@@ -105,6 +139,38 @@ class EndedContract(OwnTable):
 
         assert_kept(ledger)
 
+    @pytest.mark.parametrize("elsewhere", [False, True])
+    @pytest.mark.parametrize("failed", [False, True])
+    @pytest.mark.parametrize("after", AFTERWARDS)
+    def test_used_after_its_block(
+        self, ledger: Ledger, after: str, failed: bool, elsewhere: bool
+    ) -> None:
+        """A use after the block is refused, in any thread, and rides in no other transaction."""
+        with suppress(LookupError), ledger.transaction() as tx:
+            tx.chores.enqueue(1)
+            write(tx, "inside")
+            if failed:
+                raise LookupError
+        refused = pytest.raises(errors.NotAllowedNow, match="ended with its block")
+
+        with ledger.transaction() as another:
+            another.chores.enqueue(3)
+            if after != "nothing":
+                with refused:
+                    (in_a_thread if elsewhere else called)(AFTERWARDS[after], tx)
+
+        assert notes_kept(ledger) == ([] if failed else ["inside"])
+        with ledger.reading() as tx:
+            assert sum(tx.chores.counts().values()) == (1 if failed else 2)
+
+    def test_read_from_after_its_block(self, ledger: Ledger) -> None:
+        """The same for one that only reads."""
+        with ledger.reading() as tx:
+            pass
+
+        with pytest.raises(errors.NotAllowedNow):
+            tx.chores.counts()
+
     def test_told_at_once(self, ledger: Ledger) -> None:
         """The next call of the ledger is the one that is refused."""
         with pytest.raises(LookupError), ledger.transaction() as tx:
@@ -150,6 +216,60 @@ class EndedContract(OwnTable):
             AFTERWARDS[after](tx)
 
         assert_kept(ledger)
+
+    @pytest.mark.parametrize("after", AFTERWARDS)
+    def test_an_error_of_ones_own_after_a_loss(self, ledger: Ledger, after: str) -> None:
+        """Whoever raises inside gets that error, also if the connection is lost by then."""
+        with pytest.raises(LookupError), ledger.transaction() as tx:
+            tx.chores.enqueue(1)
+            cut(ledger, tx)
+            with suppress(Exception):
+                AFTERWARDS[after](tx)
+            raise LookupError
+
+        assert ledger.run(lambda tx: tx.chores.enqueue(3)).created
+        with ledger.reading() as tx:
+            assert sum(tx.chores.counts().values()) == 1
+
+    def test_lost_before_the_commit(self, ledger: Ledger) -> None:
+        """Whoever loses the connection inside is told that nothing is kept; `run` runs it again."""
+        runs: list[int] = []
+
+        def work(tx: Transaction) -> None:
+            tx.chores.enqueue(len(runs))
+            runs.append(1)
+            if len(runs) == 1:
+                cut(ledger, tx)
+            tx.chores.enqueue(len(runs))
+
+        with pytest.raises(errors.LedgerstoneError) as raised, ledger.transaction() as tx:
+            work(tx)
+        runs.clear()
+        ledger.run(work)
+
+        assert isinstance(raised.value, errors.StoreUnavailable)
+        assert not isinstance(raised.value, errors.CommitUnknown)
+        assert len(runs) == 2
+        with ledger.reading() as tx:
+            assert sum(tx.chores.counts().values()) == 2
+
+    def test_lost_at_the_commit(self, ledger: Ledger, home: Home) -> None:
+        """Once the commit was asked for nobody knows what is kept: `run` does not run it again."""
+        runs: list[int] = []
+
+        def work(tx: Transaction) -> None:
+            runs.append(1)
+            write(tx, "mine")
+            # The last thing before the commit.
+            tx.at_commit("cut", lambda: cut(ledger, tx))
+
+        with pytest.raises(errors.StoreUnavailable) as raised:
+            ledger.run(work)
+
+        # Without a server it shows before the commit is asked for.
+        assert isinstance(raised.value, errors.CommitUnknown) == (home.server is not None)
+        assert len(runs) == (1 if home.server is not None else 2)
+        assert raised.value.retryable
 
     @pytest.mark.parametrize("ending", COMMITS)
     def test_a_commit_inside(self, ledger: Ledger, ending: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from ledgerstone.chores import ChoreSource, Status
 from ledgerstone.engine.backoff import Backoff
-from ledgerstone.engine.pump import UNWRITTEN_MAX
+from ledgerstone.engine.settlements import UNWRITTEN_MAX
 from ledgerstone.engine.source import Claim, Handler, Outcome, Verdict, Where
 from ledgerstone.errors import (
     HandlerTimeout,
@@ -29,9 +29,16 @@ from ledgerstone.errors import (
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing import children
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.waiting import until
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from ledgerstone.testing.work import nothing
-from ledgerstone.testing.workshop import PROMPTLY, chores, counts, enqueue, running, standing
+from ledgerstone.testing.workshop import (
+    call_until_told,
+    chores,
+    counts,
+    enqueue,
+    running,
+    standing,
+)
 
 Refusal = Callable[[Outcome], BaseException | None]
 
@@ -203,14 +210,12 @@ class RunningEndingsContract:
         (key,) = enqueue(ledger, 1, attempts=1)
 
         def sync(_: Claim) -> str:
-            try:
-                while True:
-                    pass
-            except HandlerTimeout:
-                return "swallowed"
+            with suppress(HandlerTimeout):
+                call_until_told(ledger)
+            return "swallowed"
 
         async def awaited(_: Claim) -> str:
-            with suppress(HandlerTimeout):
+            with suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
             return "swallowed"
 
@@ -229,21 +234,19 @@ class RunningEndingsContract:
 
         def sync(_: Claim) -> str:
             begun.set()
-            try:
-                while True:
-                    pass
-            except Interrupted:
-                return "swallowed"
+            with suppress(Interrupted):
+                call_until_told(ledger)
+            return "swallowed"
 
         async def awaited(_: Claim) -> str:
             begun.set()
-            with suppress(Interrupted):
+            with suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
             return "swallowed"
 
         handler = Handler(sync if where is Where.THREAD else awaited, where=where)
         with running(ledger, ChoreSource(handler)) as worker:
-            assert begun.wait(PROMPTLY)
+            assert begun.wait(WAIT_SECONDS_MAX)
             worker.stop(grace_seconds=0)
 
         chore = standing(ledger, key)

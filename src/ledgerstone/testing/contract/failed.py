@@ -229,7 +229,7 @@ class FailedContract:
         assert (kept.name, kept.consumer, kept.origin) == ("a.b", "", "orders")
         assert (kept.code, kept.reason) == ("bad_input", "no JSON")
         assert '"count":3' in kept.headers["X-Ledgerstone-Raw"]
-        with ledger.transaction() as tx, pytest.raises(NotAllowedNow, match="remove it"):
+        with ledger.transaction() as tx, pytest.raises(NotAllowedNow, match="not be read"):
             Failed(tx, office).retry(kept.id)
         ledger.run(lambda tx: Failed(tx, office).remove(kept.id))
         assert found(ledger, office) == []
@@ -290,20 +290,24 @@ class FailedContract:
         assert len(ids) == 5
         assert max(map(len, pages)) <= 2
 
-    def test_groups(self, ledger: Ledger, office: Office) -> None:
-        """Failed messages are told by cause, the most frequent first, with an example."""
+    def test_groups(self, ledger: Ledger, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They are told by cause, the most frequent first; if not all were counted, that is too."""
         put(ledger, office, consumer="biller")
         for i in range(3):
             put(ledger, office, failure=Failure("LookupError", f"no order {i}"))
 
         with ledger.reading() as tx:
             told = Failed(tx, office).groups()
+            (one_consumer,) = Failed(tx, office).groups(consumer="biller").groups
+            monkeypatch.setattr(failed, "STEPS_MAX", 1)
+            monkeypatch.setattr(failed, "LIMIT_MAX", 3)
+            some = Failed(tx, office).groups()
 
+        assert (one_consumer.consumer, one_consumer.count) == ("biller", 1)
+        assert ([group.count for group in some.groups], some.counted_all) == ([3], False)
         assert told.counted_all
-        assert [(group.consumer, group.count) for group in told.groups] == [
-            ("mailer", 3),
-            ("biller", 1),
-        ]
+        counts = [(group.consumer, group.count) for group in told.groups]
+        assert counts == [("mailer", 3), ("biller", 1)]
         most = told.groups[0]
         assert (most.origin, most.name, most.code) == ("local", NAME, "LookupError")
         assert most.reason == "no order 2"
@@ -534,6 +538,9 @@ class FailedContract:
 
         assert len(chosen.ids) == 2
         assert [each.consumer for each in found(ledger, office)] == ["biller"]
+        removed = select(event.c.who).where(event.c.what == "removed")
+        with ledger.reading() as tx:
+            assert tx.connection.execute(removed).scalars().all() == ["ann", "ann"]
 
     def test_full_circle(self, ledger: Ledger, office: Office) -> None:
         """A message fails, is retried and handled as what it was, by that consumer alone."""

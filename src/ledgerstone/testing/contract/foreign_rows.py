@@ -19,7 +19,7 @@ from ledgerstone.testing.contract.relays import (
     symfony,
     write,
 )
-from ledgerstone.testing.shelf import NAME, REFUSED, Shop
+from ledgerstone.testing.shelf import NAME, REFUSED, SHOP, Shop
 
 
 class ForeignRowsContract(Opened):
@@ -83,6 +83,22 @@ class ForeignRowsContract(Opened):
             clock.advance(2)
 
         assert sorted(shop.shelf.bodies) == list(range(count))
+
+    def test_a_sweep_goes_on_where_it_had_enough(
+        self, opening: Opening, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Partitions that nothing leaves hide none behind them: the next sweep comes to those."""
+        shop = opening()
+        monkeypatch.setattr(sweeping, "PARTITIONS_MAX", 4)
+        for number in range(10):
+            write(shop, clock, str(number), symfony(NAME), f"p{number}")
+        sweep = sweeping.Sweep(shop.ledger.office, SHOP)
+
+        told = [shop.ledger.run(sweep) for _ in range(6)]
+
+        assert (max(told), sum(told)) == (4, 10)
+        shop.tick()
+        assert sorted(shop.shelf.bodies) == list(range(10))
 
     @pytest.mark.parametrize(
         ("headers", "words"),

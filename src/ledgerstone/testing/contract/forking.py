@@ -13,9 +13,10 @@ import pytest
 
 from ledgerstone import errors
 from ledgerstone.ledger import Ledger, Transaction
-from ledgerstone.testing.contract import WAIT_SECONDS_MAX, opened
+from ledgerstone.testing.contract import opened
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.forks import PipedFork
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 CHILDREN = 3
 TURNS_MANY = 25

@@ -14,7 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from ledgerstone.engine.source import Ask, Claim, Failure, Outcome, Verdict
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract.sources import CRASHES_MAX, LEASE_SECONDS, Subject
+from ledgerstone.testing.contract.source_subject import CRASHES_MAX, LEASE_SECONDS, CountedSubject
 
 WORKERS = st.sampled_from(["ada", "grace", "edsger"])
 
@@ -36,7 +36,7 @@ class Histories(RuleBasedStateMachine):
 
     ledger: Ledger
     clock: ManualClock
-    subject: Subject
+    subject: CountedSubject
 
     claims: Bundle[Claim] = Bundle("claims")
 

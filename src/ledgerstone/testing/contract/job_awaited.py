@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from ledgerstone.errors import BadInput, LeaseLost, NotAllowedNow
 from ledgerstone.jobs import AsyncJob, Cancel, Job, Status
+from ledgerstone.jobs import awaited as jobs_awaited
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
@@ -273,6 +274,57 @@ class AwaitedContract(OwnTable):
         ]
         assert standing(ledger, job_id).status is Status.SUCCEEDED
         assert notes_kept(ledger) == []
+
+    def test_a_transaction_after_its_block(self, ledger: Ledger, clock: ManualClock) -> None:
+        """What is asked of the job's transaction after its block is refused, and not done."""
+        refused: list[str] = []
+
+        @ledger.job("a")
+        async def work(job: AsyncJob) -> None:
+            async with job.transaction() as tx:
+                pass
+            try:
+                await tx.jobs.enqueue("elsewhere")
+            except NotAllowedNow as error:
+                refused.append(error.message)
+
+        job_id = enqueue(ledger, work)
+
+        tick(ledger)
+
+        assert refused == ["the transaction of the job has ended"]
+        assert standing(ledger, job_id).status is Status.SUCCEEDED
+        assert count(ledger, "job") == 1
+
+    def test_calls_that_never_begin(
+        self, ledger: Ledger, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A call whose task was cancelled counts as awaited; others are bounded in number."""
+        monkeypatch.setattr(jobs_awaited, "UNAWAITED_MAX", 3)
+        made: list[int] = []
+
+        @ledger.job("cancelled")
+        async def cancelled(job: AsyncJob) -> None:
+            for _ in range(5):
+                task = asyncio.ensure_future(job.progress(0.5))
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+        @ledger.job("many", max_attempts=1)
+        async def many(job: AsyncJob) -> None:
+            for number in range(5):
+                job.progress(0.5)  # type: ignore[unused-coroutine]
+                made.append(number)
+
+        ids = [enqueue(ledger, call) for call in (cancelled, many)]
+
+        tick(ledger)
+
+        rows = [standing(ledger, job_id) for job_id in ids]
+        assert [row.status for row in rows] == [Status.SUCCEEDED, Status.DEAD_LETTER]
+        assert made == [0, 1, 2]
+        assert "3 calls of this job" in str(rows[1].last_error_message)
 
     def test_calls_that_were_not_awaited(self, ledger: Ledger, clock: ManualClock) -> None:
         """What an async handler does not await fails its attempt, and says what to write."""

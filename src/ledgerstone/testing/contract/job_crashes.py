@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ledgerstone.engine import workers
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.source import Verdict
 from ledgerstone.jobs import JobRow, JobSource, Status
@@ -40,6 +41,25 @@ FATAL = 20
 ONE: dict[str, float] = {"concurrency": 1, "claim_ahead_ms": 0}
 MANY = {"concurrency": 4, "claim_ahead_ms": 10_000}
 AT_ONCE = Backoff(policy=BackoffPolicy.NONE)
+BEYOND_MS = 2**62
+"""Beyond the last moment that a calendar has."""
+DAMAGED = (
+    "",
+    "{",
+    "[]",
+    "null",
+    '"text"',
+    '{"begun": 7, "crashes_max": 3}',
+    '{"crashes_max": "three"}',
+    '{"sources": []}',
+    '{"types": {"jobs:default": 1}}',
+    "[" * 5000,
+)
+"""Reports that no worker writes."""
+WORKER_ROW = """
+    INSERT INTO worker (id, host, pid, started_at_ms, seen_at_ms, state, report)
+    VALUES (:id, 'here', 1, 0, :seen, 'running', :report)
+"""
 WORKER = """
 import json
 import os
@@ -51,7 +71,9 @@ from ledgerstone.testing.children import orphaned
 
 url = sys.argv[1]
 engine = {"grace_seconds": 0.1, **json.loads(sys.argv[2])}
-ledger = Ledger(url, settings=Settings.load(url=url, environ={}, engine=engine))
+# It is listened to: what a busy machine is slow at is not to be heard.
+store = {"slow_statement_ms": 60_000}
+ledger = Ledger(url, settings=Settings.load(url=url, environ={}, engine=engine, store=store))
 
 @ledger.job("fatal")
 def fatal():
@@ -142,6 +164,45 @@ class JobCrashesContract:
         assert history_of(ledger, waited)[-1].detail["reason"].endswith("before it began")
         for job_id in jobs:
             assert_replayed(ledger, job_id)
+
+    @pytest.mark.parametrize("report", DAMAGED)
+    def test_a_damaged_row_of_its_worker(self, ledger: Ledger, report: str) -> None:
+        """What a worker left is rescued, and the worker listed, also if its row cannot be read."""
+        ledger.kinds.add("a", nothing)
+        source = ledger.job_source()
+        job_id = enqueue(ledger, "a")
+        row = {"id": ADA, "seen": BEYOND_MS, "report": report}
+        statement(ledger, WORKER_ROW, **row)
+
+        for _ in range(CRASHES_MAX):
+            claim(ledger, source, worker=ADA)
+            statement(ledger, "UPDATE job SET lease_until_ms = 0 WHERE id = :id", id=job_id)
+            rescued = rescue(ledger, source)
+
+            with ledger.reading() as tx:
+                (seen,) = workers.listed(tx)
+                told = tx.jobs.explain(job_id)
+
+            assert (rescued, seen.report) == (1, {})
+            assert told.verdict
+        assert standing(ledger, job_id).status is Status.DEAD_LETTER
+        assert_replayed(ledger, job_id)
+
+    def test_a_failure_after_crashes(self, ledger: Ledger) -> None:
+        """Crashes give a job up when there are so many; a plain failure is no crash."""
+        ledger.kinds.add("fine", nothing, backoff=AT_ONCE)
+        source = ledger.job_source()
+        job_id = enqueue(ledger, "fine", max_attempts=100)
+        seen = []
+
+        for crashed in (*[True] * (CRASHES_MAX - 1), False, True):
+            (taken,) = claim(ledger, source)
+            settle(ledger, source, taken, Verdict.FAILED, crashed=crashed)
+            row = standing(ledger, job_id)
+            seen.append((row.status, row.crashes))
+
+        again, most = Status.QUEUED, CRASHES_MAX
+        assert seen[-3:] == [(again, most - 1), (again, most - 1), (Status.DEAD_LETTER, most)]
 
     def test_sigterm_refunds(self, ledger: Ledger, home: Home) -> None:
         """A job whose worker is told to end goes back, its attempt not counted."""

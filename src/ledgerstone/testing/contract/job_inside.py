@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -19,10 +20,11 @@ from ledgerstone.errors import BadInput, LeaseLost, NotAllowedNow
 from ledgerstone.jobs import Job, Status
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import WAIT_SECONDS_MAX, OwnTable, note, notes_kept
+from ledgerstone.testing.contract import OwnTable, Undone, note, notes_kept
 from ledgerstone.testing.contract.job_workshop import (
     GRACE,
     assert_replayed,
+    claim,
     drain,
     enqueue,
     history_of,
@@ -32,6 +34,7 @@ from ledgerstone.testing.contract.job_workshop import (
     take_away,
     tick,
 )
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 
 class InsideContract(OwnTable):
@@ -96,11 +99,14 @@ class InsideContract(OwnTable):
     def test_steps_are_remembered(self, ledger: Ledger, clock: ManualClock) -> None:
         """A finished step is not done again, in this attempt or another; one that raised is."""
         done: list[str] = []
+        alike: list[bool] = []
 
         @ledger.job("a", max_attempts=3)
         def work(job: Job) -> list[Any]:
             first = job.step("charge", _noted, done, "charge", amount=5)
             again = job.step("charge", _noted, done, "charge", amount=6)
+            # The first answer, too, is as it will be in another attempt.
+            alike.append(first == again)
             second = job.step("ship", _at_last, done, job.attempt)
             return [first, again, second]
 
@@ -110,6 +116,7 @@ class InsideContract(OwnTable):
 
         row = standing(ledger, job_id)
         assert done == ["charge", "ship", "ship", "ship"]
+        assert alike == [True] * 3
         assert (row.status, row.attempt) == (Status.SUCCEEDED, 3)
         assert row.result == [{"amount": 5, "pair": [1, 2]}, {"amount": 5, "pair": [1, 2]}, None]
 
@@ -243,13 +250,15 @@ class InsideContract(OwnTable):
         assert_replayed(ledger, job_id)
 
     def test_a_job_ends_once(self, ledger: Ledger, clock: ManualClock) -> None:
-        """A job that has ended cannot be ended again, and what was to be written with it is not."""
+        """A job that has ended cannot be ended again: that is refused before anything is done."""
+        begun: list[str] = []
 
         @ledger.job("a")
         def work(job: Job) -> None:
             with job.transaction():
                 pass
             with pytest.raises(NotAllowedNow), job.transaction() as tx:
+                begun.append(job.id)
                 tx.connection.execute(insert(note).values(name="second", count=1))
 
         job_id = enqueue(ledger, work)
@@ -258,6 +267,26 @@ class InsideContract(OwnTable):
 
         assert standing(ledger, job_id).status is Status.SUCCEEDED
         assert notes_kept(ledger) == []
+        assert begun == []
+
+    def test_an_end_that_was_undone(self, ledger: Ledger, clock: ManualClock) -> None:
+        """After a transaction that raised, and so did not end the job, another one may."""
+
+        @ledger.job("a")
+        def work(job: Job) -> None:
+            with suppress(Undone), job.transaction() as tx:
+                tx.connection.execute(insert(note).values(name="first", count=1))
+                raise Undone
+            with job.transaction(result=2) as tx:
+                tx.connection.execute(insert(note).values(name="second", count=1))
+
+        job_id = enqueue(ledger, work)
+
+        tick(ledger)
+
+        row = standing(ledger, job_id)
+        assert (row.status, row.result) == (Status.SUCCEEDED, 2)
+        assert notes_kept(ledger) == ["second"]
 
     def test_no_end_within_the_end(self, ledger: Ledger, clock: ManualClock) -> None:
         """A second transaction that ends a job is refused inside the first, which goes on."""
@@ -337,13 +366,47 @@ class InsideContract(OwnTable):
         assert notes_kept(ledger) == []
         assert_replayed(ledger, job_id)
 
-    def test_a_lost_claim(self, ledger: Ledger, clock: ManualClock) -> None:
+    @pytest.mark.parametrize("committed", [False, True])
+    def test_completed_twice(self, ledger: Ledger, clock: ManualClock, committed: bool) -> None:
+        """After a rollback a job is completed in another transaction; after a commit in none."""
+        engine = ledger.database.engine
+
+        def complete(job: Job, name: str, *, commit: bool) -> None:
+            with Session(engine) as session:
+                session.execute(insert(note).values(name=name, count=1))
+                job.complete(ledger.join(session), name)
+                if commit:
+                    session.commit()
+
+        @ledger.job("a")
+        def work(job: Job) -> None:
+            complete(job, "first", commit=committed)
+            with pytest.raises(NotAllowedNow) if committed else nullcontext():
+                complete(job, "second", commit=True)
+
+        job_id = enqueue(ledger, work)
+
+        tick(ledger)
+
+        row = standing(ledger, job_id)
+        kept = "first" if committed else "second"
+        assert (row.status, row.result) == (Status.SUCCEEDED, kept)
+        assert notes_kept(ledger) == [kept]
+        assert_replayed(ledger, job_id)
+
+    @pytest.mark.parametrize("attempt", [2, 1], ids=["next-attempt", "same-attempt"])
+    def test_a_lost_claim(self, ledger: Ledger, clock: ManualClock, attempt: int) -> None:
         """Whoever lost the claim gets LeaseLost everywhere, changes nothing, and is on record."""
         refused: list[str] = []
 
         @ledger.job("a")
         def work(job: Job) -> str:
-            take_away(ledger, job.id)
+            if attempt == job.attempt:
+                # The worker gave the job back, which refunds the attempt.
+                settle(ledger, source, worker.pumps[0].held()[job.id], Verdict.RETURNED)
+                claim(ledger, source, worker=GRACE)
+            else:
+                take_away(ledger, job.id)
             acts: dict[str, Callable[[], object]] = {
                 "progress": lambda: job.progress(0.5, "late"),
                 "step": lambda: job.step("late", nothing),
@@ -357,13 +420,16 @@ class InsideContract(OwnTable):
                     refused.append(name)
             return "late"
 
+        source = ledger.job_source()
+        worker = ledger.worker(source)
         job_id = enqueue(ledger, work)
 
-        (step,) = tick(ledger)
+        (step,) = worker.tick()
 
+        worker.stop(grace_seconds=0)
         row = standing(ledger, job_id)
         assert refused == ["progress", "step", "transaction", "canceled"]
-        assert (row.status, row.attempt, row.worker) == (Status.RUNNING, 2, GRACE)
+        assert (row.status, row.attempt, row.worker) == (Status.RUNNING, attempt, GRACE)
         assert (row.progress, row.stage, row.result) == (None, None, None)
         assert notes_kept(ledger) == []
         assert step.refused == 1

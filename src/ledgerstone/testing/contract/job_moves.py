@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ledgerstone.engine.source import Verdict
+from ledgerstone.engine.source import Outcome, Verdict
 from ledgerstone.errors import NotAllowedNow, StoreError
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import Job, JobSource, Status
@@ -17,7 +17,7 @@ from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.jobs.states import FINISHED, MOVES
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import WAIT_SECONDS_MAX, still_waits, undone
+from ledgerstone.testing.contract import still_waits, undone
 from ledgerstone.testing.contract.job_workshop import (
     ADA,
     LEASE_SECONDS,
@@ -34,6 +34,7 @@ from ledgerstone.testing.contract.job_workshop import (
     statement,
     tick,
 )
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 Pair = tuple[Status, Status]
 DECLARED = {(before.value, after.value) for before, after in MOVES}
@@ -190,6 +191,7 @@ class HistoryContract:
             assert_replayed(ledger, job_id)
             if asked and verdict is not Verdict.DONE:
                 assert standing(ledger, job_id).status is Status.CANCELED
+        assert _leases(ledger) == 0
 
     def test_long_lives_are_replayed(
         self, ledger: Ledger, clock: ManualClock, source: JobSource
@@ -217,6 +219,23 @@ class HistoryContract:
         for job_id in (crashed, failed, canceled, told):
             assert_replayed(ledger, job_id)
 
+    @pytest.mark.parametrize("most", [None, 5], ids=["plain", "limited"])
+    def test_when_it_began(
+        self, ledger: Ledger, clock: ManualClock, source: JobSource, most: int | None
+    ) -> None:
+        """A job has begun when its first attempt did, however many follow."""
+        job_id = enqueue(ledger, "a")
+        ledger.run(lambda tx: tx.jobs.limit("default", most))
+        began = []
+
+        for _ in range(2):
+            clock.advance(600)
+            (taken,) = claim(ledger, source)
+            began.append(standing(ledger, job_id).started_at)
+            settle(ledger, source, taken, Verdict.FAILED)
+
+        assert began[0] == began[1] is not None
+
     def test_a_claim_before_the_last(
         self, ledger: Ledger, clock: ManualClock, source: JobSource
     ) -> None:
@@ -237,7 +256,69 @@ class HistoryContract:
         assert len(told) == len(Verdict)
         assert settle(ledger, source, second, Verdict.DONE) == []
         assert settle(ledger, source, second, Verdict.DONE) == []
+        assert ledger.run(lambda tx: list(source.extend(tx, [second], LEASE_SECONDS))) == [second]
+        assert _leases(ledger) == 0
         assert_replayed(ledger, job_id)
+
+    @pytest.mark.parametrize("verdict", Verdict)
+    def test_settled_again(
+        self, ledger: Ledger, clock: ManualClock, source: JobSource, verdict: Verdict
+    ) -> None:
+        """A claim that is settled twice, since the first answer was lost, leaves what one does."""
+        job_id = enqueue(ledger, "a")
+        (taken,) = claim(ledger, source)
+        settle(ledger, source, taken, verdict)
+        before = standing(ledger, job_id), moves_of(ledger, job_id)
+
+        refused = settle(ledger, source, taken, verdict)
+
+        assert refused == []
+        assert (standing(ledger, job_id).status, moves_of(ledger, job_id)) == (
+            before[0].status,
+            before[1],
+        )
+        assert_replayed(ledger, job_id)
+
+    def test_a_claim_that_ran_out(
+        self, ledger: Ledger, clock: ManualClock, source: JobSource
+    ) -> None:
+        """A claim whose lease ran out settles and extends nothing, also before the next claim."""
+        job_id, other = enqueue(ledger, "a"), enqueue(ledger, "a", delay_seconds=3600)
+        (first,) = claim(ledger, source)
+        clock.advance(LEASE_SECONDS + 1)
+        assert rescue(ledger, source) == 1
+        untouched = standing(ledger, other)
+
+        refused = [bool(settle(ledger, source, first, verdict)) for verdict in Verdict]
+        lost = ledger.run(lambda tx: list(source.extend(tx, [first], LEASE_SECONDS)))
+
+        assert refused == [True] * len(Verdict)
+        assert lost == [first]
+        assert standing(ledger, job_id).status is Status.QUEUED
+        assert standing(ledger, other) == untouched
+        told = [event for event in history_of(ledger, job_id) if "refused" in event.detail]
+        assert len(told) == len(Verdict)
+        assert _leases(ledger) == 0
+        assert_replayed(ledger, job_id)
+
+    def test_lost_ones_of_a_batch(
+        self, ledger: Ledger, clock: ManualClock, source: JobSource
+    ) -> None:
+        """Of many that are settled at once every lost one is refused and on record, no other."""
+        ids = [enqueue(ledger, "a") for _ in range(4)]
+        *lost, held = claim(ledger, source)
+        clock.advance(LEASE_SECONDS - 1)
+        ledger.run(lambda tx: source.extend(tx, [held], LEASE_SECONDS))
+        clock.advance(2)
+        assert rescue(ledger, source) == len(lost)
+        outcomes = [Outcome(taken, Verdict.DONE) for taken in (*lost, held)]
+
+        refused = ledger.run(lambda tx: source.settle(tx, outcomes))
+
+        assert [outcome.claim for outcome in refused] == lost
+        told = [sum("refused" in event.detail for event in history_of(ledger, i)) for i in ids]
+        assert sorted(told) == [0, 1, 1, 1]
+        assert standing(ledger, held.key).status is Status.SUCCEEDED
 
     def test_progress_is_replayed(self, ledger: Ledger, clock: ManualClock) -> None:
         """Stage and progress of every attempt are in the events."""
@@ -327,6 +408,11 @@ class TruncateContract:
             statement(ledger, f"TRUNCATE {table} CASCADE")
 
         assert count(ledger, "job_event") == 1
+
+
+def _leases(ledger: Ledger) -> int:
+    """How many jobs are leased to somebody though they do not run."""
+    return count(ledger, "job WHERE lease_until_ms IS NOT NULL AND status <> 'running'")
 
 
 def _placed(ledger: Ledger, status: Status) -> str:

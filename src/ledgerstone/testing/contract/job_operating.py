@@ -9,10 +9,21 @@ from typing import Any
 
 import pytest
 
+from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.source import Verdict
 from ledgerstone.errors import BadInput, NotAllowedNow, NotFound
 from ledgerstone.ids import new_id
-from ledgerstone.jobs import Cancel, Job, JobRow, JobSource, NewJob, Status
+from ledgerstone.jobs import (
+    Cancel,
+    Job,
+    JobRow,
+    JobSource,
+    Limit,
+    NewJob,
+    Status,
+    history,
+    queues,
+)
 from ledgerstone.jobs.operating import RETRY_MAX
 from ledgerstone.ledger import Ledger
 from ledgerstone.store.pages import Page
@@ -179,6 +190,7 @@ class OperatingContract:
         row, event = standing(ledger, job_id), history_of(ledger, job_id)[-1]
         assert rung
         assert (row.status, row.attempt, row.finished_at) == (Status.QUEUED, 0, None)
+        assert row.run_at.timestamp() == clock.now_ms() / 1000
         assert (row.last_error_code, row.crashes) == ("test", 0)
         assert (event.detail["by"], event.prev_status) == ("ada", "dead_letter")
         (taken,) = claim(ledger, source)
@@ -291,7 +303,9 @@ class OperatingContract:
         assert untouched == {Status.DEAD_LETTER}
         assert (two, rest) == (dead[:2], dead[2:])
         assert {standing(ledger, job_id).status for job_id in dead} == {Status.QUEUED}
-        assert history_of(ledger, dead[0])[-1].detail["by"] == "ada"
+        assert [history_of(ledger, i)[-1].detail["by"] for i in dead[:2]] == ["ada"] * 2
+        for job_id in dead:
+            assert_replayed(ledger, job_id)
         assert len(history_of(ledger, queued)) == 1
         for limit in (0, -1, RETRY_MAX + 1, None, "5", 1.5, True):
             with pytest.raises(BadInput):
@@ -316,6 +330,54 @@ class OperatingContract:
         assert (ended, sum(paused), rung) == ([], 1, True)
         assert standing(ledger, other).status is Status.SUCCEEDED
         assert standing(ledger, waiting).status is Status.SUCCEEDED
+
+    def test_one_queue_at_a_time(
+        self, ledger: Ledger, clock: ManualClock, source: JobSource
+    ) -> None:
+        """Pause, resume and limit concern the queue that is named; what each does is seen."""
+        for queue in ("one", "two"):
+            ledger.run(lambda tx, queue=queue: tx.jobs.pause(queue, by="ada"))  # type: ignore[misc]
+            ledger.run(lambda tx, queue=queue: tx.jobs.limit(queue, 7))  # type: ignore[misc]
+        clock.advance(2)
+        ledger.run(lambda tx: tx.jobs.resume("one"))
+        ledger.run(lambda tx: tx.jobs.limit("two", 5))
+        ledger.run(lambda tx: tx.jobs.limit("three", None))
+
+        with ledger.reading() as tx:
+            found = {state.name: state for state in queues.look(tx).queues}
+
+        told = {n: (s.paused_ms, s.paused_by, s.concurrency_max) for n, s in found.items()}
+        assert told == {"one": (None, None, 7), "two": (2000, "ada", 5)}
+
+    def test_queues_at_a_glance(
+        self, ledger: Ledger, clock: ManualClock, source: JobSource
+    ) -> None:
+        """Of each queue it is told how many wait, for what and how long, run, and are dead."""
+        ledger.kinds.add("served", nothing, queue="other", limit=Limit(key=lambda: "key"))
+        other = ledger.job_source("other")
+        dead_letter(ledger, "dies")
+        enqueue(ledger, "a")
+        claim(ledger, source)
+        clock.advance(1)
+        for delay in (0, 0, 2, 60):
+            enqueue(ledger, "a", delay_seconds=delay)
+        for _ in range(3):
+            enqueue(ledger, "served")
+        claim(ledger, other)
+        clock.advance(3)
+
+        with ledger.reading() as tx:
+            whole, some = queues.look(tx), queues.look(tx, counted_max=2)
+
+        told = {
+            state.name: (
+                *(state.queued, state.scheduled, state.blocked, state.running),
+                *(state.dead_letters, state.oldest_due_ms),
+            )
+            for state in whole.queues
+        }
+        assert told == {"default": (3, 1, 0, 1, 1, 3000), "other": (0, 0, 2, 1, 0, None)}
+        assert (whole.counted_all, some.counted_all) == (True, False)
 
     def test_an_undone_pause(self, ledger: Ledger, clock: ManualClock, source: JobSource) -> None:
         """A pause is part of its transaction; a queue that is none is refused."""
@@ -426,6 +488,27 @@ class ReadingContract:
             "default": {Status.SUCCEEDED: 1, Status.QUEUED: 2},
             "q": {Status.QUEUED: 1},
         }
+
+    def test_the_newest_events(self, ledger: Ledger, clock: ManualClock) -> None:
+        """The newest events are in order, the others are counted, and the last error is found."""
+
+        @ledger.job("a", max_attempts=2, backoff=Backoff(policy=BackoffPolicy.NONE))
+        def told(job: Job) -> None:
+            if job.attempt == 1:
+                raise ValueError
+            for number in range(5):
+                job.progress(number / 5)
+
+        job_id = enqueue(ledger, told)
+        drain(ledger.worker(), clock)
+        whole = history_of(ledger, job_id)
+
+        with ledger.reading() as tx:
+            some, all_ = (history.newest(tx, job_id, limit=limit) for limit in (3, 100))
+
+        assert (some.events, some.earlier) == (whole[-3:], len(whole) - 3)
+        assert (all_.events, all_.earlier) == (whole, 0)
+        assert some.failed == all_.failed == whole[2]
 
     def test_pages_of_events(self, ledger: Ledger, clock: ManualClock) -> None:
         """The events of a job are read in pages, in the order in which they happened."""

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
 
+from ledgerstone.engine.source import Ask, Verdict
 from ledgerstone.jobs import JobSource, NewJob, Status, line
+from ledgerstone.jobs import source as jobs_source
 from ledgerstone.ledger import Ledger
+from ledgerstone.store.batch import ClaimEach
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import together
-from ledgerstone.testing.contract.job_workshop import claim, enqueue, nothing, standing, tick
+from ledgerstone.testing.contract import Undone, together
+from ledgerstone.testing.contract.job_workshop import (
+    ADA,
+    LEASE_SECONDS,
+    claim,
+    enqueue,
+    nothing,
+    settle,
+    standing,
+    tick,
+)
 
 CROWD = 2000
 FEW = 10
@@ -103,6 +117,58 @@ class OrderContract:
 
         assert turns == [["big"] * 5, ["small"] * 5, ["last"] * 5] * 2
 
+    def test_who_keeps_its_place(
+        self, ledger: Ledger, clock: ManualClock, source: JobSource
+    ) -> None:
+        """A job that is given back is next again; one that is put off waits behind the others."""
+        first = enqueue(ledger, "a")
+        clock.advance(1)
+        second = enqueue(ledger, "a")
+        order = []
+        for verdict in (Verdict.RETURNED, Verdict.SNOOZED, Verdict.DONE):
+            clock.advance(1)
+            (taken,) = claim(ledger, source, limit=1)
+            settle(ledger, source, taken, verdict)
+            order.append(taken.key)
+
+        assert order == [first, first, second]
+
+    def test_who_is_due_after_a_slow_claim(
+        self,
+        ledger: Ledger,
+        clock: ManualClock,
+        source: JobSource,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A job whose time comes while claims go on where the last one ended is found at once."""
+        monkeypatch.setattr(line, "SLOW_SECONDS", -1.0)
+        ids = [enqueue(ledger, "a") for _ in range(4 * BATCH)]
+        urgent = enqueue(ledger, "a", priority=9, delay_seconds=0.3)
+        turns = [claim(ledger, source, limit=BATCH)]
+
+        clock.advance(0.3)
+        turns += [claim(ledger, source, limit=BATCH) for _ in range(2)]
+
+        taken = [each.key for turn in turns for each in turn]
+        assert taken == [*ids[: 2 * BATCH], urgent, *ids[2 * BATCH : 3 * BATCH - 1]]
+
+    def test_many_whose_time_has_come(
+        self,
+        ledger: Ledger,
+        clock: ManualClock,
+        source: JobSource,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """However many are due at one moment, claim after claim gets them, without a pause."""
+        monkeypatch.setattr(jobs_source, "OPEN_MAX", 2)
+        new = [NewJob(type="a", delay_seconds=10) for _ in range(5)]
+        ledger.run(lambda tx: tx.jobs.enqueue_many(new))
+        clock.advance(10)
+
+        turns = [len(claim(ledger, source)) for _ in range(4)]
+
+        assert turns == [2, 2, 1, 0]
+
     @pytest.mark.parametrize("crowd", [BIG, LAST])
     def test_who_comes_later(
         self, ledger: Ledger, clock: ManualClock, source: JobSource, crowd: str
@@ -146,6 +212,37 @@ class OrderContract:
         turns = [_orgs(ledger, source, 4), _orgs(ledger, source, 4), _orgs(ledger, source, 4)]
 
         assert turns == [["big", "big", "small", "small"], ["last", "last"], []]
+
+    def test_both_parts_of_a_claim_are_one(
+        self,
+        ledger: Ledger,
+        clock: ManualClock,
+        source: JobSource,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A claim that goes on at the front of the line takes both parts, or neither."""
+        with ledger.transaction() as tx:
+            for org, count in ((BIG, 3), (LAST, 1)):
+                tx.jobs.enqueue_many([NewJob(type="a", org=org) for _ in range(count)])
+        first = _orgs(ledger, source, 1)
+        take, ask = ClaimEach.run, Ask(BATCH, ADA, LEASE_SECONDS, alone=True)
+
+        def fail_at_the_front(each: ClaimEach, *given: Any, **named: Any) -> Any:
+            if named.get("start") == line.FIRST_ORG:
+                raise Undone
+            return take(each, *given, **named)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(ClaimEach, "run", fail_at_the_front)
+            with suppress(Undone), ledger.transaction() as tx:
+                source.claim(tx, ask)
+        with ledger.reading() as tx:
+            queued = len(tx.jobs.find(status=Status.QUEUED).rows)
+        rest = ledger.run(lambda tx: list(source.claim(tx, ask)))
+
+        assert first == ["big"]
+        assert queued == 3
+        assert [NAMES[taken.org_id] for taken in rest] == ["last", "big", "big"]
 
     def test_queues_are_apart(self, ledger: Ledger, clock: ManualClock, source: JobSource) -> None:
         """A worker of one queue leaves the others alone; a worker without a choice does all."""

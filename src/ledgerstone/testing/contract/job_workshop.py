@@ -23,7 +23,7 @@ CRASHES_MAX = 3
 TICKS_MAX = 200
 PAGES_MAX = 100
 LONG_SECONDS = 3600.0
-"""Longer than any wait between two attempts."""
+"""As long as the longest wait between two attempts."""
 
 
 def nothing() -> None:

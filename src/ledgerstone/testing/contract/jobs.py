@@ -21,7 +21,7 @@ import pytest
 
 from ledgerstone.errors import BadInput, KeyConflict, TooLarge
 from ledgerstone.ids import new_id
-from ledgerstone.jobs import Accepted, NewJob, Status
+from ledgerstone.jobs import Accepted, Limit, NewJob, Status
 from ledgerstone.jobs.accepting import DELAY_SECONDS_MAX, NO_ORG
 from ledgerstone.jobs.jobs import ENQUEUE_MAX, listed
 from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, PRIORITY_MAX
@@ -135,6 +135,9 @@ class AcceptingContract:
         assert row.org_id == str(org)
         (event,) = history_of(ledger, job_id)
         assert event.detail == {"by": given["requested_by"], "correlation_id": "c" * 255}
+        for option, told in (("requested_by", "by"), ("correlation_id", "correlation_id")):
+            (event,) = history_of(ledger, enqueue(ledger, "a", **{option: "me"}))
+            assert event.detail == {told: "me"}
 
     def test_what_the_kind_says_and_what_the_call_says(
         self, ledger: Ledger, clock: ManualClock
@@ -194,13 +197,14 @@ class AcceptingContract:
 
     def test_a_key_that_was_added_by_hand(self, ledger: Ledger, clock: ManualClock) -> None:
         """A job that somebody added to the table has its key like one that was accepted here."""
-        for key, payload in (("hand", '{"n": 1.0}'), ("bare", None)):
+        added = [("hand", '{"n": 1.0}', NO_ORG), ("bare", None, NO_ORG), ("new", None, new_id())]
+        for key, payload, org in added:
             statement(
                 ledger,
                 "INSERT INTO job (id, org_id, type, idempotency_key, payload) "
                 "VALUES (:id, :org, 'a', :key, :payload)",
                 id=new_id(),
-                org=NO_ORG,
+                org=org,
                 key=key,
                 payload=payload,
             )
@@ -215,7 +219,7 @@ class AcceptingContract:
         assert [answer.accepted.value for answer in again] == [*words[:3], "existing"]
         assert [answer.id for answer in again] == [answer.id for answer in answers[:4]]
         assert standing(ledger, answers[0].id).key == "hand"
-        assert kept(ledger) == (4, 2, 3)
+        assert kept(ledger) == (5, 2, 3)
         with pytest.raises(KeyConflict), ledger.transaction() as tx:
             tx.jobs.enqueue("b", {"n": 1}, key="hand")
 
@@ -296,6 +300,30 @@ class AcceptingContract:
 
         assert kept(ledger) == (0, 0, 0)
 
+    def test_alike_in_one_call(self, ledger: Ledger, clock: ManualClock) -> None:
+        """Of many in one call each is checked, and limited, by its own kind and arguments."""
+
+        def served(customer: str) -> None:
+            raise AssertionError(customer)
+
+        ledger.kinds.add("served", served, limit=Limit(key=lambda customer: customer))
+        ledger.kinds.add("plain", nothing)
+        given = [("served", "ada"), ("served", "bob"), ("other", "bob"), ("served", "bob")]
+        batch = [NewJob(type=name, payload={"customer": who}) for name, who in given]
+        misfits: list[dict[str, Any]] = [{"customer": 7}, {"customer": "bob", "colour": "red"}]
+
+        answers = ledger.run(lambda tx: tx.jobs.enqueue_many(batch))
+        for bad in (
+            *(NewJob(type="served", payload=payload) for payload in misfits),
+            NewJob(type="plain", payload={"customer": "bob"}),
+        ):
+            with pytest.raises(BadInput), ledger.transaction() as tx:
+                tx.jobs.enqueue_many([*batch, bad])
+
+        keys = [standing(ledger, answer.id).limit_key for answer in answers]
+        assert keys == ["ada", "bob", None, "bob"]
+        assert kept(ledger) == (4, 4, 0)
+
     def test_a_malformed_one_refuses_its_batch(self, ledger: Ledger, clock: ManualClock) -> None:
         """If one of many cannot be accepted, none is."""
         batch = [NewJob(type="a", key="fine"), NewJob(type="a", key="")]
@@ -329,14 +357,15 @@ class AcceptingContract:
 
     def test_a_key_belongs_to_its_organisation(self, ledger: Ledger, clock: ManualClock) -> None:
         """The same key of two organisations is two keys, however their ids are written."""
-        org = UUID(new_id())
+        org, another = UUID(new_id()), new_id()
         first = enqueue(ledger, "a", {"x": 1}, key="k", org=org)
 
-        other = enqueue(ledger, "a", {"x": 2}, key="k", org=new_id())
+        other = enqueue(ledger, "a", {"x": 2}, key="k", org=another)
         same = enqueue(ledger, "a", {"x": 1}, key="k", org=str(org).upper())
+        again = enqueue(ledger, "a", {"x": 2}, key="k", org=another)
 
         assert other != first
-        assert same == first
+        assert (same, again) == (first, other)
 
     def test_keys_are_told_apart(self, ledger: Ledger, clock: ManualClock) -> None:
         """Keys that differ in case, accents or a space in front are different keys everywhere."""

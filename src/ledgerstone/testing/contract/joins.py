@@ -7,7 +7,8 @@ asynchronous, Django's connection, and the bare connection of a driver.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,41 @@ import pytest
 from ledgerstone import chores, errors
 from ledgerstone.chores import ChoreSource, NewChore, Status
 from ledgerstone.engine.source import Handler
+from ledgerstone.jobs import NewJob
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.settings import Settings
 from ledgerstone.store import leases
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import (
     PATIENCE_SECONDS,
-    WAIT_SECONDS_MAX,
     another,
     notes,
     notes_kept,
     tables,
+    together,
 )
 from ledgerstone.testing.contract.batches import add, change
 from ledgerstone.testing.contract.batches import tables as batch_tables
-from ledgerstone.testing.contract.wakeups import hung, watched
+from ledgerstone.testing.contract.wakeups import WATCHED, hung, watched
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.guests import GUESTS, Guest, guest_on, url_for
 from ledgerstone.testing.processes import WorkerProcess
-from ledgerstone.testing.waiting import until
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
+
+USERS, ROUNDS = 6, 25
+
+
+def accept_many(tx: Transaction, key: str) -> None:
+    """Several jobs at once."""
+    tx.jobs.enqueue_many([NewJob(type="a", key=f"{key}-{part}") for part in range(3)])
+
+
+SIDE_BY_SIDE: dict[str, Callable[..., object]] = {
+    "job": lambda tx, key: tx.jobs.enqueue("a", {}, key=key),
+    "jobs": accept_many,
+    "message": lambda tx, key: tx.outbox.publish("a.b", {}, key=key, partition=key),
+    "chore": lambda tx, key: tx.chores.enqueue(1, key=key),
+}
 
 
 @pytest.mark.filterwarnings("ignore:SQLite .* has the WAL-reset bug:RuntimeWarning")
@@ -220,7 +237,7 @@ class JoinedWorkContract:
         with guest_on("driver", home.url) as guest:
             yield guest
 
-    def test_the_users_commit_rings(self, ledger: Ledger, guest: Guest) -> None:
+    def test_the_users_commit_rings(self, ledger: Ledger, guest: Guest, home: Home) -> None:
         """Where there is a watcher it rings at the user's commit, not before and not without."""
         with watched(ledger) as watcher, hung(ledger) as bell:
             guest.enqueue(ledger, 1)
@@ -228,10 +245,25 @@ class JoinedWorkContract:
             guest.enqueue(ledger, 2)
             early = bell.wait(PATIENCE_SECONDS)
             guest.commit()
-            rang = watcher is None or bell.wait(WAIT_SECONDS_MAX)
+            rang = watcher is not None and bell.wait(WAIT_SECONDS_MAX)
 
         assert not early
-        assert rang
+        assert rang == WATCHED[home.kind]
+
+    @pytest.mark.parametrize("what", SIDE_BY_SIDE)
+    def test_side_by_side(self, ledger: Ledger, home: Home, what: str) -> None:
+        """Users whose transactions accept different keys at the same time never meet."""
+
+        def accept(user: int) -> int:
+            with guest_on("driver", home.url) as guest:
+                for number in range(ROUNDS):
+                    guest.joined(ledger, partial(SIDE_BY_SIDE[what], key=f"{number}-{user}"))
+                    guest.commit()
+            return ROUNDS
+
+        accepted = together(*(partial(accept, user) for user in range(USERS)))
+
+        assert sum(accepted) == USERS * ROUNDS
 
     def test_a_worker_finds_it_after_the_commit(
         self, ledger: Ledger, guest: Guest, home: Home

@@ -6,10 +6,12 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
+from sqlalchemy import select
 
 from ledgerstone.errors import NotAllowedNow, NotFound
 from ledgerstone.ledger import Transaction
@@ -18,13 +20,14 @@ from ledgerstone.messaging.lanes import Heads, Held
 from ledgerstone.messaging.publishing import NewMessage
 from ledgerstone.messaging.record import Entry
 from ledgerstone.messaging.states import LaneState, What
-from ledgerstone.store.statement import Compiled
+from ledgerstone.store.statement import Compiled, Row
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import WAIT_SECONDS_MAX, Undone, aside, signaled, together
+from ledgerstone.testing.contract import Undone, aside, signaled, still_waits, together
 from ledgerstone.testing.contract.relays import LEASE, Opened, Opening, call, claimed, run
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.guests import guest_on
 from ledgerstone.testing.shelf import NAME, SHOP, Shop
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 RACERS = 6
 ROUNDS = 5
@@ -286,6 +289,43 @@ class CommitOrderContract(Opened):
 
         assert shop.shelf.bodies == ["theirs", "ours"]
 
+    def test_a_commit_goes_behind_one_that_has_the_place(
+        self, opening: Opening, home: Home
+    ) -> None:
+        """A transaction that commits while another has the last place goes behind that one.
+
+        With one writer the second begins when the first is through.
+        """
+        shop = opening()
+        for partition in ("ann", "bob"):
+            shop.publish("before", partition=partition)
+        one_writer = shop.ledger.database.dialect.one_writer
+        published, go = threading.Event(), threading.Event()
+
+        def early() -> None:
+            with shop.ledger.transaction() as tx:
+                for partition in ("ann", "bob"):
+                    tx.outbox.publish(NAME, "early", partition=partition)
+                published.set()
+                signaled(go)
+
+        with aside(early) as first, guest_on("driver", home.url) as guest:
+            signaled(published)
+            if one_writer:
+                go.set()
+                first.result(WAIT_SECONDS_MAX)
+            guest.begin()
+            guest.joined(shop.ledger, lambda tx: tx.outbox.publish(NAME, "late", partition="ann"))
+            go.set()
+            waits = still_waits(first)
+            guest.commit()
+        shop.tick(2)
+
+        order = ["early", "late"] if one_writer else ["late", "early"]
+        assert waits is not one_writer
+        assert shop.shelf.bodies_of("ann") == ["before", *order]
+        assert shop.shelf.bodies_of("bob") == ["before", "early"]
+
     def test_without_order_nobody_waits(self, opening: Opening, home: Home) -> None:
         """Where order is not asked for, a transaction that stays open holds up no other."""
         shop = opening(mode="competing")
@@ -303,46 +343,36 @@ class CommitOrderContract(Opened):
 class HeadsContract(Opened):
     """What waits first is found in an index, however much waits behind it."""
 
-    @pytest.mark.parametrize("known", [False, True], ids=["without figures", "with figures"])
-    def test_heads_are_looked_up(self, opening: Opening, home: Home, known: bool) -> None:
-        """Claiming lanes and reading their heads neither scans nor sorts the backlog."""
+    def test_heads_are_looked_up(self, opening: Opening, home: Home) -> None:
+        """Claiming lanes and reading their heads neither scans nor sorts the backlog.
+
+        Whether the database has looked at its tables before, or not.
+        """
         shop = opening()
         new = [
             NewMessage(name=NAME, body=number, partition=f"p{number % PARTITIONS}")
-            for number in range(BACKLOG // 2)
+            for number in range(PARTITIONS)
         ]
-        for _ in range(2):
-            call(shop, lambda tx: tx.outbox.publish_many(new))
-        if known:
-            with shop.ledger.transaction() as tx:
-                tx.connection.exec_driver_sql(FIGURES[home.kind])
-        heads = Heads(shop.ledger.office.shared)
-        # As a worker does it: how few pages the lanes fill decides otherwise.
-        database = shop.ledger.database.sibling(connections=1)
+        call(shop, lambda tx: tx.outbox.publish_many(new))
+        grow(shop, BACKLOG)
 
-        with closing(database), database.transaction() as tx:
-            rows = lanes.claim.run(tx, limit=50, queue=SHOP, lease_ms=1000, worker="w")
-            found = heads.read(tx, SHOP, [Held(*row) for row in rows], each=3)
-            plans = [
-                line
-                for operation in (lanes.claim, heads.first)
-                for name, statement in operation.statements.items()
-                # One that other tests of this process have asked another kind of database.
-                if name.startswith(home.kind)
-                for line in PLANS[home.kind](tx, statement.compiled(tx))
-            ]
+        for known in (False, True):
+            if known:
+                with shop.ledger.transaction() as tx:
+                    tx.connection.exec_driver_sql(FIGURES[home.kind])
+            found, plans = looked_up(shop, home)
 
-        assert [len(first) for first in found.values()] == [3] * 50
-        for index in ("idx_outbox_lane__due", "idx_outbox_waiting"):
-            assert any(index in line.words for line in plans), plans
-        assert [line for line in plans if not line.looked_up] == []
+            assert [len(first) for first in found.values()] == [3] * 50
+            for index in ("idx_outbox_lane__due", "idx_outbox_waiting"):
+                assert any(index in line.words for line in plans), plans
+            assert [line for line in plans if not line.looked_up] == []
 
     def test_the_first_are_the_first(self, opening: Opening) -> None:
         """So many of each lane are read, in order, and nothing of another lane or destination."""
         shop = opening()
         for partition, count in (("ann", 5), ("bob", 1), ("", 3)):
+            shop.publish("other", name="stock.counted", partition=partition)
             shop.publish(*range(count), partition=partition)
-        shop.publish("other", name="stock.counted", partition="ann")
         heads = Heads(shop.ledger.office.shared)
 
         with shop.ledger.transaction() as tx:
@@ -376,6 +406,33 @@ class PausingContract(Opened):
             Entry(what=What.PAUSED, queue=SHOP, who="ada"),
             Entry(what=What.RESUMED, queue=SHOP, who="bob"),
         ]
+
+    def test_the_backlog(self, opening: Opening, clock: ManualClock) -> None:
+        """The backlog says of each destination how many wait, and since when the oldest does."""
+        shop = opening()
+        shop.publish("delivered", partition="ann")
+        shop.tick()
+        clock.advance(60)
+        oldest = datetime.fromtimestamp(clock.now_ms() // 1000, UTC)
+        shop.publish("oldest", partition="ann")
+        clock.advance(60)
+        shop.publish("newest", partition="bob")
+
+        with shop.ledger.reading() as tx:
+            found = {each.destination: each for each in tx.outbox.backlog()}
+
+        assert (found[SHOP].waiting, found[SHOP].oldest_at) == (2, oldest)
+        assert (found["local"].waiting, found["local"].oldest_at) == (0, None)
+
+    def test_a_pause_is_of_one_destination(self, opening: Opening) -> None:
+        """Messages for other destinations leave while one is paused."""
+        shop = opening()
+        call(shop, lambda tx: tx.outbox.pause("local"))
+        shop.publish(1, partition="ann")
+
+        shop.tick()
+
+        assert shop.shelf.bodies == [1]
 
     def test_a_partition_is_paused(self, opening: Opening) -> None:
         """Nothing of a paused partition leaves, all others do; resumed, it goes on in order."""
@@ -479,6 +536,37 @@ def opposite(
                 between()
             go.set()
     return committed
+
+
+def grow(shop: Shop, count: int) -> None:
+    """Double the backlog until there are so many messages, behind those that are there."""
+    outbox = shop.ledger.office.shared.outbox
+    names = [c.name for c in outbox.c if c.name != "id"]
+    doubled = outbox.insert().from_select(names, select(*[outbox.c[name] for name in names]))
+    with shop.ledger.transaction() as tx:
+        total = PARTITIONS
+        while total < count:
+            tx.connection.execute(doubled)
+            total *= 2
+
+
+def looked_up(shop: Shop, home: Home) -> tuple[dict[str, list[Row]], list[Line]]:
+    """What waits first in fifty lanes that are claimed for it, and how that was looked up."""
+    heads = Heads(shop.ledger.office.shared)
+    # As a worker does it: how few pages the lanes fill decides otherwise.
+    database = shop.ledger.database.sibling(connections=1)
+    with closing(database), database.transaction() as tx:
+        rows = lanes.claim.run(tx, limit=50, queue=SHOP, lease_ms=1000, worker="w")
+        found = heads.read(tx, SHOP, [Held(*row) for row in rows], each=3)
+        plans = [
+            line
+            for operation in (lanes.claim, heads.first)
+            for name, statement in operation.statements.items()
+            # One that other tests of this process have asked another kind of database.
+            if name.startswith(home.kind)
+            for line in PLANS[home.kind](tx, statement.compiled(tx))
+        ]
+    return found, plans
 
 
 def by_partition(bodies: Sequence[str]) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""The limit contract: how many jobs run at once, why one does not, and how long they are kept."""
+"""The limit contract: how many jobs run at once, and why one does not."""
 
 from __future__ import annotations
 
@@ -14,43 +14,37 @@ from sqlalchemy import text
 from ledgerstone import errors
 from ledgerstone.engine.source import Ask, Outcome, Verdict
 from ledgerstone.engine.worker import Worker
-from ledgerstone.jobs import Accepted, Limit, NewJob, Status, limits, line, retention
+from ledgerstone.jobs import Limit, NewJob, Status, limits, line
 from ledgerstone.jobs.operating import CONCURRENCY_LIMIT
 from ledgerstone.jobs.settling import JobClaim
 from ledgerstone.jobs.source import JobSource
 from ledgerstone.jobs.states import Gate
 from ledgerstone.ledger import Ledger
-from ledgerstone.settings import JobSettings
 from ledgerstone.store.wakeup import Bell
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import opened
+from ledgerstone.testing.contract import opened, signaled
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import until
 
-REWRITES = (
-    "DELETE FROM job",
-    "DELETE FROM job_event",
-    "UPDATE job_event SET next_status = 'x'",
-    "TRUNCATE TABLE job_event",
-    "TRUNCATE TABLE message_event",
-    "REPLACE INTO job_event (id, job_id, next_status) SELECT id, job_id, 'x' FROM job_event",
-    "REPLACE INTO job_event (rowid, id, job_id, next_status) SELECT 1, 'x', id, 'x' FROM job",
-    "REPLACE INTO job (rowid, id, org_id, type) SELECT rowid, 'x', org_id, 'x' FROM job",
-    "UPDATE job SET rowid = -1",
-)
-"""Not all are known to all, and those are refused as well."""
 WORKERS = 3
 MOST = 4
 PLACES = 10
 """What a worker asks for."""
+LEASE_SECONDS = 3600.0
+"""So long that none runs out by itself, also on a busy machine: here most clocks are real."""
 CUSTOMERS = ("ada", "bob", "cyd")
 ORGS = tuple(f"{letter * 8}-0000-4000-8000-000000000000" for letter in "abc")
 
 
 class Gauge:
-    """Counts how many are inside at once, by name, and remembers the most there ever were."""
+    """Counts how many are inside at once, by name, and remembers the most there ever were.
 
-    def __init__(self) -> None:
+    The first ones stay until there are `least` at once.
+    """
+
+    def __init__(self, least: int = 1) -> None:
+        self._least = least
+        self._enough = threading.Event()
         self._lock = threading.Lock()
         self._inside: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
@@ -62,7 +56,10 @@ class Gauge:
         with self._lock:
             self._inside[name] += 1
             self.most[name] = max(self.most[name], self._inside[name])
+            if self.most[name] >= self._least:
+                self._enough.set()
         try:
+            signaled(self._enough)
             # Long enough that another one, if it were let in, would be seen here.
             self._turn.wait(0.002)
             yield
@@ -82,11 +79,11 @@ def at_work(ledger: Ledger, count: int = WORKERS) -> Iterator[None]:
 
 
 class LimitContract:
-    """What holds for limits, `explain` and retention. Fixtures: `ledger` and its `home`."""
+    """What holds for limits and `explain`. Fixtures: `ledger` and its `home`."""
 
     def test_a_queue_never_runs_more(self, ledger: Ledger) -> None:
         """However many workers there are, a queue runs at most so many jobs at once."""
-        gauge = Gauge()
+        gauge = Gauge(least=2)
 
         @ledger.job("work")
         def work() -> None:
@@ -207,6 +204,20 @@ class LimitContract:
 
         assert order == [0, 1, 2, 0, 1, 0]
 
+    def test_organisations_take_turns_in_a_limited_queue(self, ledger: Ledger) -> None:
+        """Also where a queue is limited the next organisation is next, and each job goes once."""
+        ledger.kinds.add("plain", lambda: None)
+        source = ledger.job_source()
+        ledger.run(lambda tx: tx.jobs.limit("default", 100))
+        for org in ORGS[:2]:
+            add(ledger, [NewJob(type="plain", org=org)] * 2)
+
+        turns = [claimed(ledger, source, places) for places in (1, PLACES)]
+
+        whose = [[ORGS.index(claim.org_id) for claim in claims] for claims in turns]
+        assert whose == [[0], [1, 1, 0]]
+        assert len({claim.key for claims in turns for claim in claims}) == 4
+
     def test_a_place_outlives_a_cancel(self, ledger: Ledger) -> None:
         """When the one that was let in line is canceled, the next of its key gets its place."""
         source = limited_source(ledger)
@@ -228,8 +239,8 @@ class LimitContract:
             ]
             ledger.run(lambda tx: tx.jobs.enqueue_many(jobs))
             dead, alive = claimed(ledger, source)
-            ledger.run(lambda tx: source.extend(tx, [alive], 3600.0))
-            clock.advance(31)
+            ledger.run(lambda tx: source.extend(tx, [alive], 2 * LEASE_SECONDS))
+            clock.advance(LEASE_SECONDS + 1)
 
             ledger.run(lambda tx: source.rescue(tx, limit=10, crashes_max=3))
             claims = claimed(ledger, source)
@@ -259,14 +270,18 @@ class LimitContract:
         """Rescue looks at some keys at a time, and comes to all of them."""
         monkeypatch.setattr(limits, "SWEPT_KEYS_MAX", 2)
         source = limited_source(ledger)
-        for name in CUSTOMERS:
+        *used, last = CUSTOMERS
+        for name in (*used, *used):
             ledger.run(enqueue({"customer": name}))
-        execute(ledger, f"UPDATE job SET gate = {Gate.BLOCKED.value}")  # noqa: S608 - our own
+        assert len(claimed(ledger, source)) == len(used)
+        ledger.run(enqueue({"customer": last}))
+        execute(ledger, f"UPDATE job SET gate = {Gate.BLOCKED.value} WHERE status = 'queued'")  # noqa: S608 - our own
 
-        for _ in range(3):
+        for _ in range(2):
             ledger.run(lambda tx: source.rescue(tx, limit=10, crashes_max=3))
 
-        assert len(claimed(ledger, source)) == len(CUSTOMERS)
+        # The first two are used up and stay blocked: they are passed, and not looked at for ever.
+        assert [claim.limit_key for claim in claimed(ledger, source)] == [last]
 
     def test_kinds_that_share_a_key(self, ledger: Ledger) -> None:
         """Of two kinds with one key, the one that lets it have more is not held up by the other."""
@@ -276,9 +291,11 @@ class LimitContract:
         names = ("narrow", "narrow", "wide", "wide", "wide")
         add(ledger, [NewJob(type=name) for name in names])
 
-        claims = claimed(ledger, source)
+        # The second one finds the narrow kind alone in front, and takes it out of the line.
+        turns = [claimed(ledger, source, places) for places in (1, 1, PLACES, PLACES)]
 
-        assert sorted(claim.type for claim in claims) == ["narrow", "wide", "wide"]
+        types = [[claim.type for claim in claims] for claims in turns]
+        assert types == [["narrow"], ["wide"], ["wide"], []]
 
     def test_a_holder_that_only_seemed_dead(self, home: Home) -> None:
         """A job that was given up with its worker is not settled by it later; that is on record."""
@@ -288,7 +305,7 @@ class LimitContract:
             source = ledger.job_source()
             job = ledger.run(lambda tx: tx.jobs.enqueue("work", max_attempts=1))
             claims = claimed(ledger, source)
-            clock.advance(31)
+            clock.advance(LEASE_SECONDS + 1)
             ledger.run(lambda tx: source.rescue(tx, limit=10, crashes_max=3))
 
             refused = settled(ledger, source, claims, Verdict.DONE)
@@ -362,6 +379,27 @@ class LimitContract:
         assert any("paused by olga" in words for words in paused.reasons)
         assert any("no worker serves its queue 'elsewhere'" in words for words in paused.reasons)
 
+    def test_explain_what_is_full(self, ledger: Ledger) -> None:
+        """A full queue is told with its own numbers, a key with those who hold that key."""
+        source = limited_source(ledger)
+        ledger.kinds.add("far", lambda: None, queue="elsewhere")
+        elsewhere = ledger.job_source("elsewhere")
+        held = [ledger.run(enqueue({"customer": name})) for name in ("ada", "bob")]
+        blocked = ledger.run(enqueue({"customer": "ada", "number": 2}))
+        add(ledger, [NewJob(type="far")])
+        assert len(claimed(ledger, source)) == 2
+        assert len(claimed(ledger, elsewhere)) == 1
+        ledger.run(lambda tx: tx.jobs.limit("default", 2))
+        ledger.run(lambda tx: tx.jobs.limit("elsewhere", 2))
+        waiting = ledger.run(lambda tx: tx.jobs.enqueue("far"))
+
+        with ledger.reading() as tx:
+            mine, theirs = (tx.jobs.explain(job.id).reasons for job in (blocked, waiting))
+
+        assert mine[0].endswith(f"is used up by running jobs: {held[0].id}")
+        assert mine[1] == "its queue 'default' runs 2 of at most 2 jobs"
+        assert not any("at most" in words for words in theirs)
+
     def test_explain_what_is_overdue(self, home: Home) -> None:
         """A scheduled job whose time has come says since when, not in how many seconds."""
         clock = ManualClock()
@@ -381,7 +419,7 @@ class LimitContract:
             source = limited_source(ledger)
             job = ledger.run(enqueue({"customer": "ada"}))
             claimed(ledger, source)
-            clock.advance(29)
+            clock.advance(LEASE_SECONDS - 1)
             with ledger.reading() as tx:
                 held = tx.jobs.explain(job.id).reasons
             clock.advance(11)
@@ -392,6 +430,27 @@ class LimitContract:
         assert held == []
         assert gone[0].startswith("its lease ran out 10 s ago")
         assert gone[1].startswith("no worker serves its queue")
+
+    def test_explain_a_clock_that_was_set_back(self, home: Home) -> None:
+        """What was scheduled, or leased, while the clock was ahead says that this makes it late."""
+        clock = ManualClock()
+        with opened(home.url, clock=clock) as ledger:
+            source = limited_source(ledger)
+            clock.jump(3600)
+            held = ledger.run(enqueue({"customer": "ada"}))
+            claimed(ledger, source)
+            job = ledger.run(lambda tx: tx.jobs.enqueue("other", delay_seconds=60))
+            with ledger.reading() as tx:
+                before = [tx.jobs.explain(each.id).reasons for each in (job, held)]
+            clock.jump(-3600)
+
+            with ledger.reading() as tx:
+                after = [tx.jobs.explain(each.id).reasons for each in (job, held)]
+
+        assert not any("clock" in reason for reasons in before for reason in reasons)
+        assert "in 3660 s" in after[0][0]
+        assert "clock was set back: it was last changed 3600 s from now" in after[0][1]
+        assert "clock was set back: it was last changed 3600 s from now" in after[1][0]
 
     def test_explain_knows_the_workers(self, ledger: Ledger) -> None:
         """With a worker on its queue a job is told whether that one knows its type."""
@@ -409,68 +468,10 @@ class LimitContract:
             "no worker of its queue knows the type 'nobody.knows'" in r for r in theirs.reasons
         )
 
-    def test_retention(self, home: Home) -> None:
-        """What is over for long enough goes with its history; its key is remembered for longer."""
-        clock = ManualClock()
-        settings = JobSettings(keep_days=10, keep_dead_letters_days=20, keep_keys_days=30)
-        with opened(home.url, clock=clock) as ledger:
-            fates = {
-                Verdict.DONE: Status.SUCCEEDED,
-                Verdict.CANCELED: Status.CANCELED,
-                Verdict.DEAD: Status.DEAD_LETTER,
-            }
-            ids = {verdict: ended(ledger, verdict) for verdict in fates}
-            waiting = ledger.run(lambda tx: tx.jobs.enqueue("work", key="waiting"))
 
-            removed, left = {}, {}
-            for days in (9, 2, 10, 20):
-                clock.advance(days * 86_400)
-                removed[days] = ledger.run(lambda tx: retention.retire(tx, settings))
-                with ledger.reading() as tx:
-                    left[days] = {job.status for job in tx.jobs.find().rows}
-            with ledger.reading() as tx:
-                events = tx.connection.execute(text("SELECT COUNT(*) FROM job_event")).scalar()
-            again = ledger.run(lambda tx: tx.jobs.enqueue("work", key="done"))
-
-        assert removed == {9: 0, 2: 2, 10: 1, 20: 0}
-        assert left[9] == {*fates.values(), Status.QUEUED}
-        assert left[2] == {Status.DEAD_LETTER, Status.QUEUED}
-        assert left[10] == left[20] == {Status.QUEUED}
-        assert events == 1
-        assert (again.accepted, again.id != ids[Verdict.DONE]) == (Accepted.CREATED, True)
-        assert waiting.accepted is Accepted.CREATED
-
-    def test_a_key_outlives_its_job(self, home: Home) -> None:
-        """While its key is remembered, a job that is gone is not accepted again."""
-        clock = ManualClock()
-        settings = JobSettings(keep_days=10, keep_dead_letters_days=10, keep_keys_days=30)
-        with opened(home.url, clock=clock) as ledger:
-            job_id = ended(ledger, Verdict.DONE)
-            clock.advance(11 * 86_400)
-            assert ledger.run(lambda tx: retention.retire(tx, settings)) == 1
-
-            again = ledger.run(lambda tx: tx.jobs.enqueue("work", key="done"))
-
-        assert (again.id, again.accepted) == (job_id, Accepted.EXISTING)
-
-    @pytest.mark.parametrize("rewrite", REWRITES)
-    def test_history_is_kept_without_a_permit(self, ledger: Ledger, rewrite: str) -> None:
-        """Nobody removes or changes history by hand, not even after retention has run."""
-        job_id = ended(ledger, Verdict.DONE)
-        ledger.run(lambda tx: retention.retire(tx, JobSettings()))
-        with ledger.reading() as tx:
-            before = tx.jobs.events(job_id).rows
-
-        with pytest.raises(errors.StoreError):
-            execute(ledger, rewrite)
-
-        with ledger.reading() as tx:
-            assert tx.jobs.events(job_id).rows == before != []
-
-
-def claimed(ledger: Ledger, source: JobSource) -> Sequence[JobClaim]:
-    """What a worker gets that asks for `PLACES`."""
-    return ledger.run(lambda tx: source.claim(tx, Ask(PLACES, "w", 30.0)))
+def claimed(ledger: Ledger, source: JobSource, places: int = PLACES) -> Sequence[JobClaim]:
+    """What a worker gets that asks for so many."""
+    return ledger.run(lambda tx: source.claim(tx, Ask(places, "w", LEASE_SECONDS)))
 
 
 def settled(

@@ -77,6 +77,9 @@ KEYED_BY_MESSAGE = {
 WORDS = {"sqlite": ["sqlite"], "postgres": ["postgresql"], "mysql": ["mysql", "mariadb"]}
 """What a kind of database is called where SQL is printed."""
 
+PARTITION = "partition_key VARCHAR(255) NOT NULL DEFAULT ''"
+"""A partition as others may have added it: compared as the rest of their table is."""
+
 Opening = Callable[..., Ledger]
 
 
@@ -146,6 +149,24 @@ class SetupContract:
             assert [row["partition_key"] for row in shop.rows()] == ["", "", "", "Ann", "ann"]
             assert shop.shelf.bodies_of("") == [0, 1, 2]
             assert sorted(shop.shelf.bodies) == [0, 1, 2, 3, 4]
+            assert shop.ledger.office.setup.plan(shop.ledger.database) == []
+
+    def test_partitions_of_others_are_told_apart(self, home: Home, clock: ManualClock) -> None:
+        """A column for partitions that others made compares letter by letter from then on."""
+        with Shop(home.url, clock) as shop:
+            shop.ledger.migrate()
+            run(shop.ledger, f"DROP TABLE {OUTBOX}")
+            run(shop.ledger, STANDARD[home.kind])
+            run(shop.ledger, f"ALTER TABLE {OUTBOX} ADD COLUMN {PARTITION}")
+
+            shop.ledger.office.setup.apply(shop.ledger.database)
+            shop.shelf.tell(1, REFUSED)
+            shop.publish(1, partition="ann")
+            shop.publish(2, partition="Ann")
+            shop.tick(2)
+
+            assert shop.shelf.bodies == [2]
+            assert shop.waiting() == [1]
             assert shop.ledger.office.setup.plan(shop.ledger.database) == []
 
     def test_tables_of_any_name_are_changed(self, opening: Opening, home: Home) -> None:

@@ -21,6 +21,7 @@ from ledgerstone.messaging.publishing import (
     NewMessage,
     Published,
 )
+from ledgerstone.messaging.states import LaneState
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import Undone, notes_kept, tables, together
 from ledgerstone.testing.contract.relays import Opened, Opening, call, moment
@@ -384,8 +385,10 @@ class CleanupContract(Opened):
         """Cleaning up removes what was delivered so long ago, and nothing that waits."""
         shop = opening()
         shop.shelf.tell("waits", REFUSED)
+        shop.shelf.tell("late", REFUSED, times=1)
         shop.publish("waits", partition="ann")
         shop.publish("old", partition="bob")
+        shop.publish("late", partition="cid")
         shop.tick()
         clock.advance(5 * DAY_SECONDS)
         shop.publish("new", partition="bob")
@@ -393,10 +396,12 @@ class CleanupContract(Opened):
         clock.advance(3 * DAY_SECONDS)
 
         with shop.ledger.transaction() as tx:
+            elsewhere = tx.outbox.cleanup(days=7, destination="local")
             removed = tx.outbox.cleanup(days=7)
 
-        assert removed == 1
-        assert [row["body"] for row in shop.rows()] == ['"waits"', '"new"']
+        assert (elsewhere, removed) == (0, 1)
+        assert shop.shelf.bodies == ["old", "late", "new"]
+        assert [row["body"] for row in shop.rows()] == ['"waits"', '"late"', '"new"']
 
     def test_it_goes_in_bounded_steps(
         self, opening: Opening, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
@@ -445,6 +450,26 @@ class CleanupContract(Opened):
 
         assert left == []
         assert shop.shelf.bodies[-1] == 2
+
+    def test_lanes_that_mean_something_stay(self, opening: Opening, clock: ManualClock) -> None:
+        """A partition that is paused, or in which something waits, is kept however long it is."""
+        shop = opening()
+        later = datetime.fromtimestamp(clock.now_ms() / 1000 + 10 * DAY_SECONDS, UTC)
+        shop.publish(1, partition="paused")
+        shop.publish(2, partition="later", available_at=later)
+        shop.shelf.meanwhile = lambda: call(
+            shop, lambda tx: tx.outbox.pause(SHOP, partition="paused")
+        )
+        shop.tick()
+
+        clock.advance(8 * DAY_SECONDS)
+        shop.tick()
+        shop.publish(3, partition="paused")
+        shop.tick()
+
+        assert shop.shelf.bodies == [1]
+        assert shop.lane("paused").state is LaneState.PAUSED
+        assert shop.lane("later").due_at == later
 
     @pytest.mark.parametrize("days", [-1, float("nan"), float("inf"), 40_000, "7", None])
     def test_bad_days_are_refused(self, opening: Opening, days: Any) -> None:

@@ -141,6 +141,34 @@ class PipelineContract(OwnTable):
 
         assert notes_kept(ledger) == ["after", "same"]
 
+    def test_a_savepoint_that_is_given_up(self, ledger: Ledger) -> None:
+        """What would be refused inside a savepoint is undone with it, if its block raises first."""
+        ledger.run(lambda tx: add(tx, "same"))
+
+        with ledger.transaction() as tx:
+            with pytest.raises((LookupError, errors.Duplicate)), tx.savepoint():
+                add(tx, "same")
+                raise LookupError
+            add(tx, "after")
+
+        assert notes_kept(ledger) == ["after", "same"]
+
+    def test_a_value_that_the_driver_looks_at(self, ledger: Ledger) -> None:
+        """A statement that cannot travel with others finds what those before it have written."""
+
+        class Word(str):
+            """A text of a type that is not known here."""
+
+            __slots__ = ()
+
+        with ledger.transaction() as tx:
+            add(tx, "mine")
+            count_up.send(tx, name_="mine", by=3)
+            found = counted.one(tx, name_=Word("mine"))
+
+        assert found is not None
+        assert tuple(found) == (3,)
+
     def test_a_savepoint_undoes_only_its_own(self, ledger: Ledger) -> None:
         """What was written before a savepoint stays when it is undone, and what was inside goes."""
         with ledger.transaction() as tx:

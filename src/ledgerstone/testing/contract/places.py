@@ -12,9 +12,8 @@ from ledgerstone.engine.worker import Worker
 from ledgerstone.jobs import Status as JobStatus
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.contract import job_workshop as jobs
-from ledgerstone.testing.waiting import until
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from ledgerstone.testing.workshop import (
-    PROMPTLY,
     chores,
     counts,
     enqueue,
@@ -37,13 +36,13 @@ class PlacesContract:
 
         def block(_: Claim) -> None:
             begun.release()
-            go.wait(PROMPTLY)
+            go.wait(WAIT_SECONDS_MAX)
 
         with running(ledger, chores(block), concurrency=2, claim_ahead_ms=10_000) as first:
-            assert begun.acquire(timeout=PROMPTLY)
-            assert begun.acquire(timeout=PROMPTLY)
+            assert begun.acquire(timeout=WAIT_SECONDS_MAX)
+            assert begun.acquire(timeout=WAIT_SECONDS_MAX)
             with running(ledger, chores(block), concurrency=4):
-                others = [begun.acquire(timeout=PROMPTLY / 2) for _ in range(4)]
+                others = [begun.acquire(timeout=WAIT_SECONDS_MAX / 2) for _ in range(4)]
                 claimed = first.pumps[0].tally.claimed
                 go.set()
                 until(lambda: counts(ledger)[Status.DONE] == 6)
@@ -59,17 +58,20 @@ class PlacesContract:
         def block(_: Claim) -> None:
             if slow.is_set():
                 begun.release()
-                go.wait(PROMPTLY)
+                go.wait(WAIT_SECONDS_MAX)
 
         with running(ledger, chores(block), concurrency=2) as first:
             enqueue(ledger, LEARNED)
             until(lambda: counts(ledger)[Status.DONE] == LEARNED)
             slow.set()
             ids = enqueue(ledger, 30)
-            assert begun.acquire(timeout=PROMPTLY)
-            assert begun.acquire(timeout=PROMPTLY)
+            assert begun.acquire(timeout=WAIT_SECONDS_MAX)
+            assert begun.acquire(timeout=WAIT_SECONDS_MAX)
             with running(ledger, chores(lambda _: None), concurrency=2):
-                until(lambda: counts(ledger)[Status.DONE] == LEARNED + 28, seconds_max=PROMPTLY / 2)
+                until(
+                    lambda: counts(ledger)[Status.DONE] == LEARNED + 28,
+                    seconds_max=WAIT_SECONDS_MAX / 2,
+                )
             waiting = first.pumps[0].waiting
             go.set()
             until(lambda: counts(ledger)[Status.DONE] == LEARNED + 30)
@@ -89,7 +91,7 @@ class JobPlacesContract:
         @ledger.job("slow")
         def slow() -> None:
             begun.set()
-            go.wait(PROMPTLY)
+            go.wait(WAIT_SECONDS_MAX)
 
         @ledger.job("quick")
         def quick(name: str) -> None:
@@ -105,7 +107,7 @@ class JobPlacesContract:
                 unwanted, kept = (
                     tx.jobs.enqueue(quick, {"name": name}).id for name in ("unwanted", "kept")
                 )
-            assert begun.wait(PROMPTLY)
+            assert begun.wait(WAIT_SECONDS_MAX)
             with ledger.transaction() as tx:
                 tx.jobs.cancel(unwanted)
                 tx.jobs.pause("default")
@@ -114,7 +116,7 @@ class JobPlacesContract:
                     jobs.standing(ledger, unwanted).status is JobStatus.CANCELED
                     and jobs.standing(ledger, kept).status is JobStatus.QUEUED
                 ),
-                seconds_max=PROMPTLY / 2,
+                seconds_max=WAIT_SECONDS_MAX / 2,
             )
             go.set()
             until(lambda: jobs.standing(ledger, blocker).status is JobStatus.SUCCEEDED)

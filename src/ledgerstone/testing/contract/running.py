@@ -19,11 +19,11 @@ from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import HandlerTimeout, Interrupted, LeaseLost, SchemaMissing
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing import children
-from ledgerstone.testing.waiting import until
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from ledgerstone.testing.work import nothing
 from ledgerstone.testing.workshop import (
-    PROMPTLY,
     Gauge,
+    call_until_told,
     chores,
     counts,
     enqueue,
@@ -31,6 +31,9 @@ from ledgerstone.testing.workshop import (
     standing,
     started,
 )
+
+LEARNED = 50
+"""After so many quick ones a worker claims ahead."""
 
 
 class RunningContract:
@@ -47,14 +50,14 @@ class RunningContract:
             with count:
                 if count.now == 4:
                     full.set()
-                full.wait(PROMPTLY)
+                full.wait(WAIT_SECONDS_MAX)
 
         async def awaited(_: Claim) -> None:
             with count:
                 if count.now == 4:
                     full.set()
                 # Not an asyncio event: those who wait for it may be on another loop.
-                await asyncio.to_thread(full.wait, PROMPTLY)
+                await asyncio.to_thread(full.wait, WAIT_SECONDS_MAX)
 
         handler = Handler(sync if where is Where.THREAD else awaited, where=where)
         with running(ledger, ChoreSource(handler), concurrency=4):
@@ -112,16 +115,15 @@ class RunningContract:
         assert {chore.status for chore in others} == {Status.DONE}
 
     @pytest.mark.parametrize("where", [Where.THREAD, Where.LOOP])
-    def test_lease_lost_is_raised_into_the_handler(self, ledger: Ledger, where: Where) -> None:
-        """A handler that lost its claim hears of it where it is, and cannot settle."""
+    def test_a_handler_learns_of_a_lost_lease(self, ledger: Ledger, where: Where) -> None:
+        """A handler that lost its claim learns so at its next call or await, and cannot settle."""
         (key,) = enqueue(ledger, 1)
         begun, heard = threading.Event(), threading.Event()
 
         def sync(_: Claim) -> None:
             begun.set()
             try:
-                while not stop.is_set():
-                    pass
+                call_until_told(ledger)
             except LeaseLost:
                 heard.set()
                 raise
@@ -129,19 +131,17 @@ class RunningContract:
         async def awaited(_: Claim) -> None:
             begun.set()
             try:
-                await asyncio.sleep(PROMPTLY)
-            except LeaseLost:
+                await asyncio.sleep(WAIT_SECONDS_MAX)
+            except asyncio.CancelledError:
                 heard.set()
                 raise
 
-        stop = threading.Event()
         handler = Handler(sync if where is Where.THREAD else awaited, where=where)
         source = ChoreSource(handler)
         with running(ledger, source, concurrency=1) as worker:
-            assert begun.wait(PROMPTLY)
+            assert begun.wait(WAIT_SECONDS_MAX)
             _take_away(ledger, key)
             until(lambda: worker.beat() == 0 and heard.is_set(), what="LeaseLost in the handler")
-            stop.set()
             until(lambda: worker.pumps[0].tally.refused == 1, what="the refusal")
 
         with ledger.reading() as tx:
@@ -156,16 +156,15 @@ class RunningContract:
 
         def sync(_: Claim) -> None:
             try:
-                while not heard.is_set():
-                    pass
+                call_until_told(ledger)
             except HandlerTimeout:
                 heard.set()
                 raise
 
         async def awaited(_: Claim) -> None:
             try:
-                await asyncio.sleep(PROMPTLY)
-            except HandlerTimeout:
+                await asyncio.sleep(WAIT_SECONDS_MAX)
+            except asyncio.CancelledError:
                 heard.set()
                 raise
 
@@ -180,21 +179,27 @@ class RunningContract:
 
     def test_stopping_in_good_order(self, ledger: Ledger) -> None:
         """Running handlers finish, what only waited goes back with its attempt refunded."""
-        ids = enqueue(ledger, 6)
-        begun, go = threading.Semaphore(0), threading.Event()
+        begun, slow, go = threading.Semaphore(0), threading.Event(), threading.Event()
 
         def wait(_: Claim) -> None:
-            begun.release()
-            go.wait(PROMPTLY)
+            if slow.is_set():
+                begun.release()
+                go.wait(WAIT_SECONDS_MAX)
 
         with running(ledger, chores(wait), concurrency=2, claim_ahead_ms=10_000) as worker:
-            assert begun.acquire(timeout=PROMPTLY)
-            assert begun.acquire(timeout=PROMPTLY)
+            # What waits is claimed ahead only when handlers are known to be quick.
+            enqueue(ledger, LEARNED)
+            until(lambda: counts(ledger)[Status.DONE] == LEARNED)
+            slow.set()
+            ids = enqueue(ledger, 6)
+            assert begun.acquire(timeout=WAIT_SECONDS_MAX)
+            assert begun.acquire(timeout=WAIT_SECONDS_MAX)
+            until(lambda: worker.pumps[0].waiting == 4)
             stopping = threading.Thread(target=worker.stop)
             stopping.start()
             until(lambda: worker.pumps[0].waiting == 0)
             go.set()
-            stopping.join(PROMPTLY)
+            stopping.join(WAIT_SECONDS_MAX)
 
         with ledger.reading() as tx:
             chores_ = [tx.chores.get(key) for key in ids]
@@ -209,7 +214,7 @@ class RunningContract:
         def work(claim: Claim) -> None:
             # The first are quick: the next are then claimed ahead.
             if int(claim.body) >= 10:
-                over.wait(PROMPTLY)
+                over.wait(WAIT_SECONDS_MAX)
 
         class Stopping(ChoreSource):
             def handler(self, claim: Claim) -> Handler:
@@ -223,7 +228,7 @@ class RunningContract:
         )
         worker = Worker(ledger.database, [Stopping(Handler(work))], settings)
         with started(worker):
-            assert stopped.wait(PROMPTLY)
+            assert stopped.wait(WAIT_SECONDS_MAX)
             until(lambda: counts(ledger)[Status.RUNNING] <= 2)
             over.set()
 
@@ -241,8 +246,7 @@ class RunningContract:
         def sync(_: Claim) -> None:
             begun.set()
             try:
-                while not told.is_set():
-                    pass
+                call_until_told(ledger)
             except Interrupted:
                 told.set()
                 raise
@@ -250,23 +254,25 @@ class RunningContract:
         async def awaited(_: Claim) -> None:
             begun.set()
             try:
-                await asyncio.sleep(PROMPTLY)
-            except Interrupted:
+                await asyncio.sleep(WAIT_SECONDS_MAX)
+            except asyncio.CancelledError:
                 told.set()
                 raise
 
         handler = Handler(sync if where is Where.THREAD else awaited, where=where)
         with running(ledger, ChoreSource(handler)) as worker:
-            assert begun.wait(PROMPTLY)
+            assert begun.wait(WAIT_SECONDS_MAX)
             worker.stop(grace_seconds=0)
 
         chore = standing(ledger, key)
-        assert told.is_set()
+        assert told.wait(WAIT_SECONDS_MAX)
         assert (chore.status, chore.attempt) == (Status.QUEUED, 0)
 
     def test_busy_handlers_do_not_starve_the_heartbeat(self, ledger: Ledger) -> None:
         """While handlers keep the processor and every pooled connection, leases are kept."""
-        settings = msgspec.structs.replace(ledger.settings.engine, lease_seconds=1.5)
+        settings = msgspec.structs.replace(
+            ledger.settings.engine, lease_seconds=WAIT_SECONDS_MAX, heartbeat_seconds=0.1
+        )
         ids = enqueue(ledger, 2)
         over = threading.Event()
         sources = [chores(lambda _: _spin(over)), chores(nothing)]

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 from sqlalchemy import select, update
 
+from ledgerstone import errors
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.jobs import Kinds, Limit
+from ledgerstone.jobs import schedules as jobs_schedules
+from ledgerstone.jobs.accepting import accept
 from ledgerstone.jobs.schedule_rows import job_schedule
 from ledgerstone.jobs.schedules import DUE_MAX, PAGES_MAX, Runner, Schedules
 from ledgerstone.jobs.tables import KEY_CHARS_MAX, job
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract.schedules import HOUR, MINUTE, got, put, takes_a_number
+from ledgerstone.testing.contract.schedules import (
+    HOUR,
+    MINUTE,
+    enqueued,
+    got,
+    put,
+    run,
+    takes_a_number,
+)
 
 NOT_SAID = ("default", 0, 5, "exp", None, None)
 """Where a job goes of whose kind nobody has said anything."""
@@ -146,6 +158,28 @@ class ScheduleTroubleContract:
         turns += [ledger.run(runner.run) for _ in range(PAGES_MAX + 2)]
         assert turns == [0, 0, *[DUE_MAX] * (PAGES_MAX + 1), 0]
         assert runner.trouble == {}
+
+    def test_a_database_that_is_busy(
+        self, ledger: Ledger, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What the database refuses ends the turn: it is no trouble of a schedule, and undone."""
+        put(ledger, "first", "0 * * * *")
+        put(ledger, "second", "0 * * * *")
+        clock.advance(HOUR)
+        runner, calls = Runner(ledger.kinds), itertools.count()
+
+        def busy_at_last(*given: Any) -> Any:
+            if next(calls):
+                raise errors.StoreBusy("busy")
+            return accept(*given)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(jobs_schedules, "accept", busy_at_last)
+            with pytest.raises(errors.StoreBusy), ledger.transaction() as tx:
+                runner.run(tx)
+
+        assert (enqueued(ledger), runner.trouble) == ([], {})
+        assert run(ledger) == 2
 
     def test_trouble_among_others(self, ledger: Ledger, clock: ManualClock) -> None:
         """One turn moves on as many as can be, though others among them cannot be read."""

@@ -110,7 +110,8 @@ class ScheduleContract:
         clock.advance(3.5 * HOUR)
 
         assert run(ledger) == 0
-        assert got(ledger, "report").last_at is None
+        skipped = got(ledger, "report")
+        assert (skipped.last_at, skipped.next_at) == (None, START + timedelta(hours=4))
         clock.advance(0.5 * HOUR + 5)
         assert run(ledger) == 1
         assert keys(ledger) == [key_at("report", 4)]
@@ -156,9 +157,9 @@ class ScheduleContract:
         at(ledger).pause("report")
         clock.advance(2.5 * HOUR)
         while_paused = run(ledger)
-        paused = got(ledger, "report")
 
         at(ledger).pause("report")
+        paused = got(ledger, "report")
         at(ledger).resume("report")
 
         assert (while_paused, run(ledger)) == (0, 0)
@@ -206,6 +207,8 @@ class ScheduleContract:
         clock.advance(0.25 * HOUR)
         assert run(ledger) == 1
         assert enqueued(ledger)[0].payload == {"n": True}
+        moved = put(ledger, "report", "30 * * * *", time_zone="Asia/Kathmandu")
+        assert moved.next_at == START + timedelta(hours=1.75)
 
     def test_what_is_due_survives_new_content(self, ledger: Ledger, clock: ManualClock) -> None:
         """With the same times and another payload, a moment that is due runs, with the new one."""
@@ -266,8 +269,10 @@ class ScheduleContract:
         """A schedule that was triggered keeps its moments."""
         put(ledger, "report", "0 * * * *")
         at(ledger).trigger("report")
+        triggered = got(ledger, "report")
         clock.advance(HOUR)
 
+        assert triggered.next_at == START + timedelta(hours=1)
         assert run(ledger) == 1
 
     def test_the_clock_is_set_back(self, ledger: Ledger, clock: ManualClock) -> None:

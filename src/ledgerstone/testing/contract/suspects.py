@@ -14,10 +14,10 @@ from ledgerstone.engine.source import Claim
 from ledgerstone.engine.suspects import TURN_SECONDS_MAX, WAIT_SECONDS_MAX
 from ledgerstone.errors import SchemaMissing
 from ledgerstone.ledger import Ledger
+from ledgerstone.testing import waiting
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.waiting import until
 from ledgerstone.testing.workshop import (
-    PROMPTLY,
     Gauge,
     chores,
     counts,
@@ -77,7 +77,7 @@ class SuspectContract:
                 beside.set()
                 return
             with inside:
-                beside.wait(PROMPTLY)
+                beside.wait(waiting.WAIT_SECONDS_MAX)
                 named.append(begun(ledger) == [claim.mark])
 
         worker = ledger.worker(*[chores(work) for _ in range(pumps)])
@@ -194,7 +194,7 @@ class _Stage:
 
     def __call__(self, claim: Claim) -> None:
         self.seen.append(claim.key)
-        self.over.wait(PROMPTLY)
+        self.over.wait(waiting.WAIT_SECONDS_MAX)
 
     def begun(self, count: int) -> list[str]:
         """Those that were begun with, when there are so many."""

@@ -15,23 +15,26 @@ from ledgerstone.ledger import Ledger
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.testing import checker
 from ledgerstone.testing.contract import opened
+from ledgerstone.testing.contract.crashes import CRASHES_MANY
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.processes import WorkerProcess, stopped
+from ledgerstone.testing.sizes import sized
 from ledgerstone.testing.traffic import install, publish
 from ledgerstone.testing.waiting import until
 
 MESSAGES_FEW = 120
 ACCOUNTS_FEW = 7
-MESSAGES = 10_000
-ACCOUNTS = 200
+MESSAGES = sized(800, full=10_000)
+ACCOUNTS = sized(40, full=200)
 PUBLISHERS = 4
-KILLS = 6
-FINISH_SECONDS_MAX = 240.0
+KILLS = sized(4, full=6)
 TRAFFIC = "ledgerstone.testing.traffic"
 SOON = {
     "engine_lease_seconds": 2,
     "engine_rescue_seconds": 1,
     "engine_grace_seconds": 5,
+    # The test kills relays: three deaths while they hold one lane would park it for people.
+    "engine_crashes_max": CRASHES_MANY,
     "engine_breaker_cooldown_seconds": 0.5,
     "store_slow_statement_ms": 60_000,
     # What stands still in the middle of a handler's transaction holds on to the message.
@@ -153,7 +156,7 @@ def _until_effects(url: str, count: int, busy: list[WorkerProcess]) -> None:
             assert process.exit_code in {None, 0}, process.complaints
         return effects(url) >= count
 
-    until(enough, seconds_max=FINISH_SECONDS_MAX, what=f"{count} effects")
+    until(enough, what=f"{count} effects")
 
 
 def effects(url: str) -> int:

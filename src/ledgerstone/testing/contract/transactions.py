@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from ledgerstone import errors
 from ledgerstone.ledger import Ledger, Transaction
+from ledgerstone.settings import Settings
+from ledgerstone.store.statement import Statement
 from ledgerstone.testing.contract import (
-    WAIT_SECONDS_MAX,
     OwnTable,
     another,
     aside,
@@ -28,10 +30,15 @@ from ledgerstone.testing.contract import (
     together,
 )
 from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 FAILURES_MANY = 30
 """More than a pool has connections."""
 TURNS_MANY = 25
+_DIGITS = " UNION ALL ".join(f"SELECT {digit} AS d" for digit in range(10))
+_PLACES = ", ".join(f"({_DIGITS}) AS d{place}" for place in range(7))
+LONG = f"SELECT COUNT(*) FROM {_PLACES}"  # noqa: S608 - digits
+"""A statement that counts to ten million."""
 
 
 class Interruption(BaseException):
@@ -52,31 +59,44 @@ class TransactionContract(OwnTable):
             assert tx.chores.get(enqueued.id).body == {"order": 7}
 
     def test_one_that_stands_still_is_ended(self, ledger: Ledger, home: Home) -> None:
-        """On a server, what stands still past its limit is undone, and holds up nobody else."""
+        """What stands still past its limit is undone on a server, and holds up nobody else.
+
+        A file has no server: there others are refused with StoreBusy until it ends, and it is kept.
+        """
+        ended = not ledger.database.dialect.one_writer
         ledger.run(lambda tx: write(tx, "held"))
-        if ledger.database.dialect.one_writer:
-            # There is no server that could: the file waits for whoever has its lock.
-            return
         still, over = threading.Event(), threading.Event()
+        was_ended = threading.Event()
 
         def stand_still() -> None:
-            with opened(home.url, store={"transaction_idle_seconds_max": 1}) as other:
-                with pytest.raises(errors.StoreUnavailable), other.transaction() as tx:
-                    count_up(tx, "held")
-                    still.set()
-                    signaled(over)
-                    count_up(tx, "held")
-                other.run(lambda tx: write(tx, "later"))
+            with limited(home.url, transaction_idle_seconds_max=1) as other:
+                # A busy machine may let it stand still before it is asked to.
+                while not still.is_set():
+                    with suppress(errors.StoreUnavailable), other.transaction() as tx:
+                        count_up(tx, "held")
+                        still.set()
+                        signaled(over)
+                        was_ended.set()
+                        count_up(tx, "held")
+                        was_ended.clear()
+            ledger.run(lambda tx: write(tx, "later"))
 
-        with aside(stand_still):
+        with limited(home.url, busy_timeout_seconds=0.1) as beside, aside(stand_still):
             signaled(still)
-            ledger.run(lambda tx: count_up(tx, "held"))
-            over.set()
+            try:
+                with beside.transaction() as tx:
+                    count_up(tx, "held")
+                refused = False
+            except errors.StoreBusy:
+                refused = True
+            finally:
+                over.set()
 
         with ledger.reading() as tx:
             rows = tx.connection.execute(select(note.c.name, note.c.count))
             counts = {row.name: row[1] for row in rows}
-        assert counts == {"held": 1, "later": 0}
+        assert (was_ended.is_set(), refused) == (ended, not ended)
+        assert counts == {"held": 1 if ended else 2, "later": 0}
 
     @pytest.mark.parametrize("failure", [ValueError("no"), Interruption()], ids=["error", "ctrl-c"])
     def test_an_error_undoes_both(self, ledger: Ledger, failure: BaseException) -> None:
@@ -297,6 +317,28 @@ class TransactionContract(OwnTable):
             assert raised.value.retryable
             waiter.run(lambda tx: count_up(tx, "a"))
 
+    @pytest.mark.parametrize("through", ["statement", "connection"])
+    @pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
+    def test_a_call_that_is_broken_off(
+        self, home: Home, through: str, error: type[BaseException]
+    ) -> None:
+        """A connection in the middle of whose call an error was raised answers nobody any more."""
+        with opened(home.url, store={"pool_size_max": 1}) as ledger:
+            with pytest.raises(error), raising_after(0.05, error), ledger.transaction() as tx:
+                tx.chores.enqueue(1)
+                used = driver_connection(tx)
+                if through == "statement":
+                    Statement("test.slow", text(LONG)).rows(tx)
+                else:
+                    tx.connection.execute(text(LONG))
+
+            with ledger.transaction() as tx:
+                ids = [tx.chores.enqueue(number).id for number in range(3)]
+            with ledger.reading() as tx:
+                found = [tx.chores.get(key).id for key in ids]
+        assert found == ids
+        assert is_closed(used)
+
     def test_errors_are_translated(self, ledger: Ledger) -> None:
         """No error of a driver leaves a transaction; each has become one of Ledgerstone's."""
 
@@ -390,6 +432,22 @@ class Meeting:
             self._over = True
 
 
+@contextmanager
+def raising_after(seconds: float, error: type[BaseException]) -> Iterator[None]:
+    """Raise the error in this thread, wherever it is then: as a signal's handler may."""
+
+    def ring(*_: object) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def write(tx: Transaction, name: str) -> str:
     """A row of the user's own."""
     tx.connection.execute(insert(note).values(name=name, count=0))
@@ -413,3 +471,8 @@ def is_closed(connection: Any) -> bool:
 def count_up(tx: Transaction, name: str) -> None:
     """Change a row of the user's own."""
     tx.connection.execute(update(note).where(note.c.name == name).values(count=note.c.count + 1))
+
+
+def limited(url: str, **store: Any) -> Ledger:
+    """A ledger on a database that is migrated, with such limits of its transactions."""
+    return Ledger(url, settings=Settings.load(url=url, environ={}, store=store))

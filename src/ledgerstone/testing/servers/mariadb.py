@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from ledgerstone.testing.server import (
     CONNECT_SECONDS_MAX,
     HOST,
+    QUERY_SECONDS_MAX,
     START_SECONDS_MAX,
     Machine,
     ServerFailed,
@@ -18,6 +20,10 @@ from ledgerstone.testing.server import (
     find_program,
     free_port,
 )
+from ledgerstone.testing.servers.administration import Administration
+from ledgerstone.testing.waiting import until
+
+DIRECTORY_NOT_EMPTY = "1010"
 
 INSTALL = "apt-get install mariadb-server-core mariadb-client"
 PROGRAMS = ("mariadb-install-db", "mariadbd", "mariadb", "mariadb-dump")
@@ -65,6 +71,7 @@ class PrivateMariaDB:
         self._bin_folder = bin_folder
         self._machine = Machine(self.name, start_seconds_max=start_seconds_max, forgetful=not fsync)
         self._dumps: dict[str, str] = {}
+        self._administration = Administration(partial(_connect, self.port))
 
     @property
     def url(self) -> str:
@@ -112,9 +119,15 @@ class PrivateMariaDB:
         return self.folder / "data"
 
     def stop(self) -> None:
+        self.disconnect()
         self._machine.stop()
 
+    def disconnect(self) -> None:
+        """Close the connection by which databases are made and removed; the next one opens it."""
+        self._administration.forget()
+
     def kill(self) -> None:
+        self.disconnect()
         self._machine.kill()
 
     def pause(self) -> None:
@@ -131,15 +144,17 @@ class PrivateMariaDB:
         self.stop()
 
     def create_database(self, name: str, *, template: str | None = None) -> str:
-        self._client(f"CREATE DATABASE {database_name(name)}")
-        if template is not None:
-            self._client(self._dumped(template), database=name)
+        copied = "" if template is None else self._dumped(template)
+        self._administration.run(f"CREATE DATABASE {database_name(name)}; USE {name}; {copied}")
         return self._url(name)
 
     def _dumped(self, database: str) -> str:
         """What makes a copy of it; kept, so that it is asked for once."""
         if database not in self._dumps:
             dump = self._ask("mariadb-dump", *DUMP, database_name(database))
+            # Only the client program knows DELIMITER; the server finds the end of a trigger itself.
+            lines = [line for line in dump.splitlines() if not line.startswith("DELIMITER ")]
+            dump = "\n".join(lines).replace(";;", ";")
             # Its tables are in the order of their names, whichever refers to which.
             self._dumps[database] = f"SET foreign_key_checks = 0;\n{dump}"
         return self._dumps[database]
@@ -147,13 +162,25 @@ class PrivateMariaDB:
     def drop_database(self, name: str) -> None:
         # DROP DATABASE would wait for open transactions.
         self._disconnect_all(database_name(name))
-        self._client(f"DROP DATABASE IF EXISTS {name}")
+        until(lambda: self._dropped(name), what=f"the end of {name}")
         self._dumps.pop(name, None)
 
+    def _dropped(self, name: str) -> bool:
+        try:
+            self._administration.run(f"DROP DATABASE IF EXISTS {name}")
+        except ServerFailed as failed:
+            if DIRECTORY_NOT_EMPTY not in str(failed):
+                raise
+            # The server was about to remove a file of its own there: the next try finds it gone.
+            return False
+        return True
+
     def _disconnect_all(self, database: str) -> None:
-        table = self._client("SELECT id, db FROM information_schema.processlist")
-        rows = [row.split("\t") for row in table.splitlines()]
-        for connection in (connection for connection, used in rows if used == database):
+        others = (
+            "SELECT id FROM information_schema.processlist "  # noqa: S608 - a checked name
+            f"WHERE db = '{database}' AND id <> CONNECTION_ID()"
+        )
+        for (connection,) in self._administration.run(others):
             # It may leave by itself meanwhile; then there is nothing to kill.
             with contextlib.suppress(ServerFailed):
                 self._client(f"KILL {connection}")
@@ -165,3 +192,18 @@ class PrivateMariaDB:
     def _ask(self, program: str, *arguments: str, told: str = "") -> str:
         where = [f"--host={HOST}", f"--port={self.port}", "--protocol=tcp", "--user=root"]
         return ask([self._program(program), "--no-defaults", *where, *arguments], told=told)
+
+
+def _connect(port: int) -> Any:
+    import pymysql
+    from pymysql.constants import CLIENT
+
+    return pymysql.connect(
+        host=HOST,
+        port=port,
+        user="root",
+        autocommit=True,
+        charset="utf8mb4",
+        connect_timeout=int(QUERY_SECONDS_MAX),
+        client_flag=CLIENT.MULTI_STATEMENTS,
+    )

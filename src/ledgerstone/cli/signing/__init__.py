@@ -1,0 +1,1 @@
+"""`ledgerstone signing`: groups, requests, votes, signatures and the store that keeps them."""

@@ -1,0 +1,65 @@
+"""The store of a call: where it lies, and how it is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from ledgerstone.cli.call import Call
+from ledgerstone.errors import NotFound, StoreLocked
+from ledgerstone.settings import SigningSettings
+from ledgerstone.signing.folder import store_folder
+
+if TYPE_CHECKING:
+    from ledgerstone.signing.signing import Signing
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        help="The data folder; otherwise signing.data_dir, KASPA_DATA_DIR, or .igra.",
+    ),
+]
+
+
+def settings_of(call: Call, data: Path | None) -> SigningSettings:
+    """The settings of signing: what the call says before environment, file and defaults."""
+    settings = call.settings().signing
+    if data is None:
+        return settings
+    return msgspec.structs.replace(settings, data_dir=str(data))
+
+
+@contextmanager
+def signing_of(call: Call, data: Path | None, *, make: bool = False) -> Iterator[Signing]:
+    """The store of the call, open; NotFound if there is none, unless `make` says to make one."""
+    settings = settings_of(call, data)
+    check_extra()
+    # Here and not above: `ledgerstone --help` loads every group of commands.
+    from ledgerstone.signing.rocksdb import exists
+    from ledgerstone.signing.signing import Signing
+
+    folder = store_folder(settings)
+    if not make and not exists(folder):
+        hint = "name its data folder with --data; `ledgerstone signing group new` makes a store"
+        raise NotFound(f"there is no store of signing in {folder}", hint=hint)
+    try:
+        signing = Signing(settings=settings)
+    except StoreLocked as error:
+        message = f"another process has the store in {folder} open"
+        raise StoreLocked(message, hint="stop that process, or ask it instead") from error
+    with signing:
+        yield signing
+
+
+def check_extra() -> None:
+    """Unsupported, which names the package, unless everything that signing needs is installed."""
+    from ledgerstone import signing
+
+    _ = signing.Signing

@@ -1,0 +1,74 @@
+"""An atomic handler: its writes and its settlement are one transaction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ledgerstone.cancellation import current
+from ledgerstone.engine import outcomes
+from ledgerstone.engine.source import Claim, Handler, Outcome, Source, Verdict, Where
+from ledgerstone.errors import LeaseLost, StoreBusy, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ledgerstone.store.database import Database
+    from ledgerstone.store.transaction import Transaction
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """What the handler wrote and this outcome are committed."""
+
+    outcome: Outcome
+
+
+def run_atomic(
+    claim: Claim, handler: Handler, *, database: Database[Any], source: Source, bytes_max: int
+) -> Committed | outcomes.NotKept:
+    """Run the handler in a transaction and settle its claim there.
+
+    Raises what the handler raised, and the reason if it was told to stop: nothing is kept then.
+    """
+    cancellation = current()
+    in_handler = False
+
+    def work(tx: Transaction) -> Outcome:
+        nonlocal in_handler
+        cancellation.open_gate()
+        in_handler = True
+        value = _called(handler, tx, claim)
+        in_handler = False
+        outcome = outcomes.of_value(claim, value, bytes_max=bytes_max)
+        if outcome.verdict is Verdict.FAILED:
+            raise outcomes.NotKept(outcome)
+        cancellation.close_gate()
+        if source.settle(tx, [outcome]):
+            raise LeaseLost(f"the lease of attempt {claim.attempt} ran out")
+        return outcome
+
+    try:
+        return Committed(database.run(work))
+    except BaseException as error:
+        cancellation.open_gate()
+        if isinstance(error, outcomes.NotKept):
+            return error
+        if isinstance(error, StoreBusy | StoreUnavailable) and not in_handler:
+            # Its transaction could not begin, settle or commit: that is not the item's doing.
+            rest = outcomes.REST_SECONDS
+            return outcomes.NotKept(outcomes.returned(claim, error, delay_seconds=rest))
+        raise
+
+
+def _called(handler: Handler, tx: Transaction, claim: Claim) -> Any:
+    if handler.where is Where.LOOP:
+        return run_coroutine(handler.call, tx, claim)
+    return handler.call(tx, claim)
+
+
+def run_coroutine(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Run an async handler to its end on a loop of its own."""
+    import asyncio
+
+    return asyncio.run(call(*arguments))

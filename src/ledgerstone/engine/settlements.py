@@ -1,0 +1,198 @@
+"""Outcomes on their way into the database, in batches.
+
+    add ──▶ waiting ──take──▶ under way ──committed──▶ settled
+               ▲                  │
+               ├── kept ◀─────────┤ the database is out of reach
+               └── later ◀────────┘ another transaction has locked the item
+
+No batch waits for one row, and none fails for one outcome: what is locked is put off, and what the
+database refuses is settled by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ledgerstone.engine import outcomes as outcome_of
+from ledgerstone.engine.locked import LockedOutcomes, without
+from ledgerstone.errors import StoreUnavailable
+from ledgerstone.failpoints import hit
+
+if TYPE_CHECKING:
+    from ledgerstone.engine.source import Claim, Outcome, Source
+    from ledgerstone.store.database import Database
+    from ledgerstone.store.transaction import Transaction
+
+T = TypeVar("T")
+UNWRITTEN_MAX = 5
+"""Outcomes in a row that cannot be written in any words: it is no single item's doing then."""
+
+_log = logging.getLogger("ledgerstone.engine")
+
+
+class Settlements:
+    """The outcomes of one pump.
+
+    - `settled` is told what was settled, and which of it was refused.
+    - `let_go` is told of an outcome that cannot be written in any words: its lease runs out.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        database: Database[Any],
+        *,
+        batch_max: int,
+        settled: Callable[[Sequence[Outcome], Sequence[Outcome]], None],
+        let_go: Callable[[Outcome], None],
+    ) -> None:
+        self._source = source
+        self._database = database
+        self._batch_max = batch_max
+        self._settled = settled
+        self._let_go = let_go
+        self._waiting: deque[Outcome] = deque()
+        self._locked = LockedOutcomes()
+        self._under_way = 0
+        self._unwritten = 0
+
+    def __len__(self) -> int:
+        """How many are not settled yet."""
+        return len(self._waiting) + len(self._locked) + self._under_way
+
+    @property
+    def waiting(self) -> int:
+        """How many could be settled now."""
+        return len(self._waiting)
+
+    @property
+    def locked(self) -> int:
+        """How many wait for another transaction."""
+        return len(self._locked)
+
+    def add(self, outcome: Outcome) -> int:
+        """One more; how many wait now."""
+        self._waiting.append(outcome)
+        return len(self._waiting)
+
+    def seconds(self) -> float:
+        """How long until one that was locked is tried again."""
+        return self._locked.seconds()
+
+    def take(self) -> list[Outcome]:
+        """A batch of what is to be settled."""
+        waiting = self._waiting
+        waiting.extend(self._locked.due())
+        taken = [waiting.popleft() for _ in range(min(len(waiting), self._batch_max))]
+        self._under_way += len(taken)
+        return taken
+
+    def settle(self, finished: Sequence[Outcome]) -> int:
+        """Settle a batch in a transaction of its own; how many were settled."""
+        if not finished:
+            return 0
+        try:
+            written = self._database.run(lambda tx: self._write_free(tx, finished), hopeful=True)
+        except BaseException as error:
+            if outcome_of.may_be_of_one(error):
+                return self._settle_each(finished)
+            self._keep(finished, error)
+            raise
+        return self._note(finished, *written)
+
+    def exchange(
+        self, finished: Sequence[Outcome], claim: Callable[[Transaction], T], nothing: T
+    ) -> T:
+        """Settle a batch and claim in the same transaction, where there is one writer.
+
+        `nothing` is answered if the batch had to be settled one by one: nothing was claimed then.
+        """
+
+        def work(tx: Transaction) -> tuple[Sequence[Outcome], T]:
+            # With one writer no item is locked by another one.
+            refused = self._write(tx, finished) if finished else ()
+            return refused, claim(tx)
+
+        try:
+            refused, claimed = self._database.run(work, hopeful=True)
+        except BaseException as error:
+            if finished and outcome_of.may_be_of_one(error):
+                self._settle_each(finished)
+                return nothing
+            self._keep(finished, error)
+            raise
+        self._note(finished, refused, ())
+        return claimed
+
+    def _settle_each(self, finished: Sequence[Outcome]) -> int:
+        """Settle them one at a time, so that one that cannot be written harms no other."""
+        for i, outcome in enumerate(finished):
+            try:
+                self._settle_alone(outcome)
+            except BaseException as error:
+                self._keep(finished[i:], error)
+                raise
+        return len(finished)
+
+    def _settle_alone(self, outcome: Outcome) -> None:
+        """Settle this one; if it cannot be written, it has failed; if not even that, let it go."""
+        name, key = self._source.name, outcome.claim.key
+        try:
+            self._settle_as(outcome)
+        except Exception as error:
+            if not outcome_of.may_be_of_one(error):
+                raise
+            _log.warning("%s: cannot write how %s came out: %s", name, key, error)
+            failed = outcome_of.unwritable(outcome, error)
+        else:
+            return
+        try:
+            self._settle_as(failed)
+        except Exception as error:
+            self._unwritten += 1
+            if not outcome_of.may_be_of_one(error) or self._unwritten >= UNWRITTEN_MAX:
+                raise
+            _log.warning("%s: nor that %s failed: %s", name, key, error)
+            self._let_go(outcome)
+            self._under_way -= 1
+
+    def _settle_as(self, outcome: Outcome) -> None:
+        written = self._database.run(lambda tx: self._write_free(tx, [outcome]))
+        self._unwritten = 0
+        self._note([outcome], *written)
+
+    def _write_free(
+        self, tx: Transaction, finished: Sequence[Outcome]
+    ) -> tuple[Sequence[Outcome], Sequence[Claim]]:
+        """Write those whose item is free; the refused ones, and the claims that are locked."""
+        locked = self._source.hold(tx, [outcome.claim for outcome in finished])
+        free = without(finished, locked)
+        return self._write(tx, free) if free else (), locked
+
+    def _write(self, tx: Transaction, finished: Sequence[Outcome]) -> Sequence[Outcome]:
+        refused = self._source.settle(tx, finished)
+        hit("pump.settling")
+        return refused
+
+    def _note(
+        self, finished: Sequence[Outcome], refused: Sequence[Outcome], locked: Sequence[Claim]
+    ) -> int:
+        """Tell what was settled, and put off what was locked; how many were settled."""
+        free = without(finished, locked)
+        self._under_way -= len(finished)
+        if locked:
+            there = {id(outcome) for outcome in free}
+            self._locked.put_off([each for each in finished if id(each) not in there])
+        if free:
+            self._settled(free, refused)
+        return len(free)
+
+    def _keep(self, finished: Sequence[Outcome], error: BaseException) -> None:
+        """They could not be settled: they come first at the next try."""
+        if isinstance(error, StoreUnavailable):
+            finished = [outcome_of.spared(outcome) for outcome in finished]
+        self._waiting.extendleft(reversed(finished))
+        self._under_way -= len(finished)

@@ -1,0 +1,89 @@
+"""Connections of the drivers whose calls have a deadline."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from ledgerstone.store.deadlines import Deadline, Watch, keep_alive
+
+OVER = "the worker has stopped: no connection is made any more"
+
+
+def connect_psycopg(deadline: Deadline, *arguments: Any, **named: Any) -> Any:
+    """A connection of psycopg."""
+    import psycopg
+
+    if deadline.over:
+        raise psycopg.OperationalError(OVER)
+    connection = _psycopg_class().connect(*arguments, **named)
+    connection.watch = Watch(deadline, connection.fileno())
+    return connection
+
+
+def connect_pymysql(deadline: Deadline, *arguments: Any, **named: Any) -> Any:
+    """A connection of PyMySQL."""
+    import pymysql
+
+    if deadline.over:
+        raise pymysql.OperationalError(2003, OVER)
+    connection = _pymysql_class()(*arguments, **named)
+    socket = connection._sock  # noqa: SLF001 - there is no other way to it
+    keep_alive(socket)
+    connection.watch = Watch(deadline, socket.fileno())
+    return connection
+
+
+@cache
+def _psycopg_class() -> Any:
+    import psycopg
+
+    class WatchedConnection(psycopg.Connection[Any]):
+        """Every wait of psycopg for the server goes through `wait`."""
+
+        watch: Watch | None = None
+
+        def wait(self, *arguments: Any, **named: Any) -> Any:
+            watch = self.watch
+            if watch is None:
+                return super().wait(*arguments, **named)
+            try:
+                with watch:
+                    return super().wait(*arguments, **named)
+            except psycopg.OperationalError as error:
+                if watch.expired:
+                    raise psycopg.OperationalError(watch.words) from error
+                raise
+
+    return WatchedConnection
+
+
+@cache
+def _pymysql_class() -> Any:
+    import pymysql
+    from pymysql.connections import Connection
+
+    class WatchedConnection(Connection):  # type: ignore[misc]
+        """Every wait of PyMySQL for the server is a read or a write of bytes."""
+
+        watch: Watch | None = None
+
+        def _read_bytes(self, count: int) -> Any:
+            return self._watched(super()._read_bytes, count)
+
+        def _write_bytes(self, data: Any) -> Any:
+            return self._watched(super()._write_bytes, data)
+
+        def _watched(self, call: Any, argument: Any) -> Any:
+            watch = self.watch
+            if watch is None:
+                return call(argument)
+            try:
+                with watch:
+                    return call(argument)
+            except pymysql.OperationalError as error:
+                if watch.expired:
+                    raise pymysql.OperationalError(2013, watch.words) from error
+                raise
+
+    return WatchedConnection

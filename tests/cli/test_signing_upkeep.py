@@ -1,0 +1,221 @@
+"""`ledgerstone signing` for operators: where the store lies, archive, copies, damage, size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import Program
+from tests.cli.treasury import TX, Treasury
+from tests.signing.people import address
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def treasury(program: Program) -> Treasury:
+    """A group of 2 of 3."""
+    return Treasury(program, 2, 3)
+
+
+def flip_a_byte(folder: Path) -> None:
+    """Damage the largest data file."""
+    file = max(folder.glob("**/*.sst"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[20] ^= 0xFF
+    file.unlink()
+    file.write_bytes(content)
+
+
+def test_the_data_folder_is_looked_for_in_order(program: Program) -> None:
+    """--data comes before the settings, those before the environment, and .igra is last."""
+    program.environment["KASPA_DATA_DIR"] = "by-environment"
+    key = "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798"
+    new = ("signing", "group", "new", "--threshold=1", f"--member=ann={key}")
+
+    program.run(*new)
+    (program.folder / "ledgerstone.toml").write_text('[signing]\ndata_dir = "by-settings"\n')
+    program.run(*new)
+    program.run(*new, "--data=by-option")
+    (program.folder / "ledgerstone.toml").unlink()
+    del program.environment["KASPA_DATA_DIR"]
+    program.run(*new)
+
+    made = {path.parent.name for path in program.folder.glob("*/threshold-signing")}
+    assert made == {"by-environment", "by-settings", "by-option", ".igra"}
+
+
+def test_requests_are_archived_and_deleted(treasury: Treasury) -> None:
+    """What ended is archived, then deleted with everything; what goes on stays."""
+    treasury.sign("r1")
+    treasury.call("finalize", "r1", TX)
+    treasury.propose("r2")
+
+    unsaid = treasury.refused("archive")
+    kept = treasury.call("archive", "--days=1")
+    archived = treasury.call("archive", "--days=0")
+    listed = treasury.call("request", "list", "--archived")["requests"]
+    deleted = treasury.run("archive", "--delete", "--days=0")
+    gone = treasury.refused("audit", "r1")
+
+    message = "how long ago a request must have ended is not said"
+    assert unsaid == (1, "bad_input", message)
+    assert kept["archived"] == []
+    assert archived["archived"] == ["r1"]
+    assert [each["request_id"] for each in listed] == ["r1"]
+    assert deleted.out == "1 deleted that ended more than 0 days ago\n  r1\n"
+    assert gone == (1, "not_found", "there is no request 'r1'")
+    active = treasury.call("request", "list")["requests"]
+    assert [each["request_id"] for each in active] == ["r2"]
+    words = ("event", "new", "invoice-r1", "--to", address(1), "--amount=10", "--by=ann")
+    replayed = (1, "event_replayed", "the event had the request 'r1'")
+    assert treasury.refused(*words) == replayed
+
+
+def test_a_bar_is_shown_on_a_terminal_only(treasury: Treasury) -> None:
+    """Long work shows a bar on a terminal; a pipe and a program see none."""
+    with treasury.program.show("signing", "archive", "--days=0") as seen:
+        seen.ended()
+    piped = treasury.run("archive", "--days=0")
+
+    assert "Requests" in seen.said
+    assert piped.out == "0 archived that ended more than 0 days ago\n"
+    assert piped.err == ""
+
+
+def test_a_checkpoint_brings_everything_back(treasury: Treasury) -> None:
+    """A checkpoint is verified and restored elsewhere; nothing is overwritten."""
+    treasury.sign()
+    treasury.call("checkpoint", "copy")
+
+    verified = treasury.call("verify", "copy")
+    taken = treasury.refused("checkpoint", "copy")
+    overwriting = treasury.refused("restore", "copy")
+    treasury.call("restore", "copy", "--data=restored")
+
+    assert verified["rows"]["partial_sig"] == 4
+    assert taken == (1, "not_allowed_now", "copy exists")
+    assert overwriting == (1, "not_allowed_now", ".igra/threshold-signing is not empty")
+    restored = treasury.call("finalize", "r1", TX, "--data=restored")
+    assert restored["state"] == "finalized"
+
+
+def test_backups_are_kept_verified_and_restored(treasury: Treasury) -> None:
+    """Backups have numbers; the newest or a named one is restored."""
+    treasury.propose("r1")
+    first = treasury.call("backup", "backups")
+    treasury.propose("r2")
+    treasury.call("backup", "backups", "--keep=2")
+
+    newest = treasury.call("verify", "backups")
+    unknown = treasury.refused("verify", "backups", "--number=9")
+    treasury.call("restore", "backups", "--number=1", "--data=restored")
+
+    assert first["backup"]["number"] == 1
+    assert newest["rows"]["request"] == 2
+    assert unknown == (1, "not_found", "backups has no backup 9")
+    listed = treasury.call("request", "list", "--data=restored")["requests"]
+    assert [each["request_id"] for each in listed] == ["r1"]
+
+
+def test_there_must_be_something_to_restore(treasury: Treasury) -> None:
+    """A folder that is neither a checkpoint nor of backups is told."""
+    for verb in ("verify", "restore"):
+        found = treasury.refused(verb, "nothing")
+
+        message = "there is neither a checkpoint nor a folder of backups in nothing"
+        assert found == (1, "not_found", message)
+
+
+def test_damage_is_reported(treasury: Treasury) -> None:
+    """A flipped byte in a data file ends `verify` with exit 1 and the code of damage."""
+    treasury.sign()
+    treasury.call("checkpoint", "copy")
+    flip_a_byte(treasury.program.folder / "copy")
+
+    code, error, _ = treasury.refused("verify", "copy")
+    restoring = treasury.run("restore", "copy", "--data=restored", "--json")
+
+    assert (code, error) == (1, "store_corrupt")
+    assert (restoring.code, restoring.json["error"]["code"]) == (1, "store_corrupt")
+    assert not (treasury.program.folder / "restored" / "threshold-signing").exists()
+
+
+def test_health_sees_damage(treasury: Treasury) -> None:
+    """`health` is exit 0 on a whole store and exit 1 on a damaged one."""
+    treasury.sign()
+    treasury.call("compact")
+    whole = treasury.call("health")
+    flip_a_byte(treasury.program.folder / ".igra")
+
+    damaged = treasury.run("health")
+
+    assert whole["ok"] is True
+    assert whole["health"]["problems"] == []
+    assert damaged.code == 1
+    assert "orrupt" in damaged.out + damaged.err
+
+
+def test_statistics_and_compaction_tell_sizes(treasury: Treasury) -> None:
+    """`stats` has every family; `compact` says what it brought."""
+    treasury.sign()
+
+    compacted = treasury.call("compact")
+    one = treasury.run("compact", "--family=seen")
+    facts = treasury.call("stats", "--full")
+
+    assert set(compacted) == {"family", "bytes_before", "bytes_after"}
+    assert " before, " in one.out
+    assert facts["families"]["partial_sig"]["rows_estimate"] == 4
+    assert len(facts["families"]) == 10
+    assert facts["disk"]["total_bytes"] > 0
+    assert "DB Stats" in facts["text"]
+
+
+def test_a_store_is_exported_and_imported(treasury: Treasury) -> None:
+    """The export is a new file for its owner only; imported it is the same store, also twice."""
+    treasury.sign()
+    written = treasury.call("export", "store.jsonl")
+    file = treasury.program.folder / "store.jsonl"
+
+    taken = treasury.refused("export", "store.jsonl")
+    piped = treasury.run("export", "-")
+    first = treasury.call("import", "store.jsonl", "--data=other")
+    second = treasury.call("import", "store.jsonl", "--data=other")
+
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert piped.out == file.read_text()
+    assert taken == (1, "not_allowed_now", "store.jsonl exists")
+    assert first == {"stored": written["rows"], "same": 0}
+    assert second == {"stored": 0, "same": written["rows"]}
+    assert treasury.call("audit", "r1", "--data=other") == treasury.call("audit", "r1")
+
+
+def test_a_torn_export_is_told(treasury: Treasury) -> None:
+    """A file that was cut off, or is no export at all, is exit 1."""
+    treasury.call("export", "store.jsonl")
+    file = treasury.program.folder / "store.jsonl"
+    whole = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(whole[:-1]))
+    (treasury.program.folder / "other").write_bytes(b"\xff\xfe")
+
+    torn = treasury.refused("import", "store.jsonl", "--data=there")
+    other = treasury.refused("import", "other", "--data=there")
+    missing = treasury.refused("import", "nothing", "--data=there")
+
+    message = f"the file ends after {len(whole) - 2} rows without its last line"
+    assert torn == (1, "malformed", message)
+    assert other[:2] == (1, "malformed")
+    assert missing == (1, "not_found", "there is no file nothing")
+
+
+def test_old_messages_are_forgotten(treasury: Treasury) -> None:
+    """`seen forget` leaves what could still arrive again, and takes what is older."""
+    treasury.call("seen", "mark", "bob", "ab" * 32, 1)
+
+    by_default = treasury.call("seen", "forget")
+    everything = treasury.run("seen", "forget", "--before=2500-01-01T00:00:00Z")
+
+    assert by_default == {"forgotten": 0}
+    assert everything.out == "1 forgotten\n"

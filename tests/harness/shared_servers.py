@@ -1,0 +1,117 @@
+"""One server of each kind for a whole run: the first pytest process starts it and lends it out.
+
+    pytest (starts servers on demand) ──┬── worker 1 ── copies that reach them
+                                        └── worker 2
+
+A worker asks by name through a socket in a private folder. It gets a copy of the server that can
+make and remove databases and cannot end it. Without pytest-xdist the first process asks itself.
+Several runs may share the servers of a program that starts them (`tools/mutants.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ledgerstone.testing.fixtures import MIGRATED, prepare
+from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
+
+S = TypeVar("S", PrivatePostgres, PrivateMariaDB)
+
+ADDRESS = "TESTS_SERVERS"
+"""The environment variable by which workers find the first process."""
+FAMILY = "AF_UNIX"
+CONNECTIONS_MAX = "500"
+
+Start = Callable[[], AbstractContextManager[Any]]
+
+
+@contextmanager
+def _postgres() -> Iterator[PrivatePostgres]:
+    """A PostgreSQL that is never killed, so it need not wait for the disk.
+
+    Nor does it clean up by itself: what it then learns of a table that is empty for a moment would
+    give a test another plan each time.
+    """
+    settings = {"autovacuum": "off", "max_connections": CONNECTIONS_MAX}
+    with PrivatePostgres(fsync=False, settings=settings) as server:
+        prepare(server.create_database(MIGRATED))
+        yield server
+
+
+@contextmanager
+def _mariadb() -> Iterator[PrivateMariaDB]:
+    """A MariaDB that is never killed, so it need not wait for the disk."""
+    settings = {"max-connections": CONNECTIONS_MAX}
+    with PrivateMariaDB(fsync=False, settings=settings) as server:
+        prepare(server.create_database(MIGRATED))
+        yield server
+
+
+STARTS: Mapping[str, Start] = {"postgres": _postgres, "mariadb": _mariadb}
+
+
+class SharedServers:
+    """Starts each server when it is first asked for, and stops all of them at the end.
+
+    - Whoever asks while a server starts waits for that one start.
+    - A start that failed fails again, with the same error, for everybody who asks.
+    """
+
+    def __init__(self, starts: Mapping[str, Start] = STARTS) -> None:
+        self._starts = starts
+        self._folder = Path(tempfile.mkdtemp(prefix="ledgerstone-servers-"))
+        self._listener = Listener(str(self._folder / "socket"), FAMILY)
+        self._lock = threading.Lock()
+        self._kept: dict[str, Any] = {}
+        self._stack = ExitStack()
+        os.environ[ADDRESS] = str(self._folder / "socket")
+        threading.Thread(target=self._serve, name="shared-servers", daemon=True).start()
+
+    def stop(self) -> None:
+        """End every server that was started."""
+        os.environ.pop(ADDRESS, None)
+        self._listener.close()
+        with self._lock:
+            self._stack.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _serve(self) -> None:
+        # A closed listener ends the loop.
+        with suppress(OSError):
+            while True:
+                asking = self._listener.accept()
+                threading.Thread(target=self._answer, args=(asking,), daemon=True).start()
+
+    def _answer(self, asking: Connection[Any, Any]) -> None:
+        with asking, suppress(EOFError, BrokenPipeError):
+            asking.send(self._server(asking.recv()))
+
+    def _server(self, name: str) -> Any:
+        with self._lock:
+            if name not in self._kept:
+                try:
+                    self._kept[name] = self._stack.enter_context(self._starts[name]())
+                except Exception as failed:  # noqa: BLE001 - it is raised where it was asked for
+                    self._kept[name] = failed
+            return self._kept[name]
+
+
+@contextmanager
+def shared(name: str, kind: type[S]) -> Iterator[S]:
+    """A copy of the server of this name; what kept it from starting is raised here."""
+    with Client(os.environ[ADDRESS], FAMILY) as first:
+        first.send(name)
+        answer = first.recv()
+    if isinstance(answer, Exception):
+        raise answer
+    assert isinstance(answer, kind)
+    yield answer
+    answer.disconnect()

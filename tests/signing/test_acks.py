@@ -1,0 +1,152 @@
+"""Votes, and what they decide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ledgerstone.errors import (
+    MoveNotAllowed,
+    NotAMember,
+    NotFound,
+    RequestExpired,
+    TooLarge,
+    VoteChanged,
+)
+from ledgerstone.signing.life import acks, proposals, trail, volume
+from ledgerstone.signing.life.trail import VoteRefused
+from ledgerstone.signing.values import Approved, Pending, Rejected, RequestId, Stored
+from tests.signing.people import KAS, NOW, address, payment, peer
+from tests.signing.world import MINUTE, World, Worlds, an_input
+
+GONE = RequestId("gone")
+
+
+def test_rejected_when_no_longer_reachable(worlds: Worlds) -> None:
+    """A request is rejected when M accepts are out of reach, with the reasons."""
+    world = worlds(3, 5)
+    request = world.propose()
+
+    decisions = [
+        world.vote(request, n, accept=n == 1, reason=f"no {n}").decision for n in (2, 1, 3, 4)
+    ]
+
+    assert decisions == [Pending()] * 3 + [Rejected(reason="no 2; no 3; no 4")]
+
+
+def test_one_vote_each(worlds: Worlds) -> None:
+    """A member that repeats its vote counts once."""
+    world = worlds()
+    request = world.propose()
+
+    votes = [world.vote(request, 1, reason=str(n)) for n in range(3)]
+
+    assert [vote.stored for vote in votes] == [Stored.NEW, Stored.SAME, Stored.SAME]
+    assert votes[-1].decision == Pending()
+
+
+def test_a_changed_vote(worlds: Worlds) -> None:
+    """A changed vote is refused, the first one stands, and the attempt is on record."""
+    world = worlds()
+    request = world.propose()
+    world.vote(request, 1)
+
+    with pytest.raises(VoteChanged):
+        world.vote(request, 1, accept=False, reason="second thoughts")
+
+    with world.store.transaction() as tx:
+        last = [*trail.entries(tx, request)][-1]
+    assert (last.happened, last.actor) == (VoteRefused(accept=False), peer(1))
+    assert last.detail == "second thoughts"
+    assert world.vote(request, 2).decision == Approved()
+
+
+def test_votes_that_are_refused(worlds: Worlds) -> None:
+    """Strangers, a missing request, the time after its end and a long reason are refused."""
+    world = worlds()
+    request = world.propose()
+
+    with pytest.raises(NotAMember):
+        world.vote(request, 4)
+    with pytest.raises(NotFound):
+        world.vote(GONE, 1)
+    with pytest.raises(TooLarge):
+        world.vote(request, 1, accept=False, reason="x" * 1025)
+    world.now += MINUTE
+    with pytest.raises(RequestExpired):
+        world.vote(request, 1)
+
+
+def test_late_votes(worlds: Worlds) -> None:
+    """A vote after the approval is kept and changes nothing; after the end it is refused."""
+    world = worlds()
+    request = world.approved()
+
+    assert world.vote(request, 3, accept=False) == (Stored.NEW, Approved())
+    world.abort(request)
+
+    assert world.vote(request, 3, accept=False).stored is Stored.SAME
+    with pytest.raises(MoveNotAllowed):
+        World.vote(world, aborted_after_one_vote(world), 2)
+
+
+def test_inputs_that_were_changed(worlds: Worlds) -> None:
+    """A request whose inputs are not those of its validation hash is rejected by the votes."""
+    world = worlds()
+    request = world.propose()
+    with world.store.transaction() as tx:
+        proposals.insert_request_input(tx, request, an_input("r1", 2), now_nanos=NOW)
+
+    world.vote(request, 1)
+
+    assert world.vote(request, 2).decision == Rejected(reason="validation_hash_mismatch")
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ({"allowed_destinations": (address(2),)}, "destination_allowed"),
+        ({"min_amount_sompi": 11 * KAS}, "minimum_amount"),
+        ({"max_amount_sompi": 9 * KAS}, "maximum_amount"),
+        ({"require_reason": True}, "reason_given"),
+        ({"max_daily_volume_sompi": 9 * KAS}, "daily_volume"),
+    ],
+)
+def test_policy(worlds: Worlds, policy: dict[str, Any], reason: str) -> None:
+    """A request that the policy does not allow is rejected, whatever its members vote."""
+    world = worlds(**policy)
+    request = world.propose(event=payment(metadata={}))
+    world.vote(request, 1)
+
+    decision = world.vote(request, 2).decision
+
+    assert isinstance(decision, Rejected)
+    assert decision.reason.startswith(reason)
+    with world.store.transaction() as tx:
+        assert volume.reserved(tx) == 0
+
+
+def aborted_after_one_vote(world: World) -> RequestId:
+    """Another request, which ended after the vote of peer 1."""
+    request = world.propose("r9", payment(9))
+    world.vote(request, 1)
+    world.abort(request)
+    return request
+
+
+def test_refusals_are_bounded(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that tries for ever to change its vote is counted, and fills no store."""
+    monkeypatch.setattr(acks, "REFUSALS_MAX", 2)
+    world = worlds()
+    request = world.propose()
+    world.vote(request, 1)
+
+    for _ in range(5):
+        with pytest.raises(VoteChanged):
+            world.vote(request, 1, accept=False)
+    report = world.signing.audit_request(request)
+
+    assert report.context is not None
+    assert report.context.refusals == 5
+    assert len(report.trail) == report.context.entries == 1 + 1 + 2

@@ -1,0 +1,429 @@
+"""Handles of RocksDB: used after close, forgotten, from many threads, after a fork; no leaks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ledgerstone.errors import LedgerstoneError, StoreClosed, WrongProcess
+from ledgerstone.signing.rocksdb import BackupFolder, Batch, Database
+from ledgerstone.testing.sizes import sized
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
+from tests.signing.conftest import FAMILIES
+
+MIB = 1024 * 1024
+
+
+def test_everything_refuses_after_close(folder: Path, tmp_path: Path) -> None:
+    """The database and all that was opened on it say that it is closed; closing again is fine."""
+    database = Database(folder, FAMILIES)
+    tx = database.transaction()
+    tx.put("rows", b"a", b"1")
+    scan, snapshot = tx.scan("rows"), database.snapshot()
+    backups = BackupFolder(tmp_path / "backups")
+
+    database.close()
+    database.close()
+
+    calls: list[Callable[[], object]] = [
+        lambda: database.get("rows", b"a"),
+        lambda: database.write(Batch()),
+        database.transaction,
+        database.snapshot,
+        database.flush,
+        lambda: database.scan("rows"),
+        lambda: database.compact("rows"),
+        lambda: database.text("rocksdb.stats"),
+        lambda: database.checkpoint(tmp_path / "checkpoint"),
+        database.file_bytes,
+        lambda: tx.get("rows", b"a"),
+        lambda: tx.put("rows", b"a", b"1"),
+        tx.commit,
+        lambda: next(scan),
+        lambda: snapshot.get("rows", b"a"),
+        lambda: backups.create(database),
+    ]
+    for call in calls:
+        with pytest.raises(StoreClosed):
+            call()
+    tx.rollback()
+    scan.close()
+    snapshot.close()
+    backups.close()
+    assert database.closed
+    with Database(folder, FAMILIES) as again:
+        assert again.get("rows", b"a") is None
+
+
+def test_forgotten_objects_are_destroyed_later(database: Database) -> None:
+    """A transaction that nobody ended frees its locks, once another one begins."""
+    forgotten = database.transaction()
+    forgotten.get_for_update("rows", b"a")
+    scans = [forgotten.scan("rows"), database.scan("rows"), database.snapshot()]
+    assert len(database.children) == 4
+
+    del forgotten, scans
+    gc.collect()
+    with database.transaction(lock_timeout_seconds=0.01) as tx:
+        assert tx.get_for_update("rows", b"a") is None
+        assert len(database.children) == 1
+    assert len(database.children) == 0
+
+
+def test_a_forgotten_database_closes_itself(folder: Path) -> None:
+    """The folder can be opened again; a scan keeps its database open."""
+    database = Database(folder, FAMILIES)
+    scan = database.scan("rows")
+    gone = weakref.ref(database)
+    del database
+    gc.collect()
+    assert list(scan) == []
+
+    del scan
+    gc.collect()
+
+    assert gone() is None
+    Database(folder, FAMILIES).close()
+
+
+@pytest.mark.torture
+def test_a_program_may_end_with_everything_open(folder: Path) -> None:
+    """Also while daemon threads use the database: it ends with its own exit code, silently."""
+    code = (
+        "import sys, threading; from pathlib import Path\n"
+        "from ledgerstone.signing.rocksdb import *\n"
+        "database = Database(Path(sys.argv[1]), {'rows': FamilyOptions()})\n"
+        "began = threading.Barrier(3)\n"
+        "def write():\n"
+        "    batch = Batch(); batch.put('rows', b'a', b'1'); began.wait()\n"
+        "    try:\n"
+        "        while True: database.write(batch); database.get('rows', b'a')\n"
+        "    except Exception: pass\n"
+        "for _ in range(2): threading.Thread(target=write, daemon=True).start()\n"
+        "began.wait(); tx = database.transaction(); scan = tx.scan('rows')\n"
+        "sys.exit(5)\n"
+    )
+    for _ in range(sized(2, full=50)):
+        ended = subprocess.run(
+            [sys.executable, "-c", code, folder],
+            capture_output=True,
+            text=True,
+            timeout=WAIT_SECONDS_MAX,
+            check=False,
+        )
+        assert (ended.returncode, ended.stdout, ended.stderr) == (5, "", "")
+
+
+@pytest.mark.torture
+def test_closing_waits_for_calls_in_progress(folder: Path) -> None:
+    """Threads that use the database while it closes get StoreClosed, and never a dead handle."""
+    for _ in range(sized(5, full=100)):
+        database = Database(folder, FAMILIES)
+        strange: list[BaseException] = []
+        began = threading.Barrier(5)
+
+        def use(database: Database, strange: list[BaseException], began: threading.Barrier) -> None:
+            began.wait(WAIT_SECONDS_MAX)
+            try:
+                while True:
+                    with database.transaction() as tx:
+                        tx.put("rows", b"%d" % random.randrange(10), b"1")  # noqa: S311
+                        list(tx.scan("rows"))
+                        list(database.scan("rows"))
+                        tx.commit()
+            except StoreClosed:
+                pass
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the test tells it
+                strange.append(error)
+
+        threads = [threading.Thread(target=use, args=(database, strange, began)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        began.wait(WAIT_SECONDS_MAX)
+        database.close()
+        for thread in threads:
+            thread.join(WAIT_SECONDS_MAX)
+
+        assert strange == []
+
+
+def test_one_transaction_in_many_threads(database: Database) -> None:
+    """Calls of several threads on one transaction take turns; all writes are there."""
+    tx = database.transaction()
+
+    def write(start: int) -> None:
+        for number in range(start, start + 200):
+            tx.put("rows", b"%05d" % number, b"1")
+            tx.get("rows", b"%05d" % number)
+
+    threads = [threading.Thread(target=write, args=(start,)) for start in range(0, 800, 200)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_SECONDS_MAX)
+    tx.commit()
+
+    assert sum(1 for _ in database.scan("rows")) == 800
+
+
+def test_a_forked_child_is_refused(database: Database, tmp_path: Path) -> None:
+    """Every call in it raises, closing does nothing, and it ends by its own exit code."""
+    tx = database.transaction()
+    tx.put("rows", b"a", b"1")
+    scan = database.scan("rows")
+    snapshot = database.snapshot()
+    # The threads in the background are what a child has not got, and must not wait for.
+    database.flush()
+    backups = BackupFolder(tmp_path / "backups")
+
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            for call in (
+                lambda: database.get("rows", b"a"),
+                database.transaction,
+                tx.commit,
+                lambda: next(scan),
+                lambda: snapshot.get("rows", b"a"),
+                backups.backups,
+                lambda: Database(tmp_path / "other", FAMILIES),
+                lambda: BackupFolder(tmp_path / "other"),
+            ):
+                with pytest.raises(WrongProcess):
+                    call()
+            for close in (tx.rollback, scan.close, snapshot.close, backups.close, database.close):
+                close()
+            code = 7
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 7
+    tx.commit()
+    assert database.get("rows", b"a") == b"1"
+    backups.close()
+
+
+def test_a_fork_in_the_middle_of_a_call(database: Database) -> None:
+    """A child is refused at once, also where a thread of the parent was inside that transaction."""
+    holder, waiting = (database.transaction(lock_timeout_seconds=WAIT_SECONDS_MAX) for _ in "ab")
+    holder.get_for_update("rows", b"a")
+    thread = threading.Thread(target=waiting.get_for_update, args=("rows", b"a"))
+    thread.start()
+    until(lambda: thread.ident in database.guard._calling)
+
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with pytest.raises(WrongProcess):
+                waiting.get("rows", b"a")
+            waiting.rollback()
+            database.close()
+            code = 7
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    holder.rollback()
+    thread.join(WAIT_SECONDS_MAX)
+
+    assert os.waitstatus_to_exitcode(status) == 7
+    waiting.rollback()
+
+
+def test_a_forked_child_ends(folder: Path) -> None:
+    """One that ends in the ordinary way does not wait for RocksDB's threads, and keeps its words.
+
+    They are threads of the parent; the library's exit handler would join them for ever.
+    """
+    code = (
+        "import ctypes, os, sys; from pathlib import Path\n"
+        "from ledgerstone.signing.rocksdb import *\n"
+        "database = Database(Path(sys.argv[1]), {'rows': FamilyOptions()})\n"
+        "batch = Batch(); batch.put('rows', b'a', b'1'); database.write(batch); database.flush()\n"
+        "database.compact('rows')\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    print('said by Python'); ctypes.CDLL(None).printf(b'said by C\\n'); sys.exit(7)\n"
+        "_, status = os.waitpid(child, 0)\n"
+        "sys.exit(os.waitstatus_to_exitcode(status) + database.get('rows', b'a')[0])\n"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code, folder],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS_MAX,
+        check=False,
+    )
+
+    assert ended.stderr == ""
+    assert ended.returncode == 7 + ord("1")
+    assert sorted(ended.stdout.splitlines()) == ["said by C", "said by Python"]
+
+
+def test_a_child_of_a_parent_without_a_database(folder: Path) -> None:
+    """It may open one, although the module was imported before the fork."""
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from ledgerstone.signing.rocksdb import *\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    with Database(Path(sys.argv[1]), {}) as database: database.flush()\n"
+        "    sys.exit(7)\n"
+        "_, status = os.waitpid(child, 0)\n"
+        "sys.exit(os.waitstatus_to_exitcode(status))\n"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code, folder], timeout=WAIT_SECONDS_MAX, check=False
+    )
+
+    assert ended.returncode == 7
+
+
+@pytest.mark.torture
+def test_an_interrupted_call_leaves_nothing_behind(folder: Path) -> None:
+    """A signal handler that raises, in the middle of anything, never crashes nor blocks closing."""
+    code = (
+        "import signal, sys; from pathlib import Path\n"
+        "from ledgerstone.signing.rocksdb import *\n"
+        "class Rung(Exception): pass\n"
+        "armed = []\n"
+        "def ring(*_):\n"
+        "    if armed: armed.clear(); raise Rung\n"
+        "database = Database(Path(sys.argv[1]), {'sums': FamilyOptions(appends=True)})\n"
+        "signal.signal(signal.SIGALRM, ring)\n"
+        "for number in range(int(sys.argv[2])):\n"
+        "    try:\n"
+        "        armed.append(number)\n"
+        "        signal.setitimer(signal.ITIMER_REAL, 0.0003 + number % 7 * 0.0002)\n"
+        "        for _ in range(100):\n"
+        "            with database.transaction() as tx:\n"
+        "                tx.merge('sums', b'a', b'1'); list(tx.scan('sums'))\n"
+        "                if len(tx.get('sums', b'a')) > 500: tx.delete('sums', b'a')\n"
+        "                tx.commit()\n"
+        "        armed.clear()\n"
+        "    except Rung: pass\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "database.close(); print('closed')\n"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code, folder, str(sized(100, full=5000))],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS_MAX,
+        check=False,
+    )
+
+    # What was raised inside a finalizer Python can only print; the process must go on and close.
+    assert (ended.returncode, ended.stdout) == (0, "closed\n"), ended.stderr
+
+
+@pytest.mark.torture
+def test_an_interrupted_opening_or_closing(folder: Path) -> None:
+    """A signal handler that raises while a database opens or closes leaves it closable."""
+    code = (
+        "import gc, signal, sys; from pathlib import Path\n"
+        "from ledgerstone.signing.rocksdb import *\n"
+        "class Rung(Exception): pass\n"
+        "armed = []\n"
+        "def ring(*_):\n"
+        "    if armed: armed.clear(); raise Rung\n"
+        "signal.signal(signal.SIGALRM, ring)\n"
+        "def use(number):\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 0.0005 + number % 60 * 0.0002)\n"
+        "    with Database(Path(sys.argv[1]), {'rows': FamilyOptions()}) as database:\n"
+        "        batch = Batch(); batch.put('rows', b'a', b'1'); database.write(batch)\n"
+        "        snapshot = database.snapshot(); list(snapshot.scan('rows'))\n"
+        "for number in range(int(sys.argv[2])):\n"
+        "    try: armed.append(number); use(number); armed.clear()\n"
+        "    except Rung: pass\n"
+        "    gc.collect()\n"
+        "Database(Path(sys.argv[1]), {}).close(); print('closed')\n"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code, folder, str(sized(60, full=3000))],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS_MAX,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stdout) == (0, "closed\n"), ended.stderr
+
+
+@pytest.mark.torture
+def test_nothing_leaks(tmp_path: Path) -> None:
+    """Opening, writing, reading, failing and closing again and again does not grow the process."""
+    process = psutil.Process()
+
+    def cycle(number: int) -> None:
+        folder = tmp_path / str(number % 3)
+        with Database(folder, FAMILIES) as database:
+            for key in range(50):
+                with database.transaction() as tx:
+                    tx.get_for_update("rows", b"%d" % key)
+                    tx.put("rows", b"%d" % key, bytes(1000))
+                    tx.commit()
+            with database.snapshot() as snapshot:
+                assert sum(1 for _ in snapshot.scan("rows")) == 50
+            for _ in range(50):
+                with pytest.raises(LedgerstoneError):
+                    database.text("rocksdb.nothing")
+                database.text("rocksdb.stats")
+                database.file_bytes()
+                database.get("rows", b"1")
+            database.transaction().put("rows", b"left open", bytes(1000))
+            assert len(database.children) <= 1
+
+    for number in range(10):
+        cycle(number)
+    gc.collect()
+    before, threads = process.memory_info().rss, process.num_threads()
+    files = process.num_fds()
+    cycles = sized(20, full=500)
+    for number in range(cycles):
+        cycle(number)
+    gc.collect()
+
+    assert process.memory_info().rss - before < 24 * MIB
+    assert process.num_fds() <= files
+    assert process.num_threads() <= threads + 2
+
+
+def test_a_lock_wait_ends_when_the_database_closes(folder: Path) -> None:
+    """Closing waits for the lock timeout of a call in progress, and then closes."""
+    database = Database(folder, FAMILIES)
+    holder = database.transaction()
+    holder.get_for_update("rows", b"a")
+    raised: list[LedgerstoneError] = []
+
+    def wait() -> None:
+        tx = database.transaction(lock_timeout_seconds=0.2)
+        try:
+            tx.get_for_update("rows", b"a")
+        except LedgerstoneError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until(lambda: thread.ident in database.guard._calling or raised)
+    database.close()
+    thread.join(WAIT_SECONDS_MAX)
+
+    assert [error.code for error in raised] == ["lock_timeout"]
+    assert database.closed

@@ -1,0 +1,169 @@
+"""The store and kill -9: nothing acknowledged is lost, and what belongs together stays together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ledgerstone.signing import upkeep
+from ledgerstone.signing.keys import Family
+from ledgerstone.signing.rocksdb import Batch, Database
+from ledgerstone.signing.store import Store
+from ledgerstone.testing.sizes import sized
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
+from tests.signing.crash_writer import DAY
+from tests.signing.processes import started
+
+FAILPOINTS = ("signing.committing", "signing.committed")
+
+
+def killed_in_round(folder: Path, number: int) -> set[bytes]:
+    """One writer that dies, by a failpoint or from outside; what it acknowledged."""
+    failpoint = None
+    if number % 3 < 2:
+        failpoint = f"{FAILPOINTS[number % 3]}=kill@{7 + number * 13 % 200}"
+    code = ["-m", "tests.signing.crash_writer", str(folder), str(number)]
+    with started(code, failpoint=failpoint) as writer:
+        assert writer.stdout is not None
+        said = []
+        for line in writer.stdout:
+            said.append(line)
+            if failpoint is None and len(said) == 20 + number % 50:
+                writer.kill()
+        assert writer.wait(WAIT_SECONDS_MAX) == -9
+    # The last line may be cut off by the kill; it was acknowledged all the same.
+    return {line.strip() for line in said if line.endswith(b"\n")}
+
+
+def check(folder: Path, acknowledged: set[bytes]) -> None:
+    """Read the promises off the files, with nothing of the store."""
+    families = ("event", "request", "volume")
+    with Database(folder, {}, read_only=True) as database:
+        events, requests, volumes = (dict(database.scan(name)) for name in families)
+    names = {key.removeprefix(b"evt:") for key in events}
+
+    assert acknowledged <= names
+    assert names == {key.removeprefix(b"req:") for key in requests}
+    amounts = [int.from_bytes(value, "big") for value in events.values()]
+    assert int.from_bytes(volumes[DAY], "big") == sum(amounts)
+
+
+@pytest.mark.torture
+def test_killed_again_and_again(folder: Path) -> None:
+    """After every kill all acknowledged transactions are there, whole, and the volume is right."""
+    acknowledged: set[bytes] = set()
+
+    for number in range(sized(6, full=100)):
+        acknowledged |= killed_in_round(folder, number)
+        check(folder, acknowledged)
+
+    assert acknowledged
+    with Store(folder) as store:
+        assert upkeep.health(store).ok
+
+
+MIGRATE = """
+import sys
+from pathlib import Path
+from ledgerstone.signing.store import Store
+with Store(Path(sys.argv[1])) as store:
+    print(store.migrate().moved)
+"""
+
+
+@pytest.mark.torture
+def test_killed_while_migrating(folder: Path) -> None:
+    """Each row is in one family or the other after a kill, and the next run moves the rest."""
+    with Store(folder) as store:
+        batch = Batch()
+        for number in range(1200):
+            batch.put(Family.DEFAULT, b"evt:%05d" % number, b"%d" % number)
+        for day in range(300):
+            batch.put(Family.DEFAULT, b"vol:%08d" % day, (7).to_bytes(8, "big"))
+            batch.put(Family.VOLUME, b"vol:%08d" % day, (5).to_bytes(8, "big"))
+        store.database.write(batch)
+
+    for step in range(1, 4):
+        failpoint = f"signing.migrating=kill@{step}"
+        with started(["-c", MIGRATE, str(folder)], failpoint=failpoint) as child:
+            child.wait(WAIT_SECONDS_MAX)
+        with Store(folder) as store:
+            events = {
+                row.key: row.value
+                for family in (Family.DEFAULT, Family.EVENT)
+                for row in store.database.scan_prefix(family, b"evt:")
+            }
+            assert events == {b"evt:%05d" % number: b"%d" % number for number in range(1200)}
+    with started(["-c", MIGRATE, str(folder)]) as child:
+        assert child.wait(WAIT_SECONDS_MAX) == 0
+
+    with Store(folder) as store:
+        assert list(store.database.scan(Family.DEFAULT)) == []
+        assert {store.volume(b"vol:%08d" % day) for day in range(300)} == {12}
+
+
+RESTORE = """
+import sys
+from pathlib import Path
+from ledgerstone.signing.upkeep import restore_checkpoint
+restore_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def test_killed_while_restoring(folder: Path, tmp_path: Path) -> None:
+    """A restore that is cut off leaves no half of a store; the next one succeeds."""
+    with Store(folder) as store:
+        store.insert(Family.EVENT, b"evt:a", b"1")
+        upkeep.checkpoint(store, tmp_path / "checkpoint")
+    arguments = [str(tmp_path / "checkpoint"), str(tmp_path / "restored")]
+
+    with started(["-c", RESTORE, *arguments], failpoint="signing.restoring=kill") as child:
+        assert child.wait(WAIT_SECONDS_MAX) == -9
+    assert not (tmp_path / "restored").exists()
+    with started(["-c", RESTORE, *arguments]) as child:
+        assert child.wait(WAIT_SECONDS_MAX) == 0
+
+    with Store(tmp_path / "restored") as store:
+        assert store.get(Family.EVENT, b"evt:a") == b"1"
+
+
+FILL = """
+import resource, sys
+from pathlib import Path
+from ledgerstone.errors import StoreFull
+from ledgerstone.signing.keys import Family
+from ledgerstone.signing.store import Store
+with Store(Path(sys.argv[1])) as store:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
+    for number in range(1000):
+        try:
+            with store.transaction() as tx:
+                tx.put(Family.EVENT, b"evt:%04d" % number, bytes(5000))
+                tx.add_volume(b"vol:day", 1)
+        except StoreFull:
+            break
+        print(number)
+    for _ in range(3):
+        try:
+            store.insert(Family.EVENT, b"evt:more", b"1")
+        except StoreFull:
+            continue
+        raise SystemExit("written although the disk is full")
+    assert store.get(Family.EVENT, b"evt:0000") == bytes(5000)
+"""
+
+
+def test_a_full_disk(folder: Path) -> None:
+    """It is told by its own error, reads go on, and all that was acknowledged is there later."""
+    with started(["-c", FILL, str(folder)]) as child:
+        said, _ = child.communicate(timeout=WAIT_SECONDS_MAX)
+        assert child.returncode == 0
+    acknowledged = len(said.split())
+
+    with Store(folder) as store:
+        rows = store.page(Family.EVENT, b"evt:").rows
+        assert acknowledged <= len(rows) < 1000
+        assert store.volume(b"vol:day") == len(rows)
+        store.insert(Family.EVENT, b"evt:more", b"1")
+    assert acknowledged > 10

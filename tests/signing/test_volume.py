@@ -1,0 +1,89 @@
+"""The volume of a day, and reservations."""
+
+from __future__ import annotations
+
+import pytest
+
+from ledgerstone.errors import Malformed, StoreCorrupt
+from ledgerstone.signing.keys import Family
+from ledgerstone.signing.life import volume
+from ledgerstone.signing.values import Approved, Rejected
+from tests.signing.people import DAY, KAS, NOW, payment
+from tests.signing.world import Worlds
+
+
+def test_reservations_count(worlds: Worlds) -> None:
+    """What is approved and not finalized counts against the limit; a free amount does not."""
+    world = worlds(max_daily_volume_sompi=25 * KAS)
+    first = world.approved("r1", payment(1))
+    world.approved("r2", payment(2))
+
+    third = world.decision(world.approved("r3", payment(3)))
+    world.abort(first)
+    fourth = world.decision(world.approved("r4", payment(4)))
+
+    assert isinstance(third, Rejected)
+    assert fourth == Approved()
+
+
+def test_the_next_day(worlds: Worlds) -> None:
+    """Five payments fill the limit, a sixth is rejected, and accepted on the next UTC day."""
+    world = worlds(max_daily_volume_sompi=50 * KAS)
+    for number in range(5):
+        world.finalize(world.signed(f"r{number}", payment(number)))
+
+    today = world.decision(world.approved("r5", payment(5)))
+    world.now += DAY
+    tomorrow = world.decision(world.approved("r6", payment(6, timestamp_nanos=NOW)))
+
+    assert isinstance(today, Rejected)
+    assert "daily_volume" in today.reason
+    assert tomorrow == Approved()
+
+
+def test_over_midnight(worlds: Worlds) -> None:
+    """What was approved yesterday and is paid today counts today."""
+    world = worlds(max_daily_volume_sompi=20 * KAS)
+    late = [world.signed(f"r{n}", payment(n)) for n in (1, 2)]
+    world.now += DAY
+    refused = world.decision(world.approved("r3", payment(3)))
+
+    for request in late:
+        world.finalize(request)
+
+    assert isinstance(refused, Rejected)
+    with world.store.transaction() as tx:
+        assert volume.volume_of_day(tx, world.now) == 20 * KAS
+
+
+def test_since(worlds: Worlds) -> None:
+    """The volume since a moment counts whole UTC days, from the day of the moment on."""
+    world = worlds()
+    for number in (1, 3):
+        world.finalize(world.signed(f"r{number}", payment(number, amount_sompi=10 * number)))
+        world.now += DAY
+
+    with world.store.transaction() as tx:
+        assert volume.volume_since(tx, 0) == 40
+        assert volume.volume_since(tx, NOW + DAY) == 30
+        assert volume.volume_since(tx, NOW + DAY + DAY // 3) == 30
+        assert volume.volume_since(tx, NOW + 2 * DAY) == 0
+
+
+def test_a_damaged_sum(worlds: Worlds) -> None:
+    """A reserved sum of another length is Malformed."""
+    with worlds().store.transaction() as tx:
+        tx.put(Family.DEFAULT, b"own:reserved", b"1")
+        with pytest.raises(Malformed):
+            volume.reserved(tx)
+
+
+def test_the_reserved_sum_is_exact(worlds: Worlds) -> None:
+    """Reservations beyond 64 bits are kept exactly; more is never given back than there is."""
+    with worlds().store.transaction() as tx:
+        volume.reserve(tx, 2**64 - 1)
+        volume.reserve(tx, 2**64 - 1)
+        volume.release(tx, 2**64 - 1)
+        assert volume.reserved(tx) == 2**64 - 1
+        with pytest.raises(StoreCorrupt):
+            volume.release(tx, 2**64)

@@ -1,0 +1,118 @@
+"""A network that falls silent: packets vanish, nothing is closed, and every wait ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.engine import make_url
+
+from ledgerstone import Ledger, errors
+from ledgerstone.jobs import Status
+from ledgerstone.settings import Settings
+from ledgerstone.testing.contract import opened
+from ledgerstone.testing.contract.job_workshop import enqueue, standing
+from ledgerstone.testing.fixtures import KINDS, Home, new_home
+from ledgerstone.testing.processes import WorkerProcess
+from ledgerstone.testing.waiting import until
+from ledgerstone.testing.workshop import started
+from tests.harness.proxy import SilentProxy
+
+
+@pytest.fixture(params=KINDS[1:])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+    """A migrated database on a server."""
+    for home in new_home(request, request.param, tmp_path):
+        opened(home.url).close()
+        yield home
+
+
+@pytest.fixture
+def proxy(server: Home) -> Iterator[SilentProxy]:
+    port = make_url(server.url).port
+    assert port is not None
+    with SilentProxy(port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def url(server: Home, proxy: SilentProxy) -> str:
+    """The database, through the proxy."""
+    there = make_url(server.url).set(host="127.0.0.1", port=proxy.port)
+    return there.render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def ledger(url: str) -> Iterator[Ledger]:
+    store, engine = {"call_seconds_max": 1}, {"lease_seconds": 3}
+    settings = Settings.load(url=url, environ={}, store=store, engine=engine)
+    with Ledger(url, settings=settings) as ledger:
+        yield ledger
+
+
+@pytest.mark.parametrize("through", ["statement", "connection"])
+def test_a_call_that_nobody_answers(ledger: Ledger, proxy: SilentProxy, through: str) -> None:
+    """It ends, as a database out of reach, with how long it took; the next one is answered."""
+
+    def write() -> None:
+        with ledger.transaction() as tx:
+            if through == "statement":
+                tx.jobs.enqueue("lost")
+            else:
+                tx.connection.execute(text("SELECT 1"))
+
+    write()
+    proxy.silence()
+    with pytest.raises(errors.StoreUnavailable, match="did not answer within 1 s"):
+        write()
+    proxy.speak()
+
+    ledger.run(lambda tx: tx.jobs.enqueue("after"))
+
+
+def test_a_commit_that_nobody_answers(ledger: Ledger, proxy: SilentProxy) -> None:
+    """The same for the answer to a commit."""
+    with pytest.raises(errors.StoreUnavailable), ledger.transaction() as tx:
+        tx.connection.execute(text("SELECT 1"))
+        proxy.silence()
+    proxy.speak()
+
+    ledger.run(lambda tx: tx.jobs.enqueue("after"))
+
+
+@pytest.mark.slow
+def test_a_worker_goes_on(ledger: Ledger, server: Home, proxy: SilentProxy) -> None:
+    """A worker that was cut off in silence notices it, and works again when it is over."""
+    done: list[int] = []
+
+    @ledger.job("a")
+    def work(number: int) -> None:
+        done.append(number)
+
+    direct = Settings.load(url=server.url, environ={})
+    with Ledger(server.url, settings=direct) as beside, started(worker := ledger.worker()):
+        first = enqueue(beside, "a", {"number": 1})
+        until(lambda: standing(beside, first).status is Status.SUCCEEDED)
+        proxy.silence()
+        second = enqueue(beside, "a", {"number": 2})
+        until(lambda: worker.pumps[0].tally.trouble, what="that it is noticed")
+        proxy.speak()
+        until(lambda: standing(beside, second).status is Status.SUCCEEDED)
+
+    assert done == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_told_to_stop(url: str, proxy: SilentProxy) -> None:
+    """SIGTERM ends a worker whose network is silent, within its grace and a few seconds."""
+    settings = {"engine_grace_seconds": 1}
+
+    with WorkerProcess(url, settings=settings) as worker:
+        worker.ready()
+        proxy.silence()
+        worker.terminate()
+        code = worker.wait()
+
+    assert code == 0, worker.complaints

@@ -1,0 +1,44 @@
+"""The list of known errors fits the code: each of its entries can be put in."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from tools import mutants
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_entry_can_be_put_in() -> None:
+    """What an entry looks for stands once in its file, and what it runs is there."""
+    mistakes = [f"{each.name}: {said}" for each in mutants.listed() if (said := each.mistake())]
+
+    assert mistakes == []
+
+
+def test_every_entry_runs_tests_that_exist() -> None:
+    """The paths of its tests lead somewhere."""
+    paths = {
+        word.partition("::")[0]
+        for each in mutants.listed()
+        for word in each.tests
+        if word.startswith("tests/")
+    }
+
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_every_promise_has_three() -> None:
+    """Each promise of ARCHITECTURE.md is broken by at least three entries."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    promises = re.findall(
+        r"^(\d+)\. \*\*",
+        text.partition("## What is promised")[2].partition("\n## ")[0],
+        re.MULTILINE,
+    )
+    broken = Counter(str(each.promise) for each in mutants.listed())
+
+    assert len(promises) == 8
+    assert [promise for promise in promises if broken[promise] < 3] == []
