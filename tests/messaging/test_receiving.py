@@ -33,7 +33,7 @@ from ledgerstone.testing.contract.failed import found
 from ledgerstone.testing.contract.inbox import message_of, new_office, noted, receipts
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
-from ledgerstone.testing.waiting import until
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 
 QUICK: dict[str, Any] = {"retry_seconds": 0.01}
 """Settings with pauses that a test can wait for."""
@@ -160,7 +160,7 @@ class MemorySubscription:
         self._stopped.set()
         self._queue.wake()
         if self._thread is not None:
-            self._thread.join(10)
+            self._thread.join(WAIT_SECONDS_MAX)
 
     def close(self) -> None:
         self.stop()

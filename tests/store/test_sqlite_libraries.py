@@ -14,6 +14,7 @@ from ledgerstone import Ledger, chores, errors
 from ledgerstone.chores import ChoreSource
 from ledgerstone.engine import Handler
 from ledgerstone.settings import Settings
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from ledgerstone.testing.work import nothing
 
 
@@ -38,7 +39,7 @@ def test_the_users_library_is_followed(ledger: Ledger, tmp_path: Path) -> None:
         writing.start()
         waits = writing.is_alive()
         connection.commit()
-        writing.join(30)
+        writing.join(WAIT_SECONDS_MAX)
 
         with ledger.reading() as tx:
             assert sum(tx.chores.counts().values()) == 2

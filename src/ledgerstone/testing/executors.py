@@ -40,7 +40,6 @@ from ledgerstone.testing.waiting import until
 TRIES_MAX = 3
 PAUSE_SECONDS = 3600.0
 """Longer than any wait between two tries."""
-TICKS_MAX = 1000
 EVENTS = "executors"
 
 
@@ -79,14 +78,15 @@ class _SourceWork(_Work):
             workers = [self.ledger.worker(self.source()) for _ in range(executors)]
             for worker in workers:
                 stack.callback(worker.stop, grace_seconds=0)
-            for _ in range(TICKS_MAX):
-                together(*[partial(_drained, worker) for worker in workers])
-                with self.ledger.reading() as tx:
-                    if not self.is_left(tx):
-                        return
-                self._clock.advance(PAUSE_SECONDS)
-        message = f"after {TICKS_MAX} rounds there is something left to do"
-        raise AssertionError(message)
+            # No number of rounds is enough: an item that another worker locks is settled later.
+            until(partial(self._round, workers), what="the end of all work")
+
+    def _round(self, workers: Sequence[Worker]) -> bool:
+        """Every worker takes what is due now; whether nothing is left."""
+        together(*[partial(_drained, worker) for worker in workers])
+        self._clock.advance(PAUSE_SECONDS)
+        with self.ledger.reading() as tx:
+            return not self.is_left(tx)
 
 
 def _drained(worker: Worker) -> None:
