@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import inspect, update
+from sqlalchemy import func, select, update
 
-from ledgerstone import chores
 from ledgerstone.cli import checks
 from ledgerstone.cli.checks import Verdict
 from ledgerstone.engine.workers import WorkerReport, sign_in
 from ledgerstone.ids import new_id
+from ledgerstone.jobs.tables import job_event
 from ledgerstone.ledger import Ledger
-from ledgerstone.settings import Settings
 from ledgerstone.store.dialects import sqlite
 from ledgerstone.store.leases import acquire
 from ledgerstone.store.tables import leases, worker
@@ -160,39 +159,29 @@ def test_a_file_that_never_shrinks_is_found(program: Program) -> None:
 
 
 def test_the_round_trip_leaves_nothing(program: Program, home: Home, ledger: Ledger) -> None:
-    """The chore that is tried is gone afterwards, and others are as they were."""
+    """The job that is tried is gone afterwards, and others are as they were."""
     with ledger.transaction() as tx:
-        tx.chores.enqueue("mine", key="mine")
+        job_id = tx.jobs.enqueue("mine", key="mine").id
 
     ended = program.run("--url", home.url, "doctor", "--json")
 
     with ledger.reading() as tx:
-        counts = tx.chores.counts()
+        rows = tx.jobs.find().rows
+        events = tx.connection.execute(select(func.count()).select_from(job_event)).scalar_one()
     assert found(ended)["round trip"]["verdict"] == "ok"
-    assert counts[chores.Status.QUEUED] == sum(counts.values()) == 1
-
-
-def test_the_round_trip_adds_no_tables(program: Program, tmp_path: Path) -> None:
-    """Where chores are not installed, they are not installed by the doctor."""
-    url = f"sqlite:///{tmp_path}/ledger.db"
-    program.run("--url", url, "migrate")
-
-    ended = program.run("--url", url, "doctor", "--json")
-
-    assert found(ended)["round trip"]["verdict"] == "ok"
-    with Ledger(settings=Settings.load(url=url, environ={})) as ledger, ledger.reading() as tx:
-        assert not inspect(tx.connection).has_table("chore")
+    assert [(row.id, row.status.value, row.attempt) for row in rows] == [(job_id, "queued", 0)]
+    assert events == 1
 
 
 def test_work_without_workers_is_a_warning(program: Program, home: Home, ledger: Ledger) -> None:
-    """Chores that wait while no worker is alive: what to run is told."""
+    """Jobs that wait while no worker is alive: what to run is told."""
     with ledger.transaction() as tx:
-        tx.chores.enqueue("work")
+        tx.jobs.enqueue("work")
 
     checked = found(program.run("--url", home.url, "doctor", "--json"))
 
     assert checked["workers"]["verdict"] == "warning"
-    assert checked["workers"]["todo"] == "run `ledgerstone up`"
+    assert checked["workers"]["todo"] == "run `ledgerstone work -A MODULE:LEDGER` with your code"
 
 
 def test_a_silent_worker_is_a_warning(program: Program, home: Home, ledger: Ledger) -> None:

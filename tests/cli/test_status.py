@@ -31,9 +31,9 @@ def idle_worker(ledger: Ledger) -> Worker:
 
 
 def test_it_shows_who_works(program: Program, home: Home, ledger: Ledger) -> None:
-    """A living worker, its duties' leases and the chores are shown; afterwards it is stopped."""
+    """A living worker, its duties' leases and the jobs are shown; afterwards it is stopped."""
     with ledger.transaction() as tx:
-        tx.chores.enqueue("later", delay_seconds=3600)
+        tx.jobs.enqueue("later", delay_seconds=3600)
     working = idle_worker(ledger)
     working.start()
 
@@ -44,7 +44,7 @@ def test_it_shows_who_works(program: Program, home: Home, ledger: Ledger) -> Non
 
     (one,) = alive["workers"]
     assert (one["id"], one["state"]) == (working.id, "alive")
-    assert alive["chores"] == {"queued": 1, "running": 0, "done": 0, "dead": 0, "canceled": 0}
+    assert [alive["jobs"][name] for name in ("queued", "running", "dead_letters")] == [1, 0, 0]
     assert alive["schema"]["current"] == migrating.newest()
     assert shown.code == 0
     assert f"…{working.id[-8:]}" in shown.out

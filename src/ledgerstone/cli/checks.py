@@ -18,23 +18,22 @@ from enum import Enum
 import msgspec
 from sqlalchemy import inspect, select
 
-from ledgerstone.chores import ChoreSource
-from ledgerstone.chores.tables import chore, tables
 from ledgerstone.cli.database import file_of, must_exist, opened
 from ledgerstone.cli.output import counted, foldable
 from ledgerstone.cli.reaching import Place, reached
 from ledgerstone.cli.status import (
     WorkerState,
-    chores_of,
     failed_messages_of,
     jobs_of,
     leases_of,
     workers_of,
 )
-from ledgerstone.engine.source import Ask, Handler, Outcome
+from ledgerstone.engine.source import Ask, Outcome
 from ledgerstone.engine.source import Verdict as ItemVerdict
 from ledgerstone.errors import LedgerstoneError, SettingsError
 from ledgerstone.ids import new_id
+from ledgerstone.jobs.kinds import Kinds
+from ledgerstone.jobs.source import JobSource
 from ledgerstone.ledger import Transaction
 from ledgerstone.messaging import Office
 from ledgerstone.settings import Settings
@@ -53,6 +52,8 @@ SKEW_MS_MAX = 1000
 FREE_BYTES_LOW = 1 << 30
 FREE_BYTES_MIN = 100 << 20
 TYPES_NAMED_MAX = 5
+ROUND_TRIP = "ledgerstone.doctor"
+"""The type of the job with which the way from enqueue to settlement is tried."""
 DUTY_LATE_MS = 600_000
 """A duty is late when nobody has done it for so long, though there are workers."""
 
@@ -319,20 +320,19 @@ class _Undo(Exception):
     """Rolls the transaction back."""
 
 
-def _round_trip(database: Examined, _: Settings) -> Iterator[Check]:
-    """Accept, claim and settle a chore, in a transaction that leaves nothing behind."""
+def _round_trip(database: Examined, settings: Settings) -> Iterator[Check]:
+    """Accept, claim and settle a job, in a transaction that leaves nothing behind."""
     with database.reading() as tx:
-        installed = inspect(tx.connection).has_table(chore.name)
-    if not installed and not database.dialect.embedded:
-        # A server may keep a table although the transaction that made it is undone.
-        return
+        if not migrating.look(tx.connection).up_to_date:
+            return
+    kinds = Kinds()
+    kinds.add(ROUND_TRIP, lambda: None, queue=f"{ROUND_TRIP}-{new_id()}")
+    queue = kinds.all()[ROUND_TRIP].queue
+    source = JobSource(queue, kinds, database, crashes_max=settings.engine.crashes_max)
     began = time.perf_counter()
     refused = None
     with suppress(_Undo), database.transaction() as tx:
-        if not installed:
-            tables.create_all(tx.connection)
-        source = ChoreSource(Handler(lambda _: None))
-        tx.chores.enqueue("doctor", key=f"doctor-{new_id()}")
+        tx.jobs.enqueue(ROUND_TRIP, queue=queue)
         claims = source.claim(tx, Ask(1, "doctor", 1.0))
         refused = source.settle(tx, [Outcome(claim, ItemVerdict.DONE) for claim in claims])
         raise _Undo
@@ -349,15 +349,16 @@ def _workers(database: Examined, settings: Settings) -> Iterator[Check]:
             return
         found = workers_of(tx, settings)
         leases = leases_of(tx)
-        chores = chores_of(tx) or {}
+        waiting = migrating.look(tx.connection).up_to_date and jobs_of(tx).queued
     states = [one.state for one in found]
     alive, silent = states.count(WorkerState.ALIVE), states.count(WorkerState.SILENT)
     seen = f"{alive} alive, {silent} silent, {states.count(WorkerState.STOPPED)} stopped"
     if silent:
         todo = "they died, are paused or cut off; living workers take over what they held"
         yield _warning("workers", seen, todo)
-    elif not alive and chores.get("queued", 0):
-        yield _warning("workers", f"{seen}, and there is work", "run `ledgerstone up`")
+    elif not alive and waiting:
+        todo = "run `ledgerstone work -A MODULE:LEDGER` with your code"
+        yield _warning("workers", f"{seen}, and jobs wait", todo)
     else:
         yield _ok("workers", seen)
     if not alive:

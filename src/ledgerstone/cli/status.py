@@ -12,7 +12,6 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from sqlalchemy import Integer, bindparam, inspect, select
 
-from ledgerstone.chores.tables import chore
 from ledgerstone.cli import output
 from ledgerstone.cli.call import Call, flag
 from ledgerstone.cli.database import must_exist, opened
@@ -98,7 +97,7 @@ class JobFacts(msgspec.Struct, frozen=True):
 class StatusFacts(msgspec.Struct, frozen=True):
     """What there is to know at a glance.
 
-    `jobs`, `chores`, `messages` and `failed_messages` are None where their tables are not there.
+    `jobs`, `messages` and `failed_messages` are None where their tables are not there.
     """
 
     url: str
@@ -106,7 +105,6 @@ class StatusFacts(msgspec.Struct, frozen=True):
     schema: migrating.Schema
     workers: list[WorkerFacts]
     leases: list[LeaseFacts]
-    chores: dict[str, int] | None
     messages: list[BacklogFacts] | None
     jobs: JobFacts | None
     failed_messages: int | None
@@ -125,7 +123,7 @@ def status(
     call: Call,
     watch: Annotated[bool, flag("--watch", help="Look again every second, until Ctrl-C.")] = False,
 ) -> None:
-    """Show the database, its schema, the workers, the leases, chores and waiting messages."""
+    """Show the database, its schema, the workers, the leases, jobs and waiting messages."""
     if watch and call.json:
         raise typer.BadParameter("--watch and --json do not go together")
     settings = call.settings()
@@ -152,7 +150,6 @@ def look(database: Database[Transaction], settings: Settings) -> StatusFacts:
             schema=schema,
             workers=workers_of(tx, settings),
             leases=leases_of(tx),
-            chores=chores_of(tx),
             messages=backlog_of(tx) if outbox and schema.up_to_date else None,
             jobs=jobs_of(tx) if schema.up_to_date else None,
             failed_messages=failed_messages_of(tx, settings) if schema.up_to_date else None,
@@ -245,13 +242,6 @@ def leases_of(tx: Transaction) -> list[LeaseFacts]:
     return [LeaseFacts(*row) for row in _leases.rows(tx, limit=LEASES_MAX)]
 
 
-def chores_of(tx: Transaction) -> dict[str, int] | None:
-    """How many chores stand where, counted up to a most."""
-    if not inspect(tx.connection).has_table(chore.name):
-        return None
-    return {status.value: count for status, count in tx.chores.some_counts(COUNTED_MAX).items()}
-
-
 def screen(facts: StatusFacts) -> RenderableType:
     """The facts as people see them."""
     parts: list[RenderableType] = [output.pairs(_database_rows(facts)), ""]
@@ -264,12 +254,6 @@ def screen(facts: StatusFacts) -> RenderableType:
         parts.append(_leases_table(facts.leases))
     if facts.jobs is not None:
         parts += [*_jobs_lines(facts.jobs), ""]
-    if facts.chores is not None:
-        chores = facts.chores.items()
-        counts = "  ".join(
-            f"{name} [bold]{output.counted(count, COUNTED_MAX)}[/]" for name, count in chores
-        )
-        parts += [f"[bold]Chores[/]  {counts}", ""]
     standing = [each for each in facts.messages or [] if each.waiting or each.parked or each.paused]
     if standing:
         parts.append(_messages_table(standing))

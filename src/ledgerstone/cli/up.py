@@ -7,17 +7,21 @@ is returned with its attempt refunded. The second: everything is returned at onc
 from __future__ import annotations
 
 import logging
+import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from enum import Enum
-from typing import Any, Protocol, assert_never
+from pathlib import Path
+from typing import Protocol, assert_never
 
 import msgspec
 from rich.console import Group, RenderableType
 from rich.live import Live
+from sqlalchemy import make_url
 
-from ledgerstone import __version__, chores
+from ledgerstone import __version__
 from ledgerstone.cli import logs, output
 from ledgerstone.cli.application import ledger_of
 from ledgerstone.cli.call import Call
@@ -30,20 +34,31 @@ from ledgerstone.cli.carrying import (
     relays_of,
 )
 from ledgerstone.cli.output import Console, Text
-from ledgerstone.cli.status import chores_of
-from ledgerstone.engine.source import Claim, Handler, Source
+from ledgerstone.engine.source import Source
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import LedgerstoneError, StoreUnavailable
+from ledgerstone.jobs import queues
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging.receiving import Receiver
 from ledgerstone.messaging.receiving import Tally as Received
 from ledgerstone.messaging.routing import RETRY
+from ledgerstone.settings import Settings
 
 LOOK_SECONDS = 1.0
+COUNTED_MAX = 1000
+"""Jobs of a status that are counted every second; above it `1,000+` is shown."""
 CONNECTING = "connecting"
 """What a subscription says before it knows more."""
 SAY_SECONDS = 5.0
 """Without a terminal, changes are said at most so often."""
+
+SAMPLE = "ledgerstone.sample:ledger"
+TRY = (
+    f'-A {SAMPLE} jobs enqueue greeting.send --args \'{{"name": "Ada"}}\'',
+    f"-A {SAMPLE} outbox publish order.placed '{{\"order\": 7}}'",
+    f"-A {SAMPLE} status",
+)
+"""Commands for a second terminal, while the sample application runs."""
 
 _log = logging.getLogger("ledgerstone.up")
 
@@ -78,7 +93,8 @@ class UpFacts(msgspec.Struct, frozen=True):
     refused: int
     prompt: bool
     trouble: str | None
-    chores: dict[str, int] | None
+    jobs: dict[str, int] | None
+    """How many are queued, running and dead, each counted up to `COUNTED_MAX`."""
     carried: list[CarriedFacts]
     received: Received | None
 
@@ -90,26 +106,28 @@ class UpFacts(msgspec.Struct, frozen=True):
 
 
 def up(call: Call) -> None:
-    """Run everything in one process: on an embedded database, or on that of the URL.
+    """Run everything in one process: the jobs and consumers of your code, schedules and relays.
 
-    Messages are carried to every destination of the settings. With -A also the jobs and the
-    consumers of your code are run.
+    -A names your code. Without it, messages are carried to every destination of the settings, and
+    schedules and retention are looked after: no handler runs. Where neither code nor a database is
+    named, a sample application runs on a file of its own.
 
     Example: ledgerstone up -A shop:ledger
     """
+    sample = _is_sample(call)
+    if sample:
+        call = msgspec.structs.replace(call, application=SAMPLE)
     with ledger_of(call, make=True, tell=False) as ledger:
         log = ledger.settings.log
         level = "DEBUG" if call.verbose else log.level
         logs.to_stderr(level=level, json=log.json, application=True)
-        chores.install(ledger.database)
         destinations = destinations_of(ledger)
         ready_to_carry(ledger, destinations)
         relays = relays_of(ledger, destinations)
-        queues = sorted({kind.queue for kind in ledger.kinds.all().values()})
-        jobs = [ledger.job_source(queue) for queue in queues]
+        served = sorted({kind.queue for kind in ledger.kinds.all().values()})
+        jobs = [ledger.job_source(queue) for queue in served]
         try:
-            sources = [chores.ChoreSource(Handler(echo)), *jobs, *relays]
-            facts = serve(ledger, sources, json=call.json)
+            facts = serve(ledger, [*jobs, *relays], json=call.json, intro=_intro(call, sample))
         finally:
             for relay in relays:
                 relay.transport.close()
@@ -117,9 +135,31 @@ def up(call: Call) -> None:
         output.show_json(facts)
 
 
-def echo(claim: Claim) -> Any:
-    """The handler of chores: its result is the body."""
-    return msgspec.json.decode(claim.body)
+def _is_sample(call: Call) -> bool:
+    """Whether nothing was named that could be run, and nothing of the user's lies at the default.
+
+    What a user has stored is never handled by code that is not theirs.
+    """
+    if not (call.application is None and call.url is None and call.config is None):
+        return False
+    settings, default = call.settings(), Settings()
+    if (settings.url, settings.messaging) != (default.url, default.messaging):
+        return False
+    return not Path(make_url(default.url).database or "").exists()
+
+
+def _intro(call: Call, sample: bool) -> Sequence[str]:
+    """What is told when it has begun."""
+    if sample:
+        program = "ledgerstone" if shutil.which("ledgerstone") else sys.argv[0]
+        return (
+            f"no application and no database is named: this is the sample {SAMPLE}",
+            "try in a second terminal:",
+            *(f"{program} {words}" for words in TRY),
+        )
+    if call.application is None:
+        return ("no handler runs here: name your code, as in `ledgerstone up -A shop:ledger`",)
+    return ()
 
 
 def work_alone(worker: Worker, look: Callable[[bool], None]) -> None:
@@ -133,16 +173,22 @@ def serve(
     *,
     json: bool = False,
     receiver: Receiver | None = None,
+    intro: Sequence[str] = (),
     run: Callable[[Worker, Callable[[bool], None]], None] = work_alone,
 ) -> UpFacts:
     """Work and show it, until a signal comes or an error that waiting cannot help.
 
-    `run` has the worker work, and whatever else works beside it: a receiver that is shown too.
+    - `intro` are lines to be shown first.
+    - `run` has the worker work, and whatever else works beside it: a receiver that is shown too.
     """
     worker = ledger.worker(*sources)
     observer = _Observer(ledger, worker, receiver)
     console = output.console()
-    showing: _Show = _Screen(console) if console.is_terminal and not json else _Lines()
+    live = console.is_terminal and not json
+    showing: _Show = _Screen(console) if live else _Lines()
+    for line in intro:
+        # On a terminal one line, however long, to be copied.
+        console.print(Text(line), soft_wrap=True) if live else _log.info("%s", line)
     with showing:
 
         def look(stopping: bool) -> None:
@@ -163,14 +209,14 @@ class _Observer:
         self._receiver = receiver
         self._unheard: str | None = None
         self._began = time.monotonic()
-        self._chores: dict[str, int] | None = None
+        self._jobs: dict[str, int] | None = None
 
     def look(self, state: UpState = UpState.RUNNING) -> UpFacts:
         report = self._worker.report()
         pumps = self._worker.pumps
         relays = [pump.source for pump in pumps if isinstance(pump.source, Relay)]
         tallies = [pump.tally for pump in pumps if not isinstance(pump.source, Relay)]
-        unreached = self._count_chores()
+        unreached = self._count_jobs()
         said = [pump.tally.trouble or pump.tally.stalled for pump in pumps]
         troubles = [each for each in said if each]
         if state is UpState.RUNNING and (unheard := self._silence()):
@@ -192,7 +238,7 @@ class _Observer:
             refused=sum(tally.refused for tally in tallies),
             prompt=report.prompt,
             trouble=output.one_line(next(iter(troubles), unreached)),
-            chores=self._chores,
+            jobs=self._jobs,
             carried=[facts_of(self._ledger, relay) for relay in relays],
             received=copy(self._receiver.tally) if self._receiver is not None else None,
         )
@@ -206,11 +252,12 @@ class _Observer:
             return None
         return f"{self._receiver.name}: {self._unheard}"
 
-    def _count_chores(self) -> str | None:
+    def _count_jobs(self) -> str | None:
         """Count them; if the database is out of reach, what it says, and the last count stands."""
         try:
             with self._ledger.reading() as tx:
-                self._chores = chores_of(tx)
+                counts = queues.totals(tx, counted_max=COUNTED_MAX)
+            self._jobs = {status.value: count for status, count in counts.items()}
         except LedgerstoneError as error:
             return f"{error.code}: {error.message}"
         return None
@@ -355,8 +402,11 @@ def screen(facts: UpFacts, *, per_second: float) -> RenderableType:
         rows["work"] = f"{work}, [bold]{per_second:,.0f}[/] done per second"
     for number, words in enumerate(_counts(facts).split("; ")):
         rows["so far" if not number else " " * number] = Text(words)
-    if facts.chores is not None:
-        rows["chores"] = ", ".join(f"{name} {count:,}" for name, count in facts.chores.items())
+    if facts.jobs is not None:
+        rows["jobs"] = ", ".join(
+            f"{name.replace('_', ' ')} {output.counted(count, COUNTED_MAX)}"
+            for name, count in facts.jobs.items()
+        )
     if facts.trouble:
         rows["trouble"] = Text(facts.trouble, "red")
     for each in facts.carried:
