@@ -8,12 +8,14 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
-from sqlalchemy import inspect
+from sqlalchemy import func, select
 
-from ledgerstone import chores
 from ledgerstone.cli import demo
+from ledgerstone.cli.demo_worker import TYPE
+from ledgerstone.jobs.tables import job, job_event, job_key
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
+from ledgerstone.store.tables import worker
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import until
 from tests.cli.program import COLUMNS, Program, Running
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 def workers_of(program: Program, url: str = "") -> list[int]:
     """The worker processes of this test that still run."""
-    marks = (url or str(program.folder), "ledgerstone.testing.work")
+    marks = (url or str(program.folder), "ledgerstone.cli.demo_worker")
     commands = [
         (process.pid, " ".join(process.info["cmdline"] or ()))
         for process in psutil.process_iter(["cmdline"])
@@ -47,7 +49,7 @@ def test_it_tells_a_story(program: Program) -> None:
     ended = program.run("demo", "--items", ITEMS)
 
     assert ended.code == 0, ended.err
-    assert f"1. {ITEMS} items were accepted" in ended.out
+    assert f"1. {ITEMS} jobs were accepted" in ended.out
     assert "worker 1 was killed with -9" in ended.out
     assert "the lease of worker" in ended.out
     assert "nothing lost, nothing done twice" in ended.out
@@ -72,7 +74,11 @@ def test_its_numbers_are_right(program: Program, home: Home) -> None:
     assert numbers["late_settlements_refused"] > 0
     assert numbers["lost"] == numbers["done_twice"] == 0
     with Ledger(settings=Settings.load(url=home.url, environ={})) as ledger, ledger.reading() as tx:
-        assert not inspect(tx.connection).has_table("chore")
+        left = [
+            tx.connection.execute(select(func.count()).select_from(table)).scalar_one()
+            for table in (job, job_event, job_key, worker)
+        ]
+    assert left == [0, 0, 0, 0]
     assert workers_of(program, home.url) == []
 
 
@@ -83,7 +89,8 @@ def test_what_is_kept_can_be_looked_at(program: Program) -> None:
 
     told = program.run("--url", url, "status", "--json").json
 
-    assert told["chores"]["done"] == 500
+    listed = program.run("--url", url, "jobs", "list", "--limit", 1000, "--json").json
+    assert [each["status"] for each in listed["jobs"]] == ["succeeded"] * 500
     assert sorted(worker["state"] for worker in told["workers"])[-2:] == ["stopped", "stopped"]
 
 
@@ -129,16 +136,15 @@ def test_sigterm_leaves_nothing(program: Program) -> None:
 
 
 def test_it_does_not_touch_work_of_others(program: Program) -> None:
-    """A database with chores to be done is refused, and its chores stay."""
+    """Jobs of the database, also of the type of the demonstration, stay as they are."""
     url = f"sqlite:///{program.folder}/mine.db"
     with Ledger(settings=Settings.load(url=url, environ={})) as ledger:
-        chores.install(ledger.database)
         with ledger.transaction() as tx:
-            tx.chores.enqueue("mine")
+            ids = [tx.jobs.enqueue(name, key=name).id for name in ("mine", TYPE)]
 
-        ended = program.run("demo", "--url", url)
+        ended = program.run("demo", "--url", url, "--items", 500)
 
-        assert ended.code == 1
-        assert "error: there are 1 chores to be done in this database" in ended.err
+        assert ended.code == 0, ended.err
         with ledger.reading() as tx:
-            assert tx.chores.counts()[chores.Status.QUEUED] == 1
+            rows = {row.id: (row.status.value, row.attempt) for row in tx.jobs.find().rows}
+    assert rows == dict.fromkeys(ids, ("queued", 0))

@@ -16,32 +16,21 @@ import msgspec
 import typer
 from rich.console import Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from sqlalchemy import inspect
 
-from ledgerstone import chores
-from ledgerstone.chores.chores import ChoreEvent
-from ledgerstone.chores.states import Status
-from ledgerstone.chores.tables import chore, tables
 from ledgerstone.cli import output
 from ledgerstone.cli.call import EXIT_REFUSED, Call, flag
+from ledgerstone.cli.demo_worker import DemoWorker
 from ledgerstone.cli.output import Console, Text
-from ledgerstone.cli.tour import HANDLER, LEASE_SECONDS, WORKER_SETTINGS, Tour, TourFacts
-from ledgerstone.engine.source import Claim
-from ledgerstone.errors import NotAllowedNow
+from ledgerstone.cli.tour import LEASE_SECONDS, WORKER_SETTINGS, Tour, TourFacts
 from ledgerstone.failpoints import hit
+from ledgerstone.jobs import JobEvent
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
-from ledgerstone.testing.processes import WorkerProcess
 
 KILL_AT, PAUSE_AT = 0.15, 0.35
 SHOW_SECONDS = 0.1
 EXIT_TERMINATED = 128 + signal.SIGTERM
 HEADLINE = "Accept once. Do later. Prove what happened."
-
-
-def take_a_moment(claim: Claim) -> None:
-    """The handler of the demonstration: it takes the time that the item says."""
-    time.sleep(msgspec.json.decode(claim.body)["take_ms"] / 1000)
 
 
 def demo(
@@ -68,9 +57,11 @@ def demo(
             ledger.migrate()
         tour = stack.enter_context(_prepared(ledger, items=items, workers=workers, keep=keep))
 
-        def start() -> list[WorkerProcess]:
+        def start() -> list[DemoWorker]:
             with _uninterrupted():
-                return [stack.enter_context(_worker(call, settings)) for _ in range(workers)]
+                return [
+                    stack.enter_context(_worker(call, settings, tour.queue)) for _ in range(workers)
+                ]
 
         console.print(Text(HEADLINE, "bold"), Text(f"{settings.url_masked}\n", "dim"), sep="\n")
         facts = _told(console, tour, start)
@@ -109,26 +100,13 @@ def _given(call: Call) -> Iterator[Settings]:
 
 @contextmanager
 def _prepared(ledger: Ledger, *, items: int, workers: int, keep: bool) -> Iterator[Tour]:
-    """The tables are there and hold nothing that would be done by the wrong handler."""
-    with ledger.reading() as tx:
-        installed = inspect(tx.connection).has_table(chore.name)
-        counts = tx.chores.counts() if installed else {}
-    open_ = sum(counts.get(status, 0) for status in (Status.QUEUED, Status.RUNNING))
-    if open_:
-        raise NotAllowedNow(
-            f"there are {open_} chores to be done in this database, and the demonstration's workers"
-            " would take them",
-            hint="name an empty database, or none",
-        )
-    chores.install(ledger.database)
+    """A tour in a queue of its own: its workers take nothing else, and nothing of it stays."""
     tour = Tour(ledger, items=items, workers=workers)
     try:
         yield tour
     finally:
         if not keep:
             tour.forget()
-        if not keep and not installed:
-            tables.drop_all(ledger.database.engine)
 
 
 @contextmanager
@@ -168,17 +146,16 @@ def _uninterrupted() -> Iterator[None]:
             signal.raise_signal(came[0])
 
 
-def _worker(call: Call, settings: Settings) -> WorkerProcess:
+def _worker(call: Call, settings: Settings, queue: str) -> DemoWorker:
     config = {} if call.config is None else {"config": call.config}
-    own = {**WORKER_SETTINGS, **config}
-    return WorkerProcess(settings.url, handler=HANDLER, settings=own, forked=False)
+    return DemoWorker(settings.url, queue, {**WORKER_SETTINGS, **config})
 
 
-def _told(console: Console, tour: Tour, start: Callable[[], list[WorkerProcess]]) -> TourFacts:
+def _told(console: Console, tour: Tour, start: Callable[[], list[DemoWorker]]) -> TourFacts:
     """Go through the tour and tell what happens."""
     accepted = tour.accept()
     console.print(
-        f"1. {accepted.items:,} items were accepted\n"
+        f"1. {accepted.items:,} jobs were accepted\n"
         f"   {accepted.duplicates:,} sent a second time were answered with the first\n"
         f"   {accepted.conflicts} with a used key and other content was refused"
     )
@@ -201,7 +178,7 @@ def _told(console: Console, tour: Tour, start: Callable[[], list[WorkerProcess]]
 
 
 def _disturb(
-    console: Console, tour: Tour, processes: list[WorkerProcess], look: Callable[[], None]
+    console: Console, tour: Tour, processes: list[DemoWorker], look: Callable[[], None]
 ) -> None:
     """Kill the first worker, pause the second one past its lease."""
     tour.reached(KILL_AT, look)
@@ -273,7 +250,7 @@ def numbers(facts: TourFacts) -> RenderableType:
     return Group(table, "")
 
 
-def history(story: list[ChoreEvent], workers: list[str]) -> RenderableType:
+def history(story: list[JobEvent], workers: list[str]) -> RenderableType:
     """The history of one item."""
     if not story:
         return "no item was rescued this time"
@@ -289,15 +266,15 @@ def history(story: list[ChoreEvent], workers: list[str]) -> RenderableType:
         numbers=("after",),
     )
     for event in story:
-        reason = event.reason or ""
+        reason = str(event.detail.get("reason") or event.detail.get("refused") or "")
         for worker, name in names.items():
             reason = reason.replace(worker, name)
         table.add_row(
-            f"{(event.at_ms - story[0].at_ms) / 1000:.2f} s",
-            str(event.attempt),
+            f"{(event.ts - story[0].ts).total_seconds():.2f} s",
+            str(event.detail.get("attempt", "")),
             event.prev_status or "",
             event.next_status,
-            names.get(event.worker or "", ""),
+            names.get(event.detail.get("worker", ""), ""),
             Text(reason),
         )
     return Group(table, "")

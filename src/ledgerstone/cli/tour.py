@@ -9,27 +9,27 @@ accept ─▶ start workers ─▶ kill one with -9 ─▶ pause one past its le
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, delete, func, select
+from sqlalchemy import ColumnElement, delete, func, or_, select
 
-from ledgerstone.chores import NewChore
-from ledgerstone.chores.chores import ChoreEvent
-from ledgerstone.chores.states import Status
-from ledgerstone.chores.tables import chore, chore_event
-from ledgerstone.errors import KeyConflict, StoreBusy
+from ledgerstone.cli.demo_worker import TYPE, DemoWorker
+from ledgerstone.errors import StoreBusy
 from ledgerstone.ids import new_id
+from ledgerstone.jobs import Accepted as Answer
+from ledgerstone.jobs import JobEvent, NewJob, Status
+from ledgerstone.jobs.retention import permitted
+from ledgerstone.jobs.tables import job, job_event, job_key
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.store.database import Database
+from ledgerstone.store.expressions import json_text
 from ledgerstone.store.tables import worker
-from ledgerstone.testing.processes import WorkerProcess
 
-HANDLER = "ledgerstone.cli.demo:take_a_moment"
 LEASE_SECONDS = 2.0
 PLACES = 2
 WORKER_SETTINGS = {
@@ -41,6 +41,8 @@ WORKER_SETTINGS = {
 }
 """Short leases: what takes half a minute with the defaults is over in seconds."""
 BATCH = 500
+STORY_MAX = 50
+"""Events of one job that are shown."""
 REPEATED_EVERY = 20
 WORK_SECONDS = 5.0
 TAKE_MS_MIN, TAKE_MS_MAX = 2, 25
@@ -52,7 +54,7 @@ BUSY_SECONDS_MAX = 0.25
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """What was answered when the items were handed in."""
+    """What was answered when the jobs were enqueued."""
 
     items: int
     duplicates: int
@@ -79,60 +81,62 @@ class TourFacts(msgspec.Struct, frozen=True):
 
 
 class Tour:
-    """One tour on one ledger. Its items have keys of their own and are told from all others."""
+    """One tour on one ledger. Its jobs are in a queue of their own and are told from all others."""
 
     def __init__(self, ledger: Ledger, *, items: int, workers: int) -> None:
         self.items = items
         self.ids: list[str] = []
         """The worker ids, in the order of the processes; the first is killed, the second paused."""
+        self.queue = f"demo-{new_id()}"
         self._ledger = ledger
-        self._prefix = f"demo-{new_id()}-"
-        self._mine: ColumnElement[bool] = chore.c.key.startswith(self._prefix)
+        self._mine: ColumnElement[bool] = job.c.queue == self.queue
         self._take_ms = round(
             min(max(WORK_SECONDS * 1000 * PLACES * workers / items, TAKE_MS_MIN), TAKE_MS_MAX)
         )
 
     def accept(self) -> Accepted:
-        """Hand in every item, some of them twice, and one key again with another body."""
-        created = duplicates = conflicts = 0
+        """Enqueue every job, some of them twice, and one key again with other arguments."""
+        answered: Counter[Answer] = Counter()
         for start in range(0, self.items, BATCH):
             numbers = range(start, min(start + BATCH, self.items))
-            news = [self._item(number) for number in numbers]
-            news += [self._item(number) for number in numbers if number % REPEATED_EVERY == 0]
-            answers = self._ledger.run(lambda tx, news=news: tx.chores.enqueue_many(news))  # type: ignore[misc]
-            created += sum(answer.created for answer in answers)
-            duplicates += sum(not answer.created for answer in answers)
-        try:
-            other = msgspec.structs.replace(self._item(0), body="something else")
-            self._ledger.run(lambda tx: tx.chores.enqueue_many([other]))
-        except KeyConflict:
-            conflicts += 1
-        return Accepted(created, duplicates, conflicts)
+            answered += self._answers([self._item(number) for number in numbers])
+            again = [self._item(number) for number in numbers if number % REPEATED_EVERY == 0]
+            answered += self._answers(again)
+        other = msgspec.structs.replace(self._item(0), payload={"item": -1, "take_ms": 0})
+        answered += self._answers([other])
+        return Accepted(
+            answered[Answer.CREATED], answered[Answer.EXISTING], answered[Answer.CONFLICT]
+        )
 
-    def _item(self, number: int) -> NewChore:
-        body = {"item": number, "take_ms": self._take_ms}
-        return NewChore(body=body, key=f"{self._prefix}{number}")
+    def _answers(self, news: Sequence[NewJob]) -> Counter[Answer]:
+        answers = self._ledger.run(lambda tx: tx.jobs.enqueue_many(news))
+        return Counter(answer.accepted for answer in answers)
 
-    def began(self, processes: list[WorkerProcess]) -> None:
+    def _item(self, number: int) -> NewJob:
+        arguments = {"item": number, "take_ms": self._take_ms}
+        key = f"{self.queue}-{number}"
+        return NewJob(type=TYPE, payload=arguments, key=key, queue=self.queue)
+
+    def began(self, processes: list[DemoWorker]) -> None:
         """Wait until all of them work."""
         self.ids = [process.ready() for process in processes]
 
     def done(self) -> int:
-        """How many items are done, now."""
-        return self._count(select(func.count()).where(self._mine, _is(Status.DONE)))
+        """How many jobs have succeeded, now."""
+        return self._count(select(func.count()).where(self._mine, _is(Status.SUCCEEDED)))
 
-    def kill(self, process: WorkerProcess, worker_id: str) -> int:
-        """-9 in mid-work; how many items it held."""
+    def kill(self, process: DemoWorker, worker_id: str) -> int:
+        """-9 in mid-work; how many jobs it held."""
         held = self._frozen(process, worker_id)
         process.kill()
         return held
 
-    def pause(self, process: WorkerProcess, worker_id: str) -> int:
-        """SIGSTOP in mid-work; how many items it holds."""
+    def pause(self, process: DemoWorker, worker_id: str) -> int:
+        """SIGSTOP in mid-work; how many jobs it holds."""
         return self._frozen(process, worker_id)
 
-    def _frozen(self, process: WorkerProcess, worker_id: str) -> int:
-        """Freeze it while it holds items that others could take, if its leases were over."""
+    def _frozen(self, process: DemoWorker, worker_id: str) -> int:
+        """Freeze it while it holds jobs that others could take, if its leases were over."""
         quick = msgspec.structs.replace(
             self._ledger.settings.store, busy_timeout_seconds=BUSY_SECONDS_MAX
         )
@@ -141,7 +145,6 @@ class Tour:
         try:
             for _ in range(DISTURB_TRIES_MAX):
                 process.pause()
-                os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
                 held = self.held(worker_id)
                 if held and self._unlocked(database, worker_id):
                     return held
@@ -152,20 +155,21 @@ class Tour:
         process.pause()
         return self.held(worker_id)
 
-    @staticmethod
-    def _unlocked(database: Database[Transaction], worker_id: str) -> int:
-        """How many of its items another could take hold of, if the lease were over."""
-        mine = select(chore.c.id).where(chore.c.worker == worker_id, _is(Status.RUNNING))
+    def _unlocked(self, database: Database[Transaction], worker_id: str) -> int:
+        """How many of its jobs another could take hold of, if the lease were over."""
+        held = select(job.c.id).where(*self._held(worker_id)).with_for_update(skip_locked=True)
         try:
             with database.transaction() as tx:
-                return len(tx.connection.execute(mine.with_for_update(skip_locked=True)).all())
+                return len(tx.connection.execute(held).all())
         except StoreBusy:
             return 0
 
     def held(self, worker_id: str) -> int:
-        """How many items a worker has claimed and not settled."""
-        mine = (chore.c.worker == worker_id, _is(Status.RUNNING))
-        return self._count(select(func.count()).where(self._mine, *mine))
+        """How many jobs a worker has claimed and not settled."""
+        return self._count(select(func.count()).where(*self._held(worker_id)))
+
+    def _held(self, worker_id: str) -> tuple[ColumnElement[bool], ...]:
+        return self._mine, job.c.worker == worker_id, _is(Status.RUNNING)
 
     def taken_over(self, worker_id: str, look: Callable[[], None]) -> bool:
         """Wait until others have everything that the worker held; False if that takes too long."""
@@ -181,62 +185,80 @@ class Tour:
 
     def count(self, accepted: Accepted) -> TourFacts:
         """Read from the database what came of it."""
-        killed, paused = self.ids[:2]
+        killed, paused = (_ran_out(worker_id) for worker_id in self.ids[:2])
         done = self.done()
+        successes: Counter[str] = Counter()
+        after_kill = after_pause = late = 0
+        for event in self._events():
+            moved = (event.prev_status, event.next_status)
+            reason = str(event.detail.get("reason", ""))
+            successes[event.job_id] += moved == (Status.RUNNING.value, Status.SUCCEEDED.value)
+            after_kill += reason.startswith(killed)
+            after_pause += reason.startswith(paused)
+            late += "refused" in event.detail
         return TourFacts(
             accepted=accepted.items,
             duplicates_answered=accepted.duplicates,
             conflicts_refused=accepted.conflicts,
             done=done,
-            rescued_after_kill=self._events(chore_event.c.reason == _ran_out(killed)),
-            rescued_after_pause=self._events(chore_event.c.reason == _ran_out(paused)),
-            late_settlements_refused=self._events(chore_event.c.reason.startswith("refused:")),
+            rescued_after_kill=after_kill,
+            rescued_after_pause=after_pause,
+            late_settlements_refused=late,
             lost=accepted.items - done,
-            done_twice=self._done_twice(),
+            done_twice=sum(times > 1 for times in successes.values()),
         )
 
-    def _done_twice(self) -> int:
-        more_than_once = (
-            select(chore_event.c.chore_id)
-            .join(chore, chore.c.id == chore_event.c.chore_id)
-            .where(self._mine, chore_event.c.next_status == Status.DONE.value)
-            .where(chore_event.c.prev_status == Status.RUNNING.value)
-            .group_by(chore_event.c.chore_id)
-            .having(func.count() > 1)
-        )
-        return self._count(select(func.count()).select_from(more_than_once.subquery()))
-
-    def story(self) -> list[ChoreEvent]:
-        """The history of one item that was rescued, if possible one that was also settled late."""
-        late = chore_event.c.reason.startswith("refused:")
-        for what in (
-            late,
-            *(chore_event.c.reason == _ran_out(worker_id) for worker_id in self.ids[:2]),
-        ):
-            found = select(chore_event.c.chore_id).where(self._of_mine(), what).limit(1)
-            with self._ledger.reading() as tx:
-                identity = tx.connection.execute(found).scalar()
-                if identity is not None:
-                    return tx.chores.history(str(identity))
-        return []
+    def story(self) -> list[JobEvent]:
+        """The history of one job that was rescued, if possible one that was also settled late."""
+        ran_out = tuple(_ran_out(worker_id) for worker_id in self.ids[:2])
+        rescued = late = None
+        for event in self._events():
+            if "refused" in event.detail:
+                late = late or event.job_id
+            elif str(event.detail.get("reason", "")).startswith(ran_out):
+                rescued = rescued or event.job_id
+        if (found := late or rescued) is None:
+            return []
+        with self._ledger.reading() as tx:
+            return tx.jobs.events(found, limit=STORY_MAX).rows
 
     def forget(self) -> None:
-        """Remove the items, their history, and the notes of the workers."""
+        """Remove the jobs, their history and keys, and the notes of the workers."""
 
         def work(tx: Transaction) -> None:
-            tx.connection.execute(delete(chore_event).where(self._of_mine()))
-            tx.connection.execute(delete(chore).where(self._mine))
+            mine = select(job.c.id).where(self._mine)
+            tx.connection.execute(delete(job_key).where(job_key.c.job_id.in_(mine)))
+            with permitted(tx):
+                tx.connection.execute(delete(job).where(self._mine))
             tx.connection.execute(delete(worker).where(worker.c.id.in_(self.ids)))
 
         self._ledger.run(work)
 
-    def _events(self, what: ColumnElement[bool]) -> int:
-        return self._count(
-            select(func.count()).select_from(chore_event).where(self._of_mine(), what)
+    def _events(self) -> Iterator[JobEvent]:
+        """What happened to the jobs, without their acceptance and the beginnings of attempts."""
+        told = (
+            select(
+                job_event.c.id,
+                job_event.c.job_id,
+                job_event.c.ts,
+                job_event.c.prev_status,
+                job_event.c.next_status,
+                json_text(job_event.c.detail_json),
+            )
+            .join(job, job.c.id == job_event.c.job_id)
+            .where(
+                self._mine,
+                job_event.c.prev_status.is_not(None),
+                or_(
+                    job_event.c.prev_status != Status.QUEUED.value,
+                    job_event.c.next_status != Status.RUNNING.value,
+                ),
+            )
         )
-
-    def _of_mine(self) -> ColumnElement[bool]:
-        return chore_event.c.chore_id.in_(select(chore.c.id).where(self._mine))
+        with self._ledger.reading() as tx:
+            for row in tx.connection.execute(told):
+                detail = msgspec.json.decode(row[5]) if row[5] is not None else {}
+                yield JobEvent(str(row[0]), str(row[1]), row[2], row[3], row[4], detail)
 
     def _count(self, statement: Any) -> int:
         with self._ledger.reading() as tx:
@@ -244,7 +266,7 @@ class Tour:
 
 
 def _is(status: Status) -> ColumnElement[bool]:
-    return chore.c.status == status.value
+    return job.c.status == status.value
 
 
 def _ran_out(worker_id: str) -> str:

@@ -6,7 +6,8 @@ and takes away again, and that no other transaction ever sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sqlalchemy import BigInteger, bindparam, delete, exists, insert, or_, select
@@ -107,13 +108,20 @@ def duty(settings: JobSettings) -> Duty:
 
 def retire(tx: Transaction, settings: JobSettings) -> int:
     """Remove what is older than the settings say, a bounded piece; how many rows of jobs."""
-    permit = new_id()
-    _permit.run(tx, id_=permit)
     removed = 0
-    for status, days in _kept.items():
-        age_ms = round(days(settings) * DAY_MS)
-        old = _over[status].rows(tx, age_ms=age_ms, limit_=ROWS_MAX)
-        removed += _remove[status].run(tx, sorted(old), age_ms=age_ms) if old else 0
-    _withdraw.run(tx, id_=permit)
+    with permitted(tx):
+        for status, days in _kept.items():
+            age_ms = round(days(settings) * DAY_MS)
+            old = _over[status].rows(tx, age_ms=age_ms, limit_=ROWS_MAX)
+            removed += _remove[status].run(tx, sorted(old), age_ms=age_ms) if old else 0
     _forget.run(tx, age_ms=round(settings.keep_keys_days * DAY_MS), limit_=ROWS_MAX)
     return removed
+
+
+@contextmanager
+def permitted(tx: Transaction) -> Iterator[None]:
+    """In this block the transaction may remove history, with the jobs that it is of."""
+    permit = new_id()
+    _permit.run(tx, id_=permit)
+    yield
+    _withdraw.run(tx, id_=permit)
