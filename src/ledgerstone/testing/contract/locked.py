@@ -60,7 +60,7 @@ class LockedJobContract:
                 others = [enqueue(ledger, "quick") for _ in range(OTHERS)]
                 until(lambda: {standing(ledger, i).status for i in others} == {Status.SUCCEEDED})
                 clock.advance(ledger.settings.engine.lease_seconds + 1)
-                until(lambda: _named(ledger), what="that its worker names it")
+                until(lambda: _named(ledger), what="that its worker lives and names it")
                 leave.set()
                 until(lambda: worker.pumps[0].locked, what="that its settlement is put off")
                 if end == "rollback":
@@ -77,6 +77,7 @@ class _TakenBack(Exception):
 
 
 def _named(ledger: Ledger) -> list[str]:
-    """The claims that workers say they could not extend."""
+    """The claims that workers could not extend, by what they said since the clock was moved."""
     with ledger.reading() as tx:
-        return [mark for seen in listed(tx) for mark in seen.report.get("locked", ())]
+        spoke = [seen for seen in listed(tx) if seen.silent_ms == 0]
+    return [mark for seen in spoke for mark in seen.report.get("locked", ())]
