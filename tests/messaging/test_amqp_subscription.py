@@ -383,6 +383,28 @@ def test_closed(bay: Bay) -> None:
     until(lambda: bay.count() == 3, what="the return of what was outstanding")
 
 
+def test_closed_right_after(bay: Bay) -> None:
+    """What was acknowledged just before the close is told to the broker."""
+    bay.send(50)
+    subscription = bay.subscription()
+
+    def deliver(delivery: Delivery) -> None:
+        bay.arrived.append(delivery)
+        if len(bay.arrived) == 50:
+            # On the thread of the connection: it writes nothing between the two.
+            for each in bay.arrived:
+                each.ack()
+            subscription.stop()
+            assert subscription._line is not None
+            subscription._line.close()
+
+    subscription.start(deliver)
+    bay.arrivals(50)
+    subscription.close()
+
+    bay.holds(0)
+
+
 def test_closed_while_it_connects(bay: Bay) -> None:
     """Close does not wait for a broker that does not greet, and leaves no thread behind."""
     subscription = bay.subscription()

@@ -106,7 +106,8 @@ class Receiver:
     - What is tried again stays where it is, unacknowledged, and takes up no thread.
     - What nobody can read, or nobody is there for, goes into the failed table at once.
     - While the database is out of reach deliveries stay and are tried again; none is blamed.
-    - `stop` takes no more, lets handlers finish within the grace, and gives back the rest.
+    - `stop` takes no more and lets handlers finish within the grace; the rest goes back to the
+      queue with the connection, in its order.
     - An error that no waiting helps ends it: `failure` has it then, and `on_failure` is called.
     """
 
@@ -166,17 +167,16 @@ class Receiver:
         self._subscription.start(self._deliver)
 
     def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Take no more, let handlers finish, and give back the rest."""
+        """Take no more, let handlers finish, and let the rest go back with the connection."""
         if self._stopped:
             return
         self._stopped = True
         self._line.close()
         self._subscription.stop()
         self._line.wait_idle(grace_seconds)
-        # In the order of arrival, which is the order in which they come again.
-        for task in self._line.clear():
-            self._give_back(task)
-        # What a handler still holds goes back with the connection.
+        # None is nacked: the broker would put it behind others of its partition.
+        for _ in range(self._line.clear()):
+            self._count("returned")
         self._subscription.close()
         if not self._line.running:
             for thread in self._threads:
@@ -187,7 +187,8 @@ class Receiver:
         self._count("received")
         task = self._task(delivery)
         if not self._line.enter(task):
-            self._give_back(task)
+            # It goes back with the connection.
+            self._count("returned")
 
     def _task(self, delivery: Delivery) -> _Task:
         number = next(self._numbers)
@@ -390,17 +391,15 @@ class _Line:
         with self._lock:
             return self._idle.wait_for(lambda: self.running == 0, seconds)
 
-    def clear(self) -> list[_Task]:
-        """All that wait, in the order of arrival; none is let in any more."""
+    def clear(self) -> int:
+        """Forget all that wait; how many those were. None is let in any more."""
         with self._lock:
             self._cleared = True
-            behind = itertools.chain.from_iterable(self._lanes.values())
-            tasks = [*self._ready, *(task for _, _, task in self._later), *behind]
             self._ready.clear()
             self._later.clear()
             self._lanes.clear()
-            self.waiting = 0
-            return sorted(tasks, key=lambda task: task.number)
+            cleared, self.waiting = self.waiting, 0
+            return cleared
 
     def _due(self) -> None:
         """Those whose time has come are ready."""

@@ -48,8 +48,10 @@ class Subscription(Protocol):
     - No more are outstanding than the prefetch allows.
     - A lost connection is made again by itself, with growing pauses; `trouble` says why there is
       none, `connected` whether there is.
-    - `stop` receives no more, what is outstanding may still be acknowledged; `close` ends the
-      connection, and what is outstanding goes back to the queue.
+    - `stop` hands over no more, what is outstanding may still be acknowledged; `close` tells the
+      broker what was acknowledged and ends the connection, and the rest goes back to the queue.
+    - Between `stop` and the end of the connection no other consumer of the queue is preferred: what
+      goes back is there, in its order, before another consumer gets a message.
     """
 
     @property

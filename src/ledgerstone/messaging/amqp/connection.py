@@ -21,6 +21,7 @@ from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapte
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosed
 
 from ledgerstone.errors import BadInput
+from ledgerstone.messaging.amqp.frames import CLOSE
 from ledgerstone.settings.messaging import DestinationSettings, SubscriptionSettings
 
 HEARTBEAT_SECONDS = 15
@@ -47,6 +48,9 @@ class AmqpConnection:
     - A channel that the broker closes is the end of the connection too: its code is the ending's.
     - `call` has something done on the thread of `run`; once it is over, nothing is done.
     - `cut` ends it at once, `close` in good order; both from any thread.
+    - `drop` ends it without a word about the channel: what was written before arrives, and the
+      broker requeues everything unacknowledged at once, in its order. pika's own close cancels the
+      consumers first, so that another consumer gets the next messages before these come back.
     - `write`, `frame_bytes_max` and `blocked` are for the thread of `run`.
     """
 
@@ -109,6 +113,9 @@ class AmqpConnection:
     def close(self) -> None:
         self.call(self._leave)
 
+    def drop(self) -> None:
+        self.call(self._drop)
+
     def write(self, frames: bytes) -> None:
         transport = self._services.transport
         if transport is not None and not self._connection.is_closed:
@@ -152,6 +159,16 @@ class AmqpConnection:
             self._ending = self._ending or Ending("given up before it was open")
         if not self._connection.is_closing:
             self._connection.close()
+        self._services.call_later(CLOSE_SECONDS_MAX, self._abort)
+
+    def _drop(self) -> None:
+        if not self._connection.is_open:
+            self._leave()
+            return
+        self._ending = self._ending or Ending("dropped")
+        # The broker answers when it has taken everything that was written before.
+        self._connection.callbacks.add(0, pika.spec.Connection.CloseOk, lambda _: self._abort())
+        self.write(CLOSE)
         self._services.call_later(CLOSE_SECONDS_MAX, self._abort)
 
     def _end(self, ending: Ending) -> None:

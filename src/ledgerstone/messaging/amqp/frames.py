@@ -31,6 +31,16 @@ _long = struct.Struct(">I")
 _moment = struct.Struct(">Q")
 
 
+def _close() -> bytes:
+    """The frame of connection.close on channel 0: 200, no text, caused by no method."""
+    payload = struct.pack(">HHHBHH", 10, 50, 200, 0, 0, 0)
+    return _frame.pack(METHOD, 0, len(payload)) + payload + END
+
+
+CLOSE = _close()
+"""What ends a connection in good order, whatever its channels are doing."""
+
+
 class NotEncodable(ValueError):
     """The message cannot be said in AMQP; the words say why."""
 

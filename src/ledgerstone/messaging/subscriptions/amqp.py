@@ -6,6 +6,11 @@
 
 What is done in a row from the oldest outstanding one on is told in one frame (`multiple`); what is
 done out of turn is told by itself: a slow handler holds up no other's place in the prefetch.
+
+The end of a subscription keeps the order of the queue. Nothing is cancelled and nothing is nacked:
+a cancel lets the broker activate the next consumer while messages are outstanding here, and nacked
+messages come back behind others. The connection ends when the last acknowledgement is written; the
+broker then requeues what is outstanding, in its order, before it activates the next consumer.
 """
 
 from __future__ import annotations
@@ -136,7 +141,6 @@ class _Line:
         self._deliver = deliver
         self._connection = AmqpConnection(name, settings, opened=self._on_channel)
         self._channel: Any = None
-        self._tag: str | None = None
         self._stopping = False
         self._lock = threading.Lock()
         # What handlers have said and the broker has not been told: tag, and whether it is done.
@@ -153,10 +157,13 @@ class _Line:
             self.consuming = False
 
     def stop(self) -> None:
-        self._connection.call(self._stop)
+        """Hand over no more; the broker sends until its prefetch is used up."""
+        self._stopping = True
+        self.consuming = False
 
     def close(self) -> None:
-        self._connection.close()
+        self.stop()
+        self._connection.call(self._close)
 
     def say(self, tag: int, *, done: bool) -> None:
         """What became of a delivery, from any thread; the broker is told in the next turn."""
@@ -179,18 +186,18 @@ class _Line:
     def _consume(self) -> None:
         if self._stopping:
             return
-        self._tag = self._channel.basic_consume(
+        self._channel.basic_consume(
             self._settings.queue, self._on_message, callback=lambda _: self._on_consuming()
         )
 
     def _on_consuming(self) -> None:
-        self.consuming = self.consumed = True
+        self.consumed = True
+        self.consuming = not self._stopping
 
-    def _stop(self) -> None:
-        self._stopping = True
-        self.consuming = False
-        if self._tag is not None and self._channel.is_open:
-            self._channel.basic_cancel(self._tag)
+    def _close(self) -> None:
+        if self._channel is not None:
+            self._tell()
+        self._connection.drop()
 
     def _on_cancel(self, _: Any) -> None:
         self.consuming = False
@@ -198,6 +205,9 @@ class _Line:
         self._connection.cut(f"the broker ended the subscription: is the queue {queue} deleted?")
 
     def _on_message(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        if self._stopping:
+            # It goes back with the connection.
+            return
         self._outstanding[method.delivery_tag] = None
         self._deliver(_Delivery(self, method, properties, body))
 
