@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from bench import report
-from bench.signing.run import BOUNDS, PARTS, Plan, measured
+from bench.signing.run import BOUNDS, KEPT_VALUES, PARTS, Plan, measured
 
-SMALLEST = Plan(scale=0.01, inserts=32, warm_up=2, rounds=1, rows=100, reads=50, lives=10)
+SMALLEST = Plan(scale=0.01, inserts=32, warm_up=2, rounds=1, rows=100, reads=500, lives=10)
 
 
 def test_signing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,3 +28,13 @@ def test_signing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [name for _, name, _ in last] == list(BOUNDS)
     assert all(float(value) > 0 for _, _, value in last)
     assert [figure["name"] for figure in kept["figures"]] == list(BOUNDS)
+    assert max(len(each["values"]) for each in kept["measurements"]) == KEPT_VALUES
+
+
+def test_the_recorded_results_are_small() -> None:
+    """The file of a run at full scale holds what the table and the picture need, and no more."""
+    recorded = report.FOLDER / "results" / "signing.json"
+
+    kept = msgspec.json.decode(recorded.read_bytes())
+
+    assert max(len(each["values"]) for each in kept["measurements"]) <= KEPT_VALUES
