@@ -347,13 +347,50 @@ def test_wrong_usage_is_exit_2(treasury: Treasury) -> None:
 
 
 def test_a_store_that_is_open_elsewhere_is_exit_4(treasury: Treasury) -> None:
-    """One process at a time has a store open: the other one may try again later."""
+    """One process at a time has a store open for writing: the other one may try again later."""
+    treasury.propose("r1")
     with Signing(treasury.program.folder / ".igra" / "threshold-signing"):
-        found = treasury.refused("request", "list")
+        found = treasury.refused("ack", "r1", "--peer=ann", "--accept")
 
     message = "another process has the store in .igra/threshold-signing open"
     assert found == (4, "store_locked", message)
-    assert treasury.run("request", "list").code == 0
+    assert treasury.run("ack", "r1", "--peer=ann", "--accept").code == 0
+
+
+def test_reading_commands_work_beside_a_service(treasury: Treasury) -> None:
+    """Lists, reports, health and export work while another process has the store open."""
+    event = treasury.event("invoice-1")
+    treasury.call(*treasury.proposing(event, "r1"))
+    reads: list[tuple[object, ...]] = [
+        ("group", "list"),
+        ("group", "show", treasury.group_id),
+        ("event", "list"),
+        ("event", "show", event),
+        ("request", "list"),
+        ("request", "show", "r1"),
+        ("audit", "r1"),
+        ("volume",),
+        ("health",),
+        ("stats",),
+        ("export", "copy.jsonl"),
+    ]
+
+    with Signing(treasury.program.folder / ".igra" / "threshold-signing"):
+        ended = {words: treasury.run(*words) for words in reads}
+
+    assert {words: each.err for words, each in ended.items() if each.code} == {}
+
+
+def test_an_event_has_the_time_of_its_first_call(treasury: Treasury) -> None:
+    """`event new` stores our clock's time in nanoseconds; the same call again is the same event."""
+    before = time.time_ns()
+
+    event = treasury.event("invoice-1")
+    again = treasury.event("invoice-1")
+    stored = treasury.call("event", "show", event)["timestamp_nanos"]
+
+    assert again == event
+    assert before <= stored <= time.time_ns()
 
 
 def test_a_missing_library_is_named(program: Program) -> None:

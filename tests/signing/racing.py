@@ -27,4 +27,4 @@ def race(work: Callable[[int], object]) -> None:
         thread.start()
     for thread in threads:
         thread.join(WAIT_SECONDS_MAX)
-    assert failed == []
+    assert failed == [], [repr(error) for error in failed]

@@ -21,6 +21,7 @@ from sqlalchemy import inspect, select
 from ledgerstone.cli.database import file_of, must_exist, opened
 from ledgerstone.cli.output import counted, foldable
 from ledgerstone.cli.reaching import Place, reached
+from ledgerstone.cli.signing import standing
 from ledgerstone.cli.status import (
     WorkerState,
     failed_messages_of,
@@ -38,6 +39,7 @@ from ledgerstone.ledger import Transaction
 from ledgerstone.messaging import Office
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import LOCAL
+from ledgerstone.signing.folder import store_folder
 from ledgerstone.store import migrating
 from ledgerstone.store.database import Database
 from ledgerstone.store.dialects import sqlite
@@ -107,6 +109,8 @@ def _checks(load: Callable[[], Settings]) -> Iterator[Check]:
         yield from (_problem("settings", problem, todo) for problem in error.problems)
         return
     yield _ok("settings", settings.url_masked)
+    # Before the database: the store of signing is there without it.
+    yield from _signing(settings)
     with opened(settings, tell=False) as database:
         try:
             yield from _file(database)
@@ -136,6 +140,19 @@ def _problem(name: str, found: str, todo: str | None) -> Check:
 
 def _refused(name: str, error: LedgerstoneError) -> Check:
     return _problem(name, " ".join(error.message.split()), error.hint)
+
+
+def _signing(settings: Settings) -> Iterator[Check]:
+    """The store of signing, if there is one, is whole, private and looked after."""
+    found = standing.examine(settings.signing)
+    if found is None:
+        return
+    if not found:
+        yield _ok("signing", f"{store_folder(settings.signing)} is whole")
+    for each in found:
+        yield Check(
+            "signing", Verdict.PROBLEM if each.grave else Verdict.WARNING, each.found, each.todo
+        )
 
 
 def _file(database: Examined) -> Iterator[Check]:

@@ -17,6 +17,8 @@ from ledgerstone.cli.call import Call, flag
 from ledgerstone.cli.database import must_exist, opened
 from ledgerstone.cli.job_calls import moment_of
 from ledgerstone.cli.output import Text
+from ledgerstone.cli.signing import standing
+from ledgerstone.cli.signing.standing import SigningFacts
 from ledgerstone.engine import workers
 from ledgerstone.errors import LedgerstoneError, SchemaMissing
 from ledgerstone.jobs import Status, queues, unserved
@@ -25,6 +27,7 @@ from ledgerstone.ledger import Transaction
 from ledgerstone.messaging import Office
 from ledgerstone.messaging.outbox import Backlog
 from ledgerstone.settings import Settings
+from ledgerstone.signing.kaspa import format_kas
 from ledgerstone.store import migrating
 from ledgerstone.store.database import Database
 from ledgerstone.store.expressions import now_ms
@@ -109,6 +112,8 @@ class StatusFacts(msgspec.Struct, frozen=True):
     jobs: JobFacts | None
     failed_messages: int | None
     """At most `COUNTED_MAX`."""
+    signing: SigningFacts | None = None
+    """None where there is no store of signing."""
 
 
 _leases = Statement(
@@ -153,6 +158,7 @@ def look(database: Database[Transaction], settings: Settings) -> StatusFacts:
             messages=backlog_of(tx) if outbox and schema.up_to_date else None,
             jobs=jobs_of(tx) if schema.up_to_date else None,
             failed_messages=failed_messages_of(tx, settings) if schema.up_to_date else None,
+            signing=standing.facts_of(settings.signing),
         )
 
 
@@ -264,7 +270,27 @@ def screen(facts: StatusFacts) -> RenderableType:
         parts.append(
             f"[bold]Failed messages[/]  [bold red]{failed}[/]; `ledgerstone failed show --group`"
         )
+    if facts.signing is not None:
+        parts.append(_signing_line(facts.signing))
     return Group(*parts)
+
+
+def _signing_line(facts: SigningFacts) -> RenderableType:
+    words = Text.assemble(("Signing", "bold"), "  ")
+    if facts.trouble is not None:
+        return words.append(output.one_line(facts.trouble) or "", "bold red")
+
+    def number(count: int) -> str:
+        return output.counted(count, facts.counted_max)
+
+    words.append(f"open {number(facts.open_requests)}")
+    words.append(f"  paid today {format_kas(facts.paid_today_sompi)} KAS")
+    words.append(f"  reserved {format_kas(facts.reserved_sompi)} KAS")
+    if facts.overdue:
+        words.append(f"  overdue {number(facts.overdue)}", "yellow")
+    if facts.unpublished:
+        words.append(f"  to publish {number(facts.unpublished)}", "cyan")
+    return words
 
 
 def _jobs_lines(jobs: JobFacts) -> list[RenderableType]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
+import msgspec
+
 from ledgerstone.engine.duties import Duty
 from ledgerstone.errors import BadInput, MessageReplayed, VoteChanged
 from ledgerstone.settings import Settings, SigningSettings
@@ -67,6 +69,7 @@ T = TypeVar("T")
 
 SEEN_NANOS = AGE_NANOS_MAX + AHEAD_NANOS_MAX
 """Seen messages are kept for as long by default: no message that is older is accepted."""
+U64_MAX = 2**64 - 1
 STEP_ROWS = 500
 """Rows that one step of the steady work looks at, unless told otherwise."""
 
@@ -88,13 +91,20 @@ class Signing:
         *,
         settings: Settings | SigningSettings | None = None,
         clock: Callable[[], int] = time.time_ns,
+        read_only: bool = False,
     ) -> None:
         """Open the store in a folder; without one, where settings and environment say.
 
-        Rows of the default family are moved where the settings or the environment say so.
+        - Rows of the default family are moved where the settings or the environment say so.
+        - `read_only` opens it beside a process that has it open, and shows this moment; NotFound
+          if there is no store, NotAllowedNow from calls that write.
         """
         section = settings.signing if isinstance(settings, Settings) else settings
-        self.store = Store.open(section) if folder is None else Store(Path(folder), section)
+        self.store = (
+            Store.open(section, read_only=read_only)
+            if folder is None
+            else Store(Path(folder), section, read_only=read_only)
+        )
         self.settings = self.store.settings
         self.clock = clock
         self._store_id: str | None = None
@@ -122,6 +132,12 @@ class Signing:
         archived.
         """
         return self._run(lambda tx: events.insert_event(tx, event))
+
+    def stamped_event(self, event: SigningEvent) -> SigningEvent:
+        """The event with the time at which its source first sent it; by our clock if it is new."""
+        known = events.find_by_source(self.store, event)
+        sent_at = self.clock() if known is None else known.timestamp_nanos
+        return msgspec.structs.replace(event, timestamp_nanos=sent_at)
 
     def get_event(self, event_hash: EventHash) -> SigningEvent:
         """The event, or NotFound."""
@@ -302,6 +318,17 @@ class Signing:
         return sweeping.expire_requests(
             self.store, now_nanos=self.clock(), after=after, rows_max=rows_max
         )
+
+    def list_due(
+        self, *, before_nanos: int | None = None, rows_max: int = STEP_ROWS
+    ) -> list[RequestId]:
+        """The first requests, by the time at which they expire, that are open and expire.
+
+        With `before_nanos` only those whose time ran out before that moment.
+        """
+        limit = U64_MAX if before_nanos is None else before_nanos
+        due = finishing.list_due(self.store, now_nanos=limit, rows_max=rows_max)
+        return due.request_ids
 
     def audit_request(self, request_id: RequestId) -> AuditReport:
         """Everything that is stored of a request, of one moment: `as_json()`, `as_text()`."""

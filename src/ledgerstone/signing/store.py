@@ -6,13 +6,21 @@ acknowledged is on disk.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import msgspec
 
-from ledgerstone.errors import BadInput, KeyConflict, StoreBusy, TooLarge
+from ledgerstone.errors import (
+    BadInput,
+    DiskFailed,
+    KeyConflict,
+    StoreBusy,
+    StoreCorrupt,
+    TooLarge,
+)
 from ledgerstone.failpoints import hit
 from ledgerstone.settings import SigningSettings
 from ledgerstone.signing.access import PAGE_ROWS
@@ -20,7 +28,7 @@ from ledgerstone.signing.families import OPTIONS
 from ledgerstone.signing.folder import migration_wanted, store_folder
 from ledgerstone.signing.keys import Family
 from ledgerstone.signing.migration import MigrationReport, migrate
-from ledgerstone.signing.rocksdb import Database, Row, Scan, Snapshot, Transaction, prefix_end
+from ledgerstone.signing.rocksdb import Database, Row, Scan, Transaction, prefix_end
 from ledgerstone.signing.values import Stored
 from ledgerstone.signing.volume import added, volume_of, volume_value
 
@@ -32,6 +40,10 @@ PAGE_BYTES_MAX = 16 * 1024 * 1024
 TRANSACTION_BYTES_MAX = 256 * 1024 * 1024
 """Writes of one transaction wait in memory until it commits."""
 FOLDER_MODE = 0o700
+READ_TRIES_SAME = 4
+READ_PAUSE_SECONDS = 0.01
+READ_SECONDS_MAX = 30.0
+"""How long opening for reading is tried beside a process that replaces its files all the time."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,10 +53,41 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     after: bytes | None
 
 
+class Readable(Protocol):
+    """What a view reads: a snapshot, or a database that was opened for reading only."""
+
+    def get(self, family: str, key: bytes) -> bytes | None: ...
+    def scan(self, family: str, *, start: bytes = b"", end: bytes | None = None) -> Scan: ...
+    def close(self) -> None: ...
+
+
+class _Unchanging:
+    """A database that was opened for reading only: it stays at the moment of its opening.
+
+    Families that the database does not have are empty: only a writer creates them.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._families = frozenset(database.families)
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        return self._database.get(family, key) if family in self._families else None
+
+    def scan(self, family: str, *, start: bytes = b"", end: bytes | None = None) -> Scan:
+        if family not in self._families:
+            # No key is empty, so there is no row before this end.
+            return self._database.scan(Family.DEFAULT, end=b"\0")
+        return self._database.scan(family, start=start, end=end)
+
+    def close(self) -> None:
+        """Nothing: the database is closed by its store."""
+
+
 class View:
     """The store as it was at one moment; released at the end of its block."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Readable) -> None:
         self._snapshot = snapshot
 
     def get(self, family: Family, key: bytes) -> bytes | None:
@@ -188,11 +231,20 @@ class Store:
     - Threads may share it. `close` waits for calls in progress, and may be called twice.
     - Opening creates the folder, which only its owner can read, and the families.
     - `StoreLocked` names the folder if another process has it open.
+    - With `read_only` nothing is created, locked or written, and another process may have it open
+      meanwhile. It shows the moment of its opening; a call that writes raises `NotAllowedNow`.
     """
 
-    def __init__(self, folder: Path, settings: SigningSettings | None = None) -> None:
+    def __init__(
+        self, folder: Path, settings: SigningSettings | None = None, *, read_only: bool = False
+    ) -> None:
         self.folder = folder
         self.settings = settings or SigningSettings()
+        self.read_only = read_only
+        if read_only:
+            self.database = _opened_for_reading(folder, self.settings)
+            self._reads: Readable | Database = _Unchanging(self.database)
+            return
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         self.database = Database(
             folder,
@@ -200,13 +252,14 @@ class Store:
             lock_timeout_seconds=self.settings.lock_timeout_seconds,
             library_file=self.settings.rocksdb_library,
         )
+        self._reads = self.database
 
     @classmethod
-    def open(cls, settings: SigningSettings | None = None) -> Self:
+    def open(cls, settings: SigningSettings | None = None, *, read_only: bool = False) -> Self:
         """Open the folder that settings and environment say; move old rows if they say so."""
         settings = settings or SigningSettings()
-        store = cls(store_folder(settings), settings)
-        if migration_wanted(settings):
+        store = cls(store_folder(settings), settings, read_only=read_only)
+        if not read_only and migration_wanted(settings):
             try:
                 store.migrate()
             except BaseException:
@@ -219,7 +272,7 @@ class Store:
         return migrate(self.database)
 
     def get(self, family: Family, key: bytes) -> bytes | None:
-        return self.database.get(family, key)
+        return self._reads.get(family, key)
 
     def page(
         self,
@@ -230,14 +283,14 @@ class Store:
         rows_max: int = PAGE_ROWS,
     ) -> Page:
         start, end = _bounds(prefix, after)
-        return _page(self.database.scan(family, start=start, end=end), rows_max)
+        return _page(self._reads.scan(family, start=start, end=end), rows_max)
 
     def volume(self, key: bytes) -> int:
         return volume_of(self.get(Family.VOLUME, key), key)
 
     def view(self) -> View:
         """Keep this moment for reads that must fit together."""
-        return View(self.database.snapshot())
+        return View(_Unchanging(self.database) if self.read_only else self.database.snapshot())
 
     def transaction(self) -> StoreTransaction:
         """Begin a transaction; it commits at the end of its block."""
@@ -287,6 +340,25 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _opened_for_reading(folder: Path, settings: SigningSettings) -> Database:
+    """Open what another process may be writing.
+
+    A flush or a compaction of that process replaces files between two steps of the opening, which
+    then tells of a missing file: another one each time. Damage stays the same, and is raised.
+    """
+    give_up = time.monotonic() + READ_SECONDS_MAX
+    told: list[str] = []
+    while True:
+        try:
+            return Database(folder, OPTIONS, read_only=True, library_file=settings.rocksdb_library)
+        except (StoreCorrupt, DiskFailed) as error:
+            told = [*told, error.message][-READ_TRIES_SAME:]
+            stays = len(told) == READ_TRIES_SAME and len(set(told)) == 1
+            if stays or time.monotonic() > give_up:
+                raise
+        time.sleep(READ_PAUSE_SECONDS)
 
 
 def _bounds(prefix: bytes, after: bytes | None) -> tuple[bytes, bytes | None]:

@@ -71,6 +71,8 @@ def health(store: Store) -> Health:
             store.page(family, rows_max=1)
         except LedgerstoneError as error:
             problems.append(f"{family}: {error}")
+    if not os.access(store.folder, os.W_OK | os.X_OK):
+        problems.append(f"{store.folder} cannot be written by this user")
     errors = store.database.number("rocksdb.background-errors")
     stopped = bool(store.database.number("rocksdb.is-write-stopped"))
     free = shutil.disk_usage(store.folder).free
@@ -140,6 +142,8 @@ def checkpoint(store: Store, target: Path) -> None:
 
 def back_up(store: Store, backups: Path, *, keep: int | None = None) -> Backup:
     """Add a backup of this moment to a folder of backups; keep only the newest `keep`."""
+    if store.read_only:
+        raise NotAllowedNow(f"{store.folder} was opened for reading only")
     backups.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     with BackupFolder(backups, library_file=store.settings.rocksdb_library) as folder:
         made = folder.create(store.database)

@@ -16,14 +16,14 @@ from ledgerstone.cli.message_calls import LIST_ROWS, LimitOption
 from ledgerstone.cli.output import Text
 from ledgerstone.cli.signing import views
 from ledgerstone.cli.signing.documents import bytes_of, record
-from ledgerstone.cli.signing.opening import DataOption, signing_of
+from ledgerstone.cli.signing.opening import DataOption, reading_of, signing_of
 from ledgerstone.cli.signing.pages import CursorOption, cursor_of, encoded
 from ledgerstone.signing.hexadecimal import in_hex
 from ledgerstone.signing.kaspa import parse_address, parse_kas
 from ledgerstone.signing.values import EventHash, Manual, SigningEvent, Stored
 
-NEVER = 0
-"""The time of an event that was given none: the same call again is the same event."""
+UNKNOWN = 0
+"""The time of an event that was given none, until the store gives it one."""
 
 
 def new(
@@ -48,7 +48,8 @@ def new(
 ) -> None:
     """Accept a payment that an operator asks for.
 
-    The same call again is the same event; the same id with other content is refused.
+    Its time is that of the first call. The same call again is the same event;
+    the same id with other content is refused.
 
     Example: ledgerstone signing event new invoice-7 --to kaspa:… --amount 12.5
     """
@@ -60,9 +61,9 @@ def new(
         destination_address=str(parse_address(to)),
         amount_sompi=parse_kas(amount),
         metadata={} if reason is None else {"reason": reason},
-        timestamp_nanos=NEVER,
+        timestamp_nanos=UNKNOWN,
     )
-    _accept(call, data, event)
+    _accept(call, data, event, stamp=True)
 
 
 def add(
@@ -80,8 +81,10 @@ def add(
     _accept(call, data, record(SigningEvent, file, "the event"))
 
 
-def _accept(call: Call, data: Path | None, event: SigningEvent) -> None:
+def _accept(call: Call, data: Path | None, event: SigningEvent, *, stamp: bool = False) -> None:
     with signing_of(call, data) as signing:
+        if stamp:
+            event = signing.stamped_event(event)
         found = signing.insert_event(event)
     facts = {"event_hash": found.event_hash.hex(), "stored": found.stored}
     words = ("  accepted", "green")
@@ -102,7 +105,7 @@ def list_(
     Example: ledgerstone signing event list --limit 100
     """
     after = cursor_of(cursor)
-    with signing_of(call, data) as signing:
+    with reading_of(call, data) as signing:
         page = signing.list_events(after=after, rows_max=limit)
     seen: RenderableType = views.events(page.events)
     if not page.events:
@@ -125,7 +128,7 @@ def show(
     Example: ledgerstone signing event show EVENT
     """
     wanted = EventHash(bytes_of(event_hash, "an event hash"))
-    with signing_of(call, data) as signing:
+    with reading_of(call, data) as signing:
         event = signing.get_event(wanted)
     output.show(in_hex(event), views.event(wanted, event), json=call.json)
 

@@ -17,7 +17,7 @@ from ledgerstone.cli.message_calls import LIST_ROWS, LimitOption
 from ledgerstone.cli.output import Text
 from ledgerstone.cli.signing import views
 from ledgerstone.cli.signing.documents import bytes_of, record
-from ledgerstone.cli.signing.opening import DataOption, check_extra, signing_of
+from ledgerstone.cli.signing.opening import DataOption, check_extra, reading_of, signing_of
 from ledgerstone.cli.signing.pages import CursorOption, cursor_of, encoded
 from ledgerstone.cli.signing.private_key import KeyFileOption, private_key
 from ledgerstone.errors import BadInput, SignatureInvalid
@@ -180,7 +180,7 @@ def list_(
     Example: ledgerstone signing group list
     """
     after = cursor_of(cursor)
-    with signing_of(call, data) as signing:
+    with reading_of(call, data) as signing:
         page = signing.list_group_configs(after=after, rows_max=limit)
     seen: RenderableType = views.groups(page.groups)
     if not page.groups:
@@ -196,7 +196,7 @@ def show(call: Call, group_id: GroupArgument, data: DataOption = None) -> None:
     Example: ledgerstone signing group show GROUP
     """
     wanted = GroupId(bytes_of(group_id, "a group id"))
-    with signing_of(call, data) as signing:
+    with reading_of(call, data) as signing:
         config = signing.get_group_config(wanted)
     output.show(in_hex(config), views.group(wanted, config), json=call.json)
 

@@ -42,20 +42,39 @@ def signing_of(call: Call, data: Path | None, *, make: bool = False) -> Iterator
     settings = settings_of(call, data)
     check_extra()
     # Here and not above: `ledgerstone --help` loads every group of commands.
-    from ledgerstone.signing.rocksdb import exists
     from ledgerstone.signing.signing import Signing
 
     folder = store_folder(settings)
-    if not make and not exists(folder):
-        hint = "name its data folder with --data; `ledgerstone signing group new` makes a store"
-        raise NotFound(f"there is no store of signing in {folder}", hint=hint)
+    if not make:
+        _must_exist(folder)
     try:
         signing = Signing(settings=settings)
     except StoreLocked as error:
         message = f"another process has the store in {folder} open"
-        raise StoreLocked(message, hint="stop that process, or ask it instead") from error
+        hint = "stop that process, or ask it instead; commands that only read work beside it"
+        raise StoreLocked(message, hint=hint) from error
     with signing:
         yield signing
+
+
+@contextmanager
+def reading_of(call: Call, data: Path | None) -> Iterator[Signing]:
+    """The store of the call for reading, beside whoever has it open; NotFound if there is none."""
+    settings = settings_of(call, data)
+    check_extra()
+    from ledgerstone.signing.signing import Signing
+
+    _must_exist(store_folder(settings))
+    with Signing(settings=settings, read_only=True) as signing:
+        yield signing
+
+
+def _must_exist(folder: Path) -> None:
+    from ledgerstone.signing.rocksdb import exists
+
+    if not exists(folder):
+        hint = "name its data folder with --data; `ledgerstone signing group new` makes a store"
+        raise NotFound(f"there is no store of signing in {folder}", hint=hint)
 
 
 def check_extra() -> None:

@@ -15,7 +15,7 @@ from ledgerstone.cli.output import Text
 from ledgerstone.cli.signing import views
 from ledgerstone.cli.signing.documents import bytes_of
 from ledgerstone.cli.signing.groups import GroupArgument
-from ledgerstone.cli.signing.opening import DataOption, signing_of
+from ledgerstone.cli.signing.opening import DataOption, reading_of, signing_of
 from ledgerstone.cli.signing.pages import CursorOption, cursor_of, encoded
 from ledgerstone.signing.states import Status
 from ledgerstone.signing.values import GroupId, PeerId, RequestId, Stored
@@ -44,7 +44,7 @@ def list_(
     Example: ledgerstone signing request list --state approved
     """
     after = cursor_of(cursor)
-    with signing_of(call, data) as signing:
+    with reading_of(call, data) as signing:
         page = signing.list_requests(status=state, archived=archived, after=after, rows_max=limit)
     seen: RenderableType = views.requests(page.requests)
     if not page.requests:
@@ -60,7 +60,7 @@ def show(call: Call, request_id: RequestArgument, data: DataOption = None) -> No
     Example: ledgerstone signing request show REQUEST
     """
     wanted = RequestId(request_id)
-    with signing_of(call, data) as signing:
+    with reading_of(call, data) as signing:
         report = signing.audit_request(wanted)
         # After the approval the request's own reservation would count against it.
         pending = report.request.decision.status is Status.PENDING

@@ -16,7 +16,13 @@ from ledgerstone.cli.call import EXIT_REFUSED, Call, flag
 from ledgerstone.cli.output import Text
 from ledgerstone.cli.signing import views
 from ledgerstone.cli.signing.documents import STDIN
-from ledgerstone.cli.signing.opening import DataOption, check_extra, settings_of, signing_of
+from ledgerstone.cli.signing.opening import (
+    DataOption,
+    check_extra,
+    reading_of,
+    settings_of,
+    signing_of,
+)
 from ledgerstone.cli.signing.steps import Steps
 from ledgerstone.errors import BadInput, NotAllowedNow, NotFound
 from ledgerstone.signing.folder import store_folder
@@ -45,7 +51,7 @@ def volume(
 
     Example: ledgerstone signing volume --days 30
     """
-    with signing_of(call, data) as signing:
+    with reading_of(call, data) as signing:
         today = day_start_nanos(signing.clock())
         starts = [today - back * NANOS_PER_DAY for back in range(days)]
         since = [signing.get_volume_since(start) for start in starts]
@@ -245,11 +251,11 @@ def compact(
 
 
 def health(call: Call, data: DataOption = None) -> None:
-    """Check that the store can be read and written; exit 1 says that it has a problem.
+    """Check that the store is whole and can be written; exit 1 says that it has a problem.
 
     Example: ledgerstone signing health
     """
-    with signing_of(call, data) as signing:
+    with reading_of(call, data) as signing:
         found = signing.health_check()
         folder = signing.store.folder
     facts = {"folder": str(folder), "ok": found.ok, "health": found}
@@ -268,7 +274,7 @@ def stats(
 
     Example: ledgerstone signing stats
     """
-    with signing_of(call, data) as signing:
+    with reading_of(call, data) as signing:
         found, usage = signing.statistics(), signing.disk_usage()
     facts: dict[str, object] = {
         "families": found.families,
@@ -297,7 +303,7 @@ def export(
         raise typer.BadParameter("--json and - do not go together")
     rows = -2  # The first line names the format, the last one counts the rows.
     with (
-        signing_of(call, data) as signing,
+        reading_of(call, data) as signing,
         _written(file) as stream,
         Steps("Rows", "written", json=call.json) as steps,
     ):

@@ -12,7 +12,7 @@ from ledgerstone.cli.call import EXIT_REFUSED, Call, flag
 from ledgerstone.cli.output import Text
 from ledgerstone.cli.signing import views
 from ledgerstone.cli.signing.documents import bytes_of
-from ledgerstone.cli.signing.opening import DataOption, signing_of
+from ledgerstone.cli.signing.opening import DataOption, reading_of, signing_of
 from ledgerstone.cli.signing.private_key import KeyFileOption, private_key
 from ledgerstone.cli.signing.requests import PeerOption, RequestArgument
 from ledgerstone.cli.signing.steps import Steps
@@ -249,7 +249,7 @@ def audit(call: Call, request_id: RequestArgument, data: DataOption = None) -> N
 
     Example: ledgerstone signing audit REQUEST
     """
-    with signing_of(call, data) as signing:
+    with reading_of(call, data) as signing:
         report = signing.audit_request(RequestId(request_id))
     if call.json:
         output.show_json(msgspec.json.decode(report.as_json()))

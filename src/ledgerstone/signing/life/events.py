@@ -105,3 +105,11 @@ def get_event(reader: Reader, event_hash: EventHash) -> SigningEvent:
     """The event, or NotFound."""
     key = EventKey(event_hash=event_hash)
     return records.load(reader, SigningEvent, key, f"event {event_hash.hex()}")
+
+
+def find_by_source(reader: Reader, event: SigningEvent) -> SigningEvent | None:
+    """The event to which its source gave the same id; None if it is new, or was deleted."""
+    link = records.find(reader, EventLink, EventIdKey(source_hash=hashes.source_hash(event)))
+    if link is None:
+        return None
+    return records.find(reader, SigningEvent, EventKey(event_hash=link.event_hash))
