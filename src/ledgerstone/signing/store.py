@@ -28,7 +28,14 @@ from ledgerstone.signing.families import OPTIONS
 from ledgerstone.signing.folder import migration_wanted, store_folder
 from ledgerstone.signing.keys import Family
 from ledgerstone.signing.migration import MigrationReport, migrate
-from ledgerstone.signing.rocksdb import Database, Row, Scan, Transaction, prefix_end
+from ledgerstone.signing.rocksdb import (
+    Database,
+    Row,
+    Scan,
+    Transaction,
+    list_of_files,
+    prefix_end,
+)
 from ledgerstone.signing.values import Stored
 from ledgerstone.signing.volume import added, volume_of, volume_value
 
@@ -346,18 +353,31 @@ def _opened_for_reading(folder: Path, settings: SigningSettings) -> Database:
     """Open what another process may be writing.
 
     A flush or a compaction of that process replaces files between two steps of the opening, which
-    then tells of a missing file: another one each time. Damage stays the same, and is raised.
+    then tells of a missing file, another one each time, or finds neither the log that was dropped
+    nor the data file that replaced it. Damage stays the same, and is raised.
     """
     give_up = time.monotonic() + READ_SECONDS_MAX
     told: list[str] = []
     while True:
+        before = list_of_files(folder)
         try:
-            return Database(folder, OPTIONS, read_only=True, library_file=settings.rocksdb_library)
+            database = Database(
+                folder, OPTIONS, read_only=True, library_file=settings.rocksdb_library
+            )
         except (StoreCorrupt, DiskFailed) as error:
             told = [*told, error.message][-READ_TRIES_SAME:]
             stays = len(told) == READ_TRIES_SAME and len(set(told)) == 1
             if stays or time.monotonic() > give_up:
                 raise
+        else:
+            if list_of_files(folder) == before:
+                return database
+            database.close()
+            if time.monotonic() > give_up:
+                raise StoreBusy(
+                    f"{folder} is being rewritten all the time by the process that has it open",
+                    hint="try again when that process has less to do",
+                )
         time.sleep(READ_PAUSE_SECONDS)
 
 

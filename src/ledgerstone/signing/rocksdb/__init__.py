@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ledgerstone.signing.rocksdb.backup import Backup, BackupFolder
 from ledgerstone.signing.rocksdb.batch import Batch
-from ledgerstone.signing.rocksdb.database import Database, exists, family_names
+from ledgerstone.signing.rocksdb.database import Database, exists, family_names, list_of_files
 from ledgerstone.signing.rocksdb.options import DatabaseOptions, FamilyOptions
 from ledgerstone.signing.rocksdb.scan import Row, Scan, prefix_end
 from ledgerstone.signing.rocksdb.snapshot import Snapshot
@@ -30,5 +30,6 @@ __all__ = [
     "Transaction",
     "exists",
     "family_names",
+    "list_of_files",
     "prefix_end",
 ]

@@ -346,6 +346,16 @@ def exists(folder: Path) -> bool:
     return (folder / CURRENT).exists()
 
 
+def list_of_files(folder: Path) -> tuple[bytes, int] | None:
+    """RocksDB's list of its files, by name and size: it grows before any file is dropped."""
+    try:
+        name = (folder / CURRENT).read_bytes()
+        return name, (folder / name.decode().strip()).stat().st_size
+    except (OSError, UnicodeDecodeError):
+        # There is none, or it was replaced just now: opening says which.
+        return None
+
+
 def family_names(folder: Path, library: Library | None = None) -> list[str]:
     """The column families of the database in the folder."""
     library = library or load()
