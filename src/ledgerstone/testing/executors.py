@@ -40,6 +40,8 @@ from ledgerstone.testing.waiting import until
 TRIES_MAX = 3
 PAUSE_SECONDS = 3600.0
 """Longer than any wait between two tries."""
+MOMENT_SECONDS = 1.0
+"""Shorter than a lease."""
 EVENTS = "executors"
 
 
@@ -84,7 +86,11 @@ class _SourceWork(_Work):
     def _round(self, workers: Sequence[Worker]) -> bool:
         """Every worker takes what is due now; whether nothing is left."""
         together(*[partial(_drained, worker) for worker in workers])
-        self._clock.advance(PAUSE_SECONDS)
+        # What another worker locked is settled later: the clock must not pass its lease.
+        put_off = any(pump.held() for worker in workers for pump in worker.pumps)
+        self._clock.advance(MOMENT_SECONDS if put_off else PAUSE_SECONDS)
+        for worker in workers:
+            worker.beat()
         with self.ledger.reading() as tx:
             return not self.is_left(tx)
 
