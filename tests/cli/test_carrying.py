@@ -10,7 +10,7 @@ import pytest
 from ledgerstone.cli.carrying import Watched
 from ledgerstone.errors import TargetDown
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.transport import DELIVERED, Answer, Verdict
+from ledgerstone.messaging.transport import DELIVERED, Answer, Heard, Verdict
 from ledgerstone.testing.contract.transports import made
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
@@ -31,7 +31,9 @@ class Scripted:
         self._answers = list(answers)
         self.closed = 0
 
-    def send(self, messages: Sequence[Message], *, seconds_max: float) -> list[Answer]:
+    def send(
+        self, messages: Sequence[Message], *, seconds_max: float, heard: Heard | None = None
+    ) -> list[Answer]:
         assert seconds_max == WAIT_SECONDS_MAX
         answer = self._answers.pop(0)
         if isinstance(answer, TargetDown):

@@ -10,6 +10,7 @@ import pytest
 from ledgerstone.testing.contract.competing import CompetingRelayContract, HeldRowsContract
 from ledgerstone.testing.contract.foreign_rows import ForeignRowsContract
 from ledgerstone.testing.contract.relay_leases import RelayLeaseContract
+from ledgerstone.testing.contract.relay_paces import RelayPaceContract
 from ledgerstone.testing.contract.relay_rounds import RelayRoundContract
 from ledgerstone.testing.contract.relays import OrderedRelayContract
 from ledgerstone.testing.fixtures import KINDS, Home, new_home
@@ -31,6 +32,10 @@ class TestRounds(RelayRoundContract):
 
 class TestLeases(RelayLeaseContract):
     """One relay at a time."""
+
+
+class TestPaces(RelayPaceContract):
+    """Beside what takes its time."""
 
 
 class TestForeignRows(ForeignRowsContract):

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from ledgerstone import Ledger, chores
-from ledgerstone.messaging.relay import ROUNDS_MAX
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.testing.clock import ManualClock
@@ -27,7 +26,6 @@ from ledgerstone.testing.subjects import (
     ChoreSubject,
     JobSubject,
     LaneSubject,
-    RoundSubject,
 )
 
 
@@ -102,25 +100,16 @@ class TestLanes(
         return LaneSubject(shop)
 
 
-class TestRounds(ClaimingContract, FencedContract, RescueContract, FailingContract):
+class TestBatches(
+    ClaimingContract, LockedContract, FencedContract, RescueContract, FailingContract
+):
     """So does the ordered relay to elsewhere, which runs no handler and is killed by no message."""
 
     @pytest.fixture
-    def shop(self, home: Home, clock: ManualClock, lanes_max: int) -> Iterator[Shop]:
-        """A round takes so many lanes, whatever is asked for."""
-        with Shop(
-            home.url,
-            clock,
-            batch_max=lanes_max * ROUNDS_MAX,
-            on_failure="park",
-            max_attempts=LANE_ATTEMPTS_MAX,
-        ) as opened:
+    def shop(self, home: Home, clock: ManualClock) -> Iterator[Shop]:
+        """Many lanes in one call."""
+        with Shop(home.url, clock, on_failure="park", max_attempts=LANE_ATTEMPTS_MAX) as opened:
             yield opened
-
-    @pytest.fixture
-    def lanes_max(self, request: pytest.FixtureRequest) -> int:
-        """Few where it is about how many a claim takes."""
-        return 3 if hasattr(ClaimingContract, request.function.__name__) else 100
 
     @pytest.fixture
     def ledger(self, shop: Shop) -> Ledger:
@@ -128,6 +117,6 @@ class TestRounds(ClaimingContract, FencedContract, RescueContract, FailingContra
         return shop.ledger
 
     @pytest.fixture
-    def subject(self, shop: Shop) -> RoundSubject:
-        """The lanes, many in a round."""
-        return RoundSubject(shop)
+    def subject(self, shop: Shop) -> LaneSubject:
+        """The lanes."""
+        return LaneSubject(shop)

@@ -15,7 +15,7 @@ from bench.side import Looked, Note, expect, looking_by, lots, plain_engine
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging import NewMessage
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.transport import Answer, Transport
+from ledgerstone.messaging.transport import Answer, Heard, Transport
 
 UNDELIVERED = "SELECT 1 FROM messenger_outbox WHERE delivered_at IS NULL LIMIT 1"
 DELIVERED = "SELECT COUNT(*) FROM messenger_outbox WHERE delivered_at IS NOT NULL"
@@ -71,8 +71,10 @@ class _Counted:
         self._note = note
         self.close = transport.close
 
-    def send(self, messages: Sequence[Message], *, seconds_max: float) -> list[Answer]:
-        answers = self._transport.send(messages, seconds_max=seconds_max)
+    def send(
+        self, messages: Sequence[Message], *, seconds_max: float, heard: Heard | None = None
+    ) -> list[Answer]:
+        answers = self._transport.send(messages, seconds_max=seconds_max, heard=heard)
         self._note(len(messages))
         return answers
 

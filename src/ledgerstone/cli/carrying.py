@@ -16,7 +16,7 @@ from ledgerstone.errors import BadInput, TargetDown
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging import CompetingRelay, Message, OrderedRelay
 from ledgerstone.messaging.routing import RETRY
-from ledgerstone.messaging.transport import Answer, Transport, Verdict
+from ledgerstone.messaging.transport import Answer, Heard, Transport, Verdict
 from ledgerstone.settings.messaging import LOCAL, masked
 
 Relay = OrderedRelay | CompetingRelay
@@ -65,9 +65,11 @@ class Watched:
         self._lock = threading.Lock()
         self._said: set[str] = set()
 
-    def send(self, messages: Sequence[Message], *, seconds_max: float) -> list[Answer]:
+    def send(
+        self, messages: Sequence[Message], *, seconds_max: float, heard: Heard | None = None
+    ) -> list[Answer]:
         try:
-            answers = self._transport.send(messages, seconds_max=seconds_max)
+            answers = self._transport.send(messages, seconds_max=seconds_max, heard=heard)
         except TargetDown as down:
             self._went(down.message)
             raise

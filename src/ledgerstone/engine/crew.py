@@ -23,7 +23,7 @@ from ledgerstone.engine.attempt import Attempt
 from ledgerstone.engine.runners.loop import LoopRunner
 from ledgerstone.engine.runners.processes import Child
 from ledgerstone.engine.runners.threads import ThreadRunner
-from ledgerstone.engine.source import Claim, Handler, Outcome, Where
+from ledgerstone.engine.source import Batch, Claim, Handler, Outcome, Where
 from ledgerstone.errors import HandlerTimeout, Interrupted
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Crew:
                     return True
         for runner in (self._threads, self._loop):
             for attempt in runner.attempts:
-                if attempt.claim is claim:
+                if _has(attempt.claim, claim):
                     runner.cancel(attempt, reason)
         return False
 
@@ -272,3 +272,8 @@ class Crew:
             if self.running == 0:
                 self._idle.notify_all()
             return True
+
+
+def _has(run: Claim, claim: Claim) -> bool:
+    """Whether what runs is this claim, or a batch in which it is open."""
+    return run is claim or (isinstance(run, Batch) and run.open.get(claim.key) is claim)

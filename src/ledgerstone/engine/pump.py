@@ -30,7 +30,17 @@ from ledgerstone.engine.breaker import Breakers
 from ledgerstone.engine.crew import Crew
 from ledgerstone.engine.pace import Ahead, Pace
 from ledgerstone.engine.settlements import Settlements
-from ledgerstone.engine.source import Ask, Claim, Outcome, Settled, Source, Verdict
+from ledgerstone.engine.source import (
+    Ask,
+    Batch,
+    Batches,
+    Claim,
+    Outcome,
+    Settled,
+    Source,
+    Verdict,
+    batches_of,
+)
 from ledgerstone.engine.suspects import WAIT_SECONDS_MAX, Suspects, Ward
 from ledgerstone.engine.tally import Tally, Tick
 from ledgerstone.errors import (
@@ -99,8 +109,9 @@ class Pump:
             cooldown_seconds=settings.breaker_cooldown_seconds,
             monotonic=self._monotonic,
         )
+        self._batches = batches_of(source)
         self._crew = Crew(
-            settings.concurrency,
+            self._batches.calls_max if self._batches is not None else settings.concurrency,
             handler=source.handler,
             atomic=partial(
                 run_atomic,
@@ -139,7 +150,8 @@ class Pump:
         """One bounded step in this thread: settle what is open, claim, run, settle."""
         refused = self.tally.refused
         settled = self._settle_some()
-        room = min(limit or self._settings.batch_max, self._settings.batch_max)
+        most = self._batches.call_items_max if self._batches else self._settings.batch_max
+        room = min(limit or most, most)
         claims = self._claim_some(room)
         runnable = self._accepted(claims)
         for i, claim in enumerate(runnable):
@@ -243,6 +255,9 @@ class Pump:
         del self._held[claim.key]
         self.tally.lost += 1
         _log.warning("%s: lost the lease of %s", self.source.name, claim.title)
+        if self._batches is not None:
+            # The handler goes on with the other items; it learns of this one from its source.
+            return
         error = LeaseLost(f"the lease of attempt {claim.attempt} ran out")
         if self._suspects.remove(claim) or self._crew.cancel(claim, error):
             self._done(claim, outcome_of.told(claim, error))
@@ -409,6 +424,8 @@ class Pump:
         """Hold the claims; those for a target that is down go straight back."""
         self.tally.claimed += len(claims)
         self._held.update({claim.key: claim for claim in claims})
+        if self._batches is not None and claims:
+            claims = [Batch.of(claims, report=lambda outcome: self._done(outcome.claim, outcome))]
         if not self._breakers:
             return claims
         runnable = []
@@ -475,6 +492,10 @@ class Pump:
         self._add_outcome(outcome)
 
     def _add_outcome(self, outcome: Outcome) -> None:
+        if isinstance(outcome.claim, Batch):
+            for each in outcome.claim.rest(outcome):
+                self._add_outcome(each)
+            return
         count = self._settlements.add(outcome)
         if count == 1 or count >= self._settings.batch_max or not self._crew.waiting:
             self._settle_bell.ring()
@@ -506,6 +527,8 @@ class Pump:
         """How many to claim now: what can run, and as far ahead as handlers are quick."""
         if self._stopping.is_set() or self.tally.stalled is not None:
             return 0
+        if self._batches is not None:
+            return self._room_in_batches(self._batches)
         # In this order: what ends in between is counted twice, not overlooked.
         taken = self._crew.running + len(self._crew.waiting)
         unsettled = len(self._settlements)
@@ -520,6 +543,12 @@ class Pump:
             # Every place is taken, so there is no hurry: few large claims cost less.
             return 0
         return room
+
+    def _room_in_batches(self, batches: Batches) -> int:
+        """The same where a call of a handler takes many: what counts are items."""
+        if self._crew.running + len(self._crew.waiting) >= batches.calls_max:
+            return 0
+        return min(batches.items_max - len(self._held), batches.call_items_max)
 
     def _linger(self) -> None:
         """Give other outcomes a moment to come along, if any are on their way."""

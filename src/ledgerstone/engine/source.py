@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from ledgerstone.ids import new_id
+
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
@@ -83,6 +85,59 @@ class Outcome(msgspec.Struct, frozen=True):
     delay_seconds: float | None = None
 
 
+class Batch(Claim, frozen=True, eq=False):
+    """The claims of several items, for one call of a handler.
+
+    - `settle` tells how one item came out, while the handler still runs.
+    - What the handler returns or raises is the outcome of every item that is still open.
+    """
+
+    items: tuple[Claim, ...] = ()
+    open: dict[str, Claim] = {}
+    report: Callable[[Outcome], None] = lambda _: None
+
+    @classmethod
+    def of(
+        cls, items: Sequence[Claim], report: Callable[[Outcome], None] = lambda _: None
+    ) -> Batch:
+        """These items, at least one; `report` is called with what `settle` is told."""
+        return cls(
+            new_id(),
+            1,
+            0,
+            target=items[0].target,
+            items=tuple(items),
+            open={item.key: item for item in items},
+            report=report,
+        )
+
+    @property
+    def title(self) -> str:
+        return f"a batch of {len(self.items)}"
+
+    def settle(self, outcome: Outcome) -> None:
+        """Settle one item now; nothing happens if it is settled already."""
+        # One step: the engine may give up the handler at the same moment.
+        if self.open.pop(outcome.claim.key, None) is not None:
+            self.report(outcome)
+
+    def rest(self, outcome: Outcome) -> list[Outcome]:
+        """The same outcome for each item that is still open; none is open afterwards."""
+        taken = [item for item in self.items if self.open.pop(item.key, None) is not None]
+        return [msgspec.structs.replace(outcome, claim=item) for item in taken]
+
+
+class Batches(msgspec.Struct, frozen=True):
+    """How a source is handled in batches."""
+
+    calls_max: int
+    """Handler calls at once."""
+    call_items_max: int
+    """Items that one call takes."""
+    items_max: int
+    """Items that are claimed and not settled."""
+
+
 class Snooze(msgspec.Struct, frozen=True):
     """Returned by a handler: not now, again in so many seconds; 0 or less is a second."""
 
@@ -122,6 +177,7 @@ class Where(Enum):
 class Handler(msgspec.Struct, frozen=True):
     """What runs a claim: called with the claim, or with a transaction and the claim if atomic.
 
+    The handler of a source with `batches` is called with a `Batch`, and is not atomic.
     An atomic handler's writes and its settlement are one transaction. A handler in a process must
     be a function that can be imported there.
     """
@@ -147,6 +203,8 @@ class Source(Protocol):
       `crashes_max` times is dead, unless its last one is known not to have begun with it
       (`LastWord.waited`): that was no crash, and no attempt.
     - `handler` answers what runs a claim.
+    - A source may have `batches`: what one `claim` answers is then handled by one call, and its
+      capacity counts items. Each item is held, settled, extended and rescued by itself.
     """
 
     @property
@@ -168,3 +226,9 @@ class Source(Protocol):
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int: ...
 
     def handler(self, claim: Claim) -> Handler: ...
+
+
+def batches_of(source: Source) -> Batches | None:
+    """How the source is handled in batches, if it is."""
+    found: Batches | None = getattr(source, "batches", None)
+    return found

@@ -1,12 +1,11 @@
 """The ordered relay: carries messages to one destination, partition by partition in their order.
 
-A claim is a round: many lanes at once, and the first messages of each. They leave in waves, in each
-wave no more of a lane than may be under way; the next wave has those whose lane had all confirmed.
+A claim is a lane, and the first messages of it. The lanes of one call are carried together, each at
+its own pace (`carrying`), and each is settled by itself:
 
-    round   lane a   1 2 3          wave 1   a1 b1 c1      confirmed  a1 c1     refused  b1
-            lane b   1 2            wave 2   a2 c2         confirmed  a2 c2
-            lane c   1 2            wave 3   a3            confirmed  a3
-                                    settled  a to 3, c to 2, b again after a pause
+    lane a   1 2 3      confirmed  1 2 3     settled to 3
+    lane b   1 2        refused    1         again after a pause
+    lane c   1 2        confirmed  1         its lease was lost: settled by none
 
 Only what was confirmed without a gap is marked, under the token of the lane. So a lane is held up
 by its own messages and by no others, and a message that is refused is overtaken by none of its lane
@@ -19,19 +18,26 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakSet
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from ledgerstone import cancellation
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.duties import Duty
-from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Verdict
+from ledgerstone.engine.source import (
+    Ask,
+    Batch,
+    Batches,
+    Claim,
+    Failure,
+    Handler,
+    Outcome,
+    Verdict,
+)
 from ledgerstone.errors import Interrupted, TargetDown
 from ledgerstone.failpoints import hit
-from ledgerstone.ids import new_id
 from ledgerstone.messaging import failed, lanes, sweeping
+from ledgerstone.messaging.carrying import Carriage, Carried, LaneClaim, SendThreads
 from ledgerstone.messaging.lanes import Heads, Held, Settlement
 from ledgerstone.messaging.marking import (
     Malformed,
@@ -41,7 +47,6 @@ from ledgerstone.messaging.marking import (
     place_of,
     read_row,
 )
-from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.publishing import channel_of
 from ledgerstone.messaging.record import Entry, record
 from ledgerstone.messaging.states import LaneState, What
@@ -59,53 +64,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ledgerstone.messaging")
 
-ROUNDS_MAX = 3
-"""Rounds of one relay at once: one is read, one is under way, one is settled."""
+CALLS_PER_BATCH = 3
+"""A call takes a third of what may be under way: one is read, one is sent, one is settled."""
+CALLS_MAX = 16
+"""Calls at once: one whose lanes take their time keeps no other waiting."""
 AHEAD_MAX = 50
-"""Messages of one lane that a round reads."""
+"""Messages of one lane that are read at once."""
 PAUSE_SECONDS_MIN = 0.1
 """After no answer, so that asking again is no loop without a rest."""
-
-
-class Carried(msgspec.Struct):
-    """A lane of a round: what is to leave, and how far it came."""
-
-    held: Held
-    messages: list[Message]
-    exhausted: bool
-    """Whether nothing waits behind these."""
-    confirmed: int = 0
-    answer: Answer | None = None
-    """Why it stopped, if it did before its end."""
-    malformed: Malformed | None = None
-    """A row that cannot be read: it stands behind `messages`."""
-    until_ms: int | None = None
-    """When the first that is left may leave, if not yet."""
-    counted: bool = False
-
-    @property
-    def stopped(self) -> Message | None:
-        """The first that is left, if it could be read."""
-        return self.messages[self.confirmed] if self.confirmed < len(self.messages) else None
-
-    @property
-    def attempts(self) -> int:
-        """How often the first that is left was refused before."""
-        return self.held.attempts if self.confirmed == 0 else 0
-
-
-class Round(msgspec.Struct, weakref=True, eq=False):
-    """Lanes that are carried together."""
-
-    lanes: list[Carried]
-    until: float
-    """When the leases end, by this process's clock."""
-
-
-class RoundClaim(Claim, frozen=True):
-    """The claim of a round."""
-
-    round: Any = None
 
 
 class OrderedRelay:
@@ -115,7 +81,7 @@ class OrderedRelay:
     - A destination that is out of reach costs no message an attempt.
     - A message that is refused holds its lane; after a while the destination's policy decides.
     - `handling`: the code of consumers runs in here, takes its time, and may be what kills a relay.
-      Each lane is a round of its own then, and one whose relays died too often waits for people.
+      Each lane has a handler of its own then, and one whose relays died too often waits for people.
     """
 
     def __init__(
@@ -146,25 +112,31 @@ class OrderedRelay:
             multiplier=BACKOFF_MULTIPLIER,
             seconds_max=destination.backoff_seconds_max,
         )
-        # A round that nobody refers to any more is settled, or was never claimed.
-        self._open: WeakSet[Round] = WeakSet()
+        self._threads = SendThreads(f"ledgerstone-send-{queue}")
 
     @property
     def duties(self) -> list[Duty]:
         """What has to be done for this destination every so often, by one of its relays."""
         return [sweeping.duty(self._office, self.queue)]
 
+    @property
+    def batches(self) -> Batches | None:
+        """Lanes are handled many at once, except where handlers run."""
+        if self._handling:
+            return None
+        most = self._destination.batch_max
+        return Batches(CALLS_MAX, max(1, most // CALLS_PER_BATCH), most)
+
     def handler(self, claim: Claim) -> Handler:
         return Handler(self._carry)
 
     def claim(self, tx: Transaction, ask: Ask) -> Sequence[Claim]:
-        rounds_free = ask.limit if self._handling else ROUNDS_MAX - len(self._open)
-        if rounds_free <= 0 or self.queue in ask.avoid:
+        if self.queue in ask.avoid:
             return ()
         self._office.setup.ensure(tx, self._office.shared.outbox)
         if is_paused(tx, self.queue):
             return ()
-        limit = min(ask.limit, self._lanes_max) if self._handling else self._lanes_max
+        limit = min(ask.limit, self._destination.batch_max)
         rows = lanes.claim.run(
             tx,
             limit=limit,
@@ -175,31 +147,23 @@ class OrderedRelay:
         if not rows:
             return ()
         if len(rows) == min(limit, ROWS_MAX):
-            # More is due: for the next round, or for another relay.
+            # More is due: for the next call, or for another relay.
             tx.wake(self.channel)
-        carried = self._read(tx, [Held(*row) for row in rows])
         until = self._monotonic() + ask.lease_seconds
-        if not carried:
-            return ()
-        if not self._handling:
-            return [self._begun(Round(carried, until), new_id())]
-        return [
-            self._begun(Round([each], until), each.held.id, each.held.token, each.held.crashes)
-            for each in carried
-        ]
+        return [self._claimed(each, until) for each in self._read(tx, [Held(*r) for r in rows])]
 
-    def _begun(self, made: Round, key: str, token: int = 0, crashes: int = 0) -> RoundClaim:
-        self._open.add(made)
-        return RoundClaim(key, 1, token, target=self.queue, crashes=crashes, round=made)
+    def _claimed(self, each: Carried, until: float) -> LaneClaim:
+        each.until = until
+        held = each.held
+        # What is only carried kills nobody.
+        crashes = held.crashes if self._handling else 0
+        return LaneClaim(held.id, 1, held.token, target=self.queue, crashes=crashes, carried=each)
 
     def hold(self, tx: Transaction, claims: Sequence[Claim]) -> Sequence[Claim]:
-        # A round of many lanes is settled together: what is locked of it is waited for.
-        alone = [claim for claim in claims if len(_round(claim).lanes) == 1]
-        keys = [_round(claim).lanes[0].held.id for claim in alone]
-        return [alone[i] for i in lanes.hold.run(tx, keys)]
+        return [claims[i] for i in lanes.hold.run(tx, [claim.key for claim in claims])]
 
     def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-        every = [(outcome, each) for outcome in outcomes for each in _round_of(outcome).lanes]
+        every = [(outcome, _lane(outcome.claim)) for outcome in outcomes]
         by_lane = {each.held: each for _, each in every}
         settlements = [self._settlement(outcome, each) for outcome, each in every]
         settled, lost = lanes.settle(tx, settlements)
@@ -212,31 +176,24 @@ class OrderedRelay:
         self._count(settled, by_lane)
         if any(s.done_to is None and s.until_ms is None and s.delay_seconds == 0 for s in settled):
             tx.wake(self.channel)
-        for outcome in outcomes:
-            self._open.discard(_round_of(outcome))
         return self._refused(tx, outcomes, [by_lane[each.lane] for each in lost])
 
     def extend(
         self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
     ) -> Sequence[Claim]:
-        every = [each.held for claim in claims for each in _round(claim).lanes]
-        rows = [(held.id, held.token) for held in every]
-        for i in lanes.extend.run(tx, rows, lease_ms=round(lease_seconds * 1000)):
-            every[i].lost = True
+        every = [_lane(claim) for claim in claims]
+        rows = [(each.held.id, each.held.token) for each in every]
+        lost = lanes.extend.run(tx, rows, lease_ms=round(lease_seconds * 1000))
         until = self._monotonic() + lease_seconds
-        for claim in claims:
-            _round(claim).until = until
-        return [claim for claim in claims if all(each.held.lost for each in _round(claim).lanes)]
+        for each in every:
+            each.until = until
+        for i in lost:
+            every[i].held.lost = True
+        return [claims[i] for i in lost]
 
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
         guilty_after = crashes_max if self._handling else None
         return lanes.rescue(tx, self.queue, limit=limit, crashes_max=guilty_after)
-
-    @property
-    def _lanes_max(self) -> int:
-        """So many that all rounds together have as much under way as there may be."""
-        rounds = 1 if self._handling else ROUNDS_MAX
-        return max(1, self._destination.batch_max // rounds)
 
     def _read(self, tx: Transaction, held: Sequence[Held]) -> list[Carried]:
         """What is to leave of each lane; lanes of which nothing leaves now are let go at once."""
@@ -271,49 +228,29 @@ class OrderedRelay:
             return Settlement(lane=one.held, until_ms=one.until_ms)
         return Settlement(lane=one.held, done_to=one.held.last_id)
 
-    def _carry(self, claim: RoundClaim) -> None:
-        """Send wave after wave until every lane is at its end or held up."""
-        made: Round = claim.round
-        per_lane = self._destination.in_flight_per_partition
-        first = True
-        while True:
-            cancellation.check()
-            wave = [
-                (each, message)
-                for each in made.lanes
-                if each.answer is None and not each.held.lost
-                for message in each.messages[each.confirmed : each.confirmed + per_lane]
-            ]
-            if not wave or self._monotonic() >= made.until:
-                return
-            if not self._send(wave, first=first):
-                return
-            first = False
+    def _carry(self, claim: Batch | LaneClaim) -> None:
+        """Send the lanes of a batch, or one by itself, and settle each when it is through."""
+        batch = claim if isinstance(claim, Batch) else Batch.of([claim])
+        claims = [item for item in batch.items if isinstance(item, LaneClaim)]
+        alone = self._handling and len(claims) == 1
+        Carriage(
+            self.transport,
+            claims,
+            name=self.queue,
+            per_lane=self._destination.in_flight_per_partition,
+            seconds_max=self._destination.send_seconds_max,
+            threads=self._threads,
+            monotonic=self._monotonic,
+            # Where each lane has its own handler, one of them says nothing about the others.
+            down_if_silent=not alone,
+            through=lambda each: self._through(batch, each),
+        ).run()
 
-    def _send(self, wave: Sequence[tuple[Carried, Message]], *, first: bool) -> bool:
-        """Send one wave and note what came of it; False if the destination went away."""
-        seconds_max = self._destination.send_seconds_max
-        hit("relay.sending")
-        try:
-            answers = self.transport.send([message for _, message in wave], seconds_max=seconds_max)
-        except TargetDown:
-            if first:
-                raise
-            return False
-        hit("relay.sent")
-        for (each, _), answer in zip(wave, answers, strict=True):
-            if each.answer is not None:
-                continue
-            if answer.verdict is Sent.DELIVERED:
-                each.confirmed += 1
-            else:
-                each.answer = answer
-                self.tally.refused += answer.verdict is not Sent.UNKNOWN
-        # Where each lane is a round of its own, one of them says nothing about the others.
-        if first and not self._handling and all(a.verdict is Sent.UNKNOWN for a in answers):
-            reason = answers[0].reason or "no answer came"
-            raise TargetDown(self.queue, f"{self.queue}: {reason}")
-        return True
+    def _through(self, batch: Batch, claim: LaneClaim) -> None:
+        answer = claim.lane.answer
+        if answer is not None and answer.verdict is not Sent.UNKNOWN:
+            self.tally.refused += 1
+        batch.settle(Outcome(claim, Verdict.DONE))
 
     def _settlement(self, outcome: Outcome, each: Carried) -> Settlement:
         held = each.held
@@ -425,7 +362,7 @@ class OrderedRelay:
     def _refused(
         self, tx: Transaction, outcomes: Sequence[Outcome], lost: Sequence[Carried]
     ) -> Sequence[Outcome]:
-        """Rounds of which every lane was lost; what of them was delivered is on record."""
+        """Those whose lane was lost; what of them was delivered is on record."""
         if not lost:
             return ()
         entries = [
@@ -443,8 +380,7 @@ class OrderedRelay:
         return [
             outcome
             for outcome in outcomes
-            if all(each.held in gone for each in _round_of(outcome).lanes)
-            and outcome.verdict is not Verdict.RETURNED
+            if _lane(outcome.claim).held in gone and outcome.verdict is not Verdict.RETURNED
         ]
 
 
@@ -460,11 +396,6 @@ def answer_pause(answer: Answer) -> float:
     return answer.retry_after_seconds or 0.0
 
 
-def _round(claim: Claim) -> Round:
-    assert isinstance(claim, RoundClaim)
-    made: Round = claim.round
-    return made
-
-
-def _round_of(outcome: Outcome) -> Round:
-    return _round(outcome.claim)
+def _lane(claim: Claim) -> Carried:
+    assert isinstance(claim, LaneClaim)
+    return claim.lane

@@ -6,7 +6,7 @@ destination has it. What that means for the row in the outbox is the relay's aff
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -41,6 +41,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 DELIVERED = Answer(Verdict.DELIVERED)
 
+Heard = Callable[[int, Answer], None]
+"""Told the answer for the message at this index."""
+
 
 class Transport(Protocol):
     """Carries messages to one destination.
@@ -52,9 +55,13 @@ class Transport(Protocol):
       went away in the middle, what was not confirmed is UNKNOWN and the next call raises.
     - Bad messages do not spoil good ones: each has its own answer.
     - Several threads may send at once.
+    - `heard` may be told of an answer before the call returns, from any thread: then a message that
+      takes long keeps no other partition waiting. What is returned is the same.
     - The first `send` connects; so does the first one after `close`.
     """
 
-    def send(self, messages: Sequence[Message], *, seconds_max: float) -> list[Answer]: ...
+    def send(
+        self, messages: Sequence[Message], *, seconds_max: float, heard: Heard | None = None
+    ) -> list[Answer]: ...
 
     def close(self) -> None: ...

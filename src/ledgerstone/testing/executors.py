@@ -30,7 +30,7 @@ from ledgerstone.messaging.receiving import Receiver
 from ledgerstone.messaging.states import LaneState
 from ledgerstone.messaging.subscription import Delivery
 from ledgerstone.messaging.tables import lane
-from ledgerstone.messaging.transport import DELIVERED, Answer, Verdict
+from ledgerstone.messaging.transport import DELIVERED, Answer, Heard, Verdict
 from ledgerstone.settings import SubscriptionSettings
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import together
@@ -195,7 +195,9 @@ class RelayWork(_SourceWork):
         parked = [entry for entry in self._shop.record() if entry.code is not None]
         return {str(entry.message_id): str(entry.reason) for entry in parked}
 
-    def send(self, messages: Sequence[Message], *, seconds_max: float) -> list[Answer]:
+    def send(
+        self, messages: Sequence[Message], *, seconds_max: float, heard: Heard | None = None
+    ) -> list[Answer]:
         assert seconds_max > 0
         return [self._answer(message) for message in messages]
 

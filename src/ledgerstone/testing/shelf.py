@@ -30,7 +30,7 @@ from ledgerstone.messaging.record import Entry
 from ledgerstone.messaging.relay import OrderedRelay
 from ledgerstone.messaging.states import What
 from ledgerstone.messaging.tables import event
-from ledgerstone.messaging.transport import DELIVERED, Answer, Verdict
+from ledgerstone.messaging.transport import DELIVERED, Answer, Heard, Verdict
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.store.clock import Clock
@@ -80,7 +80,9 @@ class Shelf:
         """Take messages with this body from now on."""
         self._told.pop(_spelled(body), None)
 
-    def send(self, messages: Sequence[Message], *, seconds_max: float) -> list[Answer]:
+    def send(
+        self, messages: Sequence[Message], *, seconds_max: float, heard: Heard | None = None
+    ) -> list[Answer]:
         assert seconds_max > 0
         if self.down:
             raise TargetDown(SHOP)

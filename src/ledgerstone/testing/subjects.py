@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,18 +12,18 @@ from ledgerstone.chores import ChoreSource, NewChore, Status
 from ledgerstone.chores.chores import MAX_ATTEMPTS
 from ledgerstone.chores.tables import chore, chore_event
 from ledgerstone.engine.backoff import Backoff
-from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Source, Verdict
+from ledgerstone.engine.source import Claim, Handler, Outcome, Source, Verdict
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import NewJob
 from ledgerstone.jobs.states import Status as JobStatus
 from ledgerstone.jobs.tables import MAX_ATTEMPTS as JOB_ATTEMPTS_MAX
 from ledgerstone.jobs.tables import history_permit, job, job_event, job_key
 from ledgerstone.ledger import Ledger, Transaction
+from ledgerstone.messaging.carrying import LaneClaim
 from ledgerstone.messaging.publishing import lane_id
-from ledgerstone.messaging.relay import Carried, OrderedRelay, Round, RoundClaim
+from ledgerstone.messaging.relay import OrderedRelay
 from ledgerstone.messaging.states import LaneState, What
 from ledgerstone.messaging.tables import event, lane
-from ledgerstone.store import transaction as store
 from ledgerstone.store.tables import worker
 from ledgerstone.testing.contract.source_subject import plain_outcome
 from ledgerstone.testing.shelf import NAME, REFUSED, UNDELIVERABLE, Shop
@@ -215,14 +214,6 @@ class LaneSubject:
         return Outcome(again, Verdict.DONE if answer is None else verdict)
 
 
-class RoundSubject(LaneSubject):
-    """The same where many lanes are claimed as one round: each of them is looked at as a claim."""
-
-    @property
-    def source(self) -> Source:
-        return _Split(self.relay)
-
-
 def clear_chores(tx: Transaction) -> None:
     """Remove every chore, and what workers have reported."""
     for table in (chore_event, chore, worker):
@@ -243,44 +234,11 @@ def clear_messages(tx: Transaction) -> None:
         tx.connection.exec_driver_sql(f"DELETE FROM {table}")  # noqa: S608 - our own
 
 
-class _Split:
-    """An ordered relay whose rounds have a lane each."""
-
-    def __init__(self, relay: OrderedRelay) -> None:
-        self._relay = relay
-        self.name = relay.name
-        self.channel = relay.channel
-        self.hold = relay.hold
-        self.settle = relay.settle
-        self.extend = relay.extend
-        self.rescue = relay.rescue
-        self.handler = relay.handler
-
-    def claim(self, tx: store.Transaction, ask: Ask) -> Sequence[Claim]:
-        return [
-            _round_claim(each, claim.round.until)
-            for claim in self._relay.claim(tx, ask)
-            if isinstance(claim, RoundClaim)
-            for each in claim.round.lanes
-        ]
-
-
-def _round_claim(each: Carried, until: float) -> RoundClaim:
-    held = each.held
-    return RoundClaim(
-        held.id, 1, held.token, crashes=held.crashes, round=Round([each], until=until)
-    )
-
-
-def _as_claimed(taken: Claim) -> RoundClaim:
-    """The claim as if its handler had not run: what was noted in its round is forgotten."""
-    assert isinstance(taken, RoundClaim)
-    made: Round = taken.round
-    lanes = [
-        msgspec.structs.replace(each, confirmed=0, answer=None, counted=False)
-        for each in made.lanes
-    ]
-    return msgspec.structs.replace(taken, round=Round(lanes, until=made.until))
+def _as_claimed(taken: Claim) -> LaneClaim:
+    """The claim as if its handler had not run: what was noted of its lane is forgotten."""
+    assert isinstance(taken, LaneClaim)
+    fresh = msgspec.structs.replace(taken.lane, confirmed=0, answer=None, counted=False)
+    return msgspec.structs.replace(taken, carried=fresh)
 
 
 def _nothing() -> Any:

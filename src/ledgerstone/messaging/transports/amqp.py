@@ -29,7 +29,7 @@ from ledgerstone.messaging.amqp.connection import (
 from ledgerstone.messaging.amqp.frames import published
 from ledgerstone.messaging.amqp.wire import headers_of
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.transport import DELIVERED, Answer, Verdict
+from ledgerstone.messaging.transport import DELIVERED, Answer, Heard, Verdict
 from ledgerstone.settings.messaging import DestinationSettings
 
 NOT_FOUND = 404
@@ -66,7 +66,9 @@ class AmqpTransport:
         self._lock = threading.Lock()
         self._line: _Line | None = None
 
-    def send(self, messages: Sequence[Message], *, seconds_max: float) -> list[Answer]:
+    def send(
+        self, messages: Sequence[Message], *, seconds_max: float, heard: Heard | None = None
+    ) -> list[Answer]:
         if not messages:
             return []
         deadline = time.monotonic() + seconds_max
@@ -74,7 +76,7 @@ class AmqpTransport:
             line = self._shared(deadline)
         except _Refused as refused:
             return [refused.answer] * len(messages)
-        batch = self._published(line, messages, deadline)
+        batch = self._published(line, messages, deadline, heard)
         if _spoiled(batch.ending):
             self._send_singly(batch, deadline)
         return batch.final()
@@ -110,8 +112,14 @@ class AmqpTransport:
             raise _Refused(_refusal(ending))
         raise TargetDown(self._name, f"{self._name} is out of reach: {ending.reason}")
 
-    def _published(self, line: _Line, messages: Sequence[Message], deadline: float) -> _Batch:
-        batch = _Batch(messages, [self._frames(line, message) for message in messages])
+    def _published(
+        self,
+        line: _Line,
+        messages: Sequence[Message],
+        deadline: float,
+        heard: Heard | None = None,
+    ) -> _Batch:
+        batch = _Batch(messages, [self._frames(line, message) for message in messages], heard)
         line.hand_over(batch)
         if not batch.done.wait(max(0.0, deadline - time.monotonic())):
             line.give_up(batch)
@@ -169,8 +177,14 @@ class _Refused(Exception):
 class _Batch:
     """The messages of one call: their frames, and the answers as they come."""
 
-    def __init__(self, messages: Sequence[Message], frames: Sequence[bytes | Answer]) -> None:
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        frames: Sequence[bytes | Answer],
+        heard: Heard | None = None,
+    ) -> None:
         self.messages = messages
+        self._heard = heard
         self.frames = [made for made in frames if isinstance(made, bytes)]
         self.answers = [made if isinstance(made, Answer) else None for made in frames]
         self.left = len(self.frames)
@@ -181,6 +195,8 @@ class _Batch:
 
     def settle(self, index: int, answer: Answer) -> None:
         self.answers[index] = answer
+        if self._heard is not None:
+            self._heard(index, answer)
         self.left -= 1
         if self.left == 0:
             self.done.set()

@@ -17,7 +17,7 @@ from ledgerstone.messaging import failed
 from ledgerstone.messaging.consumers import Consumer
 from ledgerstone.messaging.inbox import Result, handle, log_failed, pause_seconds
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.transport import DELIVERED, Answer, Verdict
+from ledgerstone.messaging.transport import DELIVERED, Answer, Heard, Verdict
 from ledgerstone.settings.messaging import LOCAL
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ class LocalTransport:
         self._office = office
         self._name = name
 
-    def send(self, messages: Sequence[Message], *, seconds_max: float) -> list[Answer]:
+    def send(
+        self, messages: Sequence[Message], *, seconds_max: float, heard: Heard | None = None
+    ) -> list[Answer]:
         """Answers after `seconds_max`, and the handler that runs then."""
         until = self._database.clock.monotonic() + seconds_max
         held: set[str] = set()

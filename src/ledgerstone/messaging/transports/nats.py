@@ -40,7 +40,7 @@ from ledgerstone.messaging import cloudevents
 from ledgerstone.messaging.loop import LoopClosed, LoopThread
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.tls import client_context
-from ledgerstone.messaging.transport import DELIVERED, Answer, Verdict
+from ledgerstone.messaging.transport import DELIVERED, Answer, Heard, Verdict
 from ledgerstone.settings.messaging import DestinationSettings
 
 CLOSE_SECONDS_MAX = 1.0
@@ -115,7 +115,9 @@ class NatsTransport:
         self._lock = threading.Lock()
         self._session: _Session | None = None
 
-    def send(self, messages: Sequence[Message], *, seconds_max: float) -> list[Answer]:
+    def send(
+        self, messages: Sequence[Message], *, seconds_max: float, heard: Heard | None = None
+    ) -> list[Answer]:
         if not messages:
             return []
         letters = [self._letter(message) for message in messages]

@@ -35,7 +35,7 @@ from ledgerstone.messaging import cloudevents
 from ledgerstone.messaging.loop import LoopClosed, LoopThread
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.tls import client_context
-from ledgerstone.messaging.transport import DELIVERED, Answer, Verdict
+from ledgerstone.messaging.transport import DELIVERED, Answer, Heard, Verdict
 from ledgerstone.messaging.webhooks.addresses import Reach, reach_of
 from ledgerstone.messaging.webhooks.posting import (
     Broken,
@@ -94,12 +94,14 @@ class WebhookTransport:
         self._lock = threading.Lock()
         self._session: _Session | None = None
 
-    def send(self, messages: Sequence[Message], *, seconds_max: float) -> list[Answer]:
+    def send(
+        self, messages: Sequence[Message], *, seconds_max: float, heard: Heard | None = None
+    ) -> list[Answer]:
         if self._target.gone or not messages:
             return [GONE] * len(messages)
         if (quiet := self._target.quiet_until - time.monotonic()) > 0:
             raise TargetDown(self._name, f"the receiver asked for a pause, {quiet:.0f} s are left")
-        errand = _Errand(messages, ordered=self._ordered)
+        errand = _Errand(messages, ordered=self._ordered, heard=heard)
         session = self._opened()
         try:
             session.thread.run(session.carry(errand, seconds_max))
@@ -215,8 +217,11 @@ def _host_header(place: Place, scheme: str) -> bytes:
 class _Errand:
     """The messages of one call, in lanes that are each posted in order, and their answers."""
 
-    def __init__(self, messages: Sequence[Message], *, ordered: bool) -> None:
+    def __init__(
+        self, messages: Sequence[Message], *, ordered: bool, heard: Heard | None = None
+    ) -> None:
         self.messages = messages
+        self._heard = heard
         self.answers: list[Answer | None] = [None] * len(messages)
         lanes: dict[str | int, deque[int]] = {}
         for index, message in enumerate(messages):
@@ -230,6 +235,8 @@ class _Errand:
 
     def settle(self, index: int, answer: Answer) -> None:
         self.answers[index] = answer
+        if self._heard is not None:
+            self._heard(index, answer)
 
     def settle_rest(self, answer: Answer, lane: deque[int]) -> None:
         while lane:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ledgerstone.engine.source import Outcome
+from ledgerstone.engine.source import Batch, Claim, Outcome
 from ledgerstone.engine.source import Verdict as Out
 from ledgerstone.messaging.states import LaneState, What
 from ledgerstone.settings.messaging import LOCAL
@@ -54,7 +54,7 @@ class RelayLeaseContract(Opened):
         refused = [entry for entry in shop.record() if entry.what is What.REFUSED]
         assert {entry.partition for entry in refused} == {"ann", "bob"}
         assert first.id in {entry.message_id for entry in refused}
-        assert late.report().sources[f"outbox:{SHOP}"].refused == 1
+        assert late.report().sources[f"outbox:{SHOP}"].refused == 2
 
     def test_a_late_relay_settles_no_claim_of_another(
         self, opening: Opening, clock: ManualClock
@@ -110,22 +110,24 @@ class RelayLeaseContract(Opened):
         relay = shop.source()
         for partition in ("ann", "bob"):
             shop.publish(1, 2, partition=partition)
-        (claim,) = shop.ledger.run(partial(relay.claim, ask=ask()))
+        claims = shop.ledger.run(partial(relay.claim, ask=ask()))
+        lost: list[Claim] = []
 
         def one_is_lost() -> None:
             clock.advance(LEASE + 1)
             shop.ledger.run(partial(relay.rescue, limit=1, crashes_max=CRASHES))
-            lost = shop.ledger.run(lambda tx: relay.extend(tx, [claim], LEASE))
-            assert list(lost) == []
+            lost.extend(shop.ledger.run(lambda tx: relay.extend(tx, claims, LEASE)))
 
         shop.shelf.meanwhile = one_is_lost
-        relay.handler(claim).call(claim)
-        refused = shop.ledger.run(partial(relay.settle, outcomes=[Outcome(claim, Out.DONE)]))
+        relay.handler(claims[0]).call(Batch.of(claims))
+        outcomes = [Outcome(claim, Out.DONE) for claim in claims]
+        refused = shop.ledger.run(partial(relay.settle, outcomes=outcomes))
 
         (gone,) = [entry.partition for entry in shop.record()]
         (kept,) = {"ann", "bob"} - {gone}
         assert (shop.shelf.bodies_of(gone), shop.shelf.bodies_of(kept)) == ([1], [1, 2])
-        assert (list(refused), shop.waiting()) == ([], [1, 2])
+        assert [outcome.claim for outcome in refused] == lost
+        assert (len(lost), shop.waiting()) == (1, [1, 2])
 
     def test_nothing_is_sent_after_the_lease(self, opening: Opening, clock: ManualClock) -> None:
         """A relay whose lease has run out sends nothing more, also if no other has noticed."""
@@ -259,7 +261,7 @@ class RelayLeaseContract(Opened):
             clock.advance(LEASE + 1)
             rescued(shop)
 
-        marks = {c.round.lanes[0].held.partition: c.mark for c in claimed(shop, worker=WORKER)}
+        marks = {c.lane.held.partition: c.mark for c in claimed(shop, worker=WORKER)}
         reported(shop.ledger, WORKER, crashes_max=CRASHES, begun=[marks["ann"]])
         clock.advance(LEASE + 1)
         rescued(shop)

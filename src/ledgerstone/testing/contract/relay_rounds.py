@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from ledgerstone.engine.source import Ask, Outcome
+from ledgerstone.engine.source import Ask, Batch, Outcome
 from ledgerstone.engine.source import Verdict as Out
 from ledgerstone.errors import TargetDown
 from ledgerstone.messaging import lanes, sweeping
-from ledgerstone.messaging.relay import PAUSE_SECONDS_MIN, ROUNDS_MAX
+from ledgerstone.messaging.relay import PAUSE_SECONDS_MIN
 from ledgerstone.store.wakeup import Bell
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract.relays import (
@@ -59,13 +59,13 @@ class RelayRoundContract(Opened):
         shop.shelf.tell("silent", UNKNOWN)
         shop.publish("silent", partition="ann")
         shop.publish(1, partition="bob")
-        (some,) = shop.ledger.run(lambda tx: relay.claim(tx, ask()))
+        some = shop.ledger.run(lambda tx: relay.claim(tx, ask()))
         shop.publish("silent", partition="cid")
         (none,) = shop.ledger.run(lambda tx: relay.claim(tx, ask()))
 
-        relay.handler(some).call(some)
+        relay.handler(some[0]).call(Batch.of(some))
         with pytest.raises(TargetDown, match="no answer came") as down:
-            relay.handler(none).call(none)
+            relay.handler(none).call(Batch.of([none]))
 
         assert down.value.target == SHOP
         assert shop.shelf.bodies == [1]
@@ -172,24 +172,6 @@ class RelayRoundContract(Opened):
 
         assert list(claims) == []
         assert shop.lane("ann").held_by is None
-
-    def test_rounds_have_an_end(self, opening: Opening) -> None:
-        """A relay has so many rounds under way and no more; one that is settled makes room."""
-        shop = opening(batch_max=ROUNDS_MAX)
-        source = shop.source()
-        for number in range(6):
-            shop.publish(number, partition=f"p{number}")
-
-        claims = [
-            shop.ledger.run(lambda tx: source.claim(tx, ask())) for _ in range(ROUNDS_MAX + 1)
-        ]
-        (first,) = claims[0]
-        source.handler(first).call(first)
-        shop.ledger.run(lambda tx: source.settle(tx, [Outcome(first, Out.DONE)]))
-        more = shop.ledger.run(lambda tx: source.claim(tx, ask()))
-
-        assert [len(each) for each in claims] == [1] * ROUNDS_MAX + [0]
-        assert len(more) == 1
 
     def test_what_becomes_due_rings(self, opening: Opening, clock: ManualClock) -> None:
         """Whatever makes a lane due wakes its relays: they need not wait for their next look."""
