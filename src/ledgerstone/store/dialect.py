@@ -46,6 +46,8 @@ class Dialect(Protocol):
       `claim_each` answers reads the rows.
     - `pipeline` answers what sends the statements of a transaction of ours together, or None where
       each goes by itself.
+    - `begin` begins a transaction without a pipeline on the driver's connection, and `commit` ends
+      it; False where SQLAlchemy has to begin it. One that `reads` holds off no writer.
     - `check_open` is asked before a statement of ours, and before a commit, on the driver's
       connection: an error if it shows that the transaction that was begun is open no more. `used`
       says that the caller has sent statements of their own.
@@ -107,6 +109,10 @@ class Dialect(Protocol):
     ) -> tuple[Statement, dict[str, Any]]: ...
 
     def pipeline(self, lent: PoolProxiedConnection) -> Pipeline | None: ...
+
+    def begin(self, driver: Any, *, reads: bool) -> bool: ...
+
+    def commit(self, driver: Any) -> None: ...
 
     def check_open(self, driver: Any, *, used: bool) -> None: ...
 

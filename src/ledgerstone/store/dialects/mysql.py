@@ -330,6 +330,14 @@ class MySQL:
     def pipeline(self, lent: PoolProxiedConnection) -> None:
         return None
 
+    def begin(self, driver: Any, *, reads: bool) -> bool:
+        # The server begins it with the first statement.
+        setattr(driver, _ENDED, None)
+        return True
+
+    def commit(self, driver: Any) -> None:
+        driver.commit()
+
     def check_open(self, driver: Any, *, used: bool) -> None:
         say: Callable[[], Exception] | None = getattr(driver, _ENDED)
         if say is not None:

@@ -315,6 +315,13 @@ class PostgreSQL:
         driver: Any = lent.dbapi_connection
         return Pipeline(driver, lent.info, prepares=self._prepares)
 
+    def begin(self, driver: Any, *, reads: bool) -> bool:
+        # Behind a pooler, where nothing is sent together, each transaction sets its session.
+        return False
+
+    def commit(self, driver: Any) -> None:
+        driver.commit()
+
     def check_open(self, driver: Any, *, used: bool) -> None:
         # Otherwise it may not have begun yet; what a pipeline has begun, that looks after.
         if (used or self.pooled) and driver.pgconn.transaction_status == _TRANSACTION_STATUS_IDLE:
