@@ -12,7 +12,6 @@ from uuid import UUID
 import msgspec
 
 from ledgerstone import messaging
-from ledgerstone.chores import Chores
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.source import Source
@@ -76,11 +75,6 @@ class Transaction(StoreTransaction):
         self._office = office
 
     @property
-    def chores(self) -> Chores:
-        """Things to be done once."""
-        return Chores(self)
-
-    @property
     def jobs(self) -> Jobs:
         """Functions to be run later."""
         return Jobs(self, self._kinds)
@@ -128,15 +122,10 @@ class Carry(Protocol):
 
 
 class AsyncTransaction:
-    """The same calls, awaited: `await tx.chores.enqueue(…)`."""
+    """The same calls, awaited: `await tx.jobs.enqueue(…)`."""
 
     def __init__(self, carry: Carry) -> None:
         self._carry = carry
-
-    @property
-    def chores(self) -> Any:
-        """Things to be done once; each call is awaited."""
-        return _AsyncRoom(self, "chores")
 
     @property
     def jobs(self) -> Any:

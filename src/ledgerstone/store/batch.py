@@ -5,12 +5,12 @@ the database reads while Python does other things. A statement names the columns
 hold text and whole numbers, and refers to them through `Incoming`:
 
     settle = UpdateEach(
-        "chores.settle",
-        key=chore.c.id,
-        incoming=(chore.c.id, chore.c.token, chore.c.status),
+        "orders.settle",
+        key=order.c.id,
+        incoming=(order.c.id, order.c.token, order.c.status),
         build=lambda row: (
-            update(chore)
-            .where(chore.c.id == row.id, chore.c.token == row.token)
+            update(order)
+            .where(order.c.id == row.id, order.c.token == row.token)
             .values(status=row.status)
         ),
     )
