@@ -61,7 +61,7 @@ class Lender:
         event.listen(engine, "checkin", self._returned)
         event.listen(engine, "checkout", self._taken)
         event.listen(engine, "commit", _refuse_commit)
-        event.listen(engine, "before_cursor_execute", _check_statement)
+        event.listen(engine, "before_cursor_execute", self._check_statement)
         event.listen(engine, "after_cursor_execute", _note_use)
         event.listen(engine, "handle_error", _note_broken_off)
 
@@ -116,6 +116,16 @@ class Lender:
                 self._at_pool += 1
             return taken
 
+    def _check_statement(self, connection: Connection, _: Any, statement: str, *__: Any) -> None:
+        """Before each statement of the caller's: the handler may go on, and it ends nothing."""
+        cancellation.check()
+        info = connection.info
+        if _IN_BLOCK in info:
+            driver = connection.connection.dbapi_connection
+            if self.dialect.would_end(driver, statement):
+                raise ended.refused(ended.shown(statement))
+        info[_CALLS] = True
+
     def _returned(self, _: Any, record: Any) -> None:
         if self._retired:
             record.invalidate()
@@ -141,14 +151,6 @@ class Lender:
 def _refuse_commit(connection: Connection) -> None:
     if _IN_BLOCK in connection.info:
         raise ended.refused("a commit")
-
-
-def _check_statement(connection: Connection, _: Any, statement: str, *__: Any) -> None:
-    """Before each statement of the caller's: the handler may go on, and it ends no transaction."""
-    cancellation.check()
-    if ended.ends(statement) and _IN_BLOCK in connection.info:
-        raise ended.refused(statement.strip())
-    connection.info[_CALLS] = True
 
 
 def _note_broken_off(context: ExceptionContext) -> None:
@@ -202,6 +204,7 @@ class Lent:
         self._begun = made.begin()
         if not self._reads:
             self.fairy.info[_IN_BLOCK] = False
+            self._lender.dialect.watch_open(self.fairy.dbapi_connection)
         return made
 
     def check_open(self) -> None:

@@ -257,6 +257,12 @@ class SQLite:
     def commit(self, driver: Any) -> None:
         driver.execute("COMMIT")
 
+    def would_end(self, driver: Any, text: str) -> bool:
+        return ended.ends(text)
+
+    def watch_open(self, driver: Any) -> None:
+        """Nothing: the driver says whether one is open."""
+
     def check_open(self, driver: Any, *, used: bool) -> None:
         # Also SQLite itself ends one, if the disk is full.
         if not driver.in_transaction:
