@@ -103,7 +103,7 @@ def test_migrations_of_two_databases(home: Home, tmp_path: Path) -> None:
         ledger.database.dialect.migrating(connection),
         another(home, tmp_path) as other,
     ):
-        migrated = other.run(lambda tx: Chores(tx).enqueue(1)).created
+        migrated = other.run(lambda tx: tx.jobs.enqueue("a")).created
 
     assert migrated
 
