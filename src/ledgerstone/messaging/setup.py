@@ -99,7 +99,11 @@ class Setup:
     def plan(self, database: Database[Any]) -> list[Step]:
         """What is missing."""
         with database.reading() as tx:
-            return self._plan(tx.connection, self.tables)
+            return self.lacking(tx.connection)
+
+    def lacking(self, connection: Connection) -> list[Step]:
+        """What is missing, as this connection sees it."""
+        return self._plan(connection, self.tables)
 
     def sql(self, dialect_name: str) -> str:
         """All of it as text, for a database that has nothing of it."""
