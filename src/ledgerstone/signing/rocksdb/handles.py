@@ -40,7 +40,8 @@ class Handles:
         self._guard = guard
         self._children = children
         self._read_only = read_only
-        self._closing = threading.Lock()
+        # Entered twice by a signal handler that closes what is just being closed.
+        self._closing = threading.RLock()
         self.read_options: int = library.readoptions_create()
         self.write_options: int = library.writeoptions_create()
         library.writeoptions_set_sync(self.write_options, 1)
