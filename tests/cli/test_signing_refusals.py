@@ -356,6 +356,7 @@ def test_wrong_usage_is_exit_2(treasury: Treasury) -> None:
     assert treasury.run("group", "new", "--threshold=0").code == 2
     assert treasury.run("bogus").code == 2
     assert treasury.run("export", "-", "--json").code == 2
+    assert treasury.run("archive", "--days=inf").code == 2
 
 
 def test_a_store_that_is_open_elsewhere_is_exit_4(treasury: Treasury) -> None:

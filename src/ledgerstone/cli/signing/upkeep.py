@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 DAYS_SHOWN = 7
 DAYS_SHOWN_MAX = 366
+DAYS_MAX = 36_500
+"""As in the settings `archive_days` and `delete_days`."""
 OWNER_ONLY = 0o600
 LINE_REST_CHARS_MAX = 16 * 1024 * 1024
 """What a line of an export holds beside its value: the key, and the record for people."""
@@ -80,6 +82,7 @@ def archive(
             "--days",
             metavar="DAYS",
             min=0,
+            max=DAYS_MAX,
             help="What ended so long ago; otherwise as the settings say.",
         ),
     ] = None,
