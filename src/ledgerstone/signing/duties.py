@@ -90,7 +90,7 @@ def _expire(signing: Signing, after: bytes | None) -> Step:
 
 def _forget(signing: Signing, after: bytes | None) -> Step:
     step = signing.cleanup_seen_messages(after=after, rows_max=ROWS_MAX)
-    return step.deleted, [], step.after
+    return step.deleted, [*step.errors.values()], step.after
 
 
 def _archive(signing: Signing, age_nanos: int, after: bytes | None) -> Step:
