@@ -36,7 +36,8 @@ from ledgerstone.ids import new_id
 from ledgerstone.jobs.kinds import Kinds
 from ledgerstone.jobs.source import JobSource
 from ledgerstone.ledger import Transaction
-from ledgerstone.messaging import Office
+from ledgerstone.messaging import Office, foreign
+from ledgerstone.messaging.setup import NOT_OURS
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.signing.folder import store_folder
@@ -418,14 +419,42 @@ def _jobs(database: Examined, settings: Settings) -> Iterator[Check]:
 
 def _messages(database: Examined, settings: Settings) -> Iterator[Check]:
     """The tables that are shared with others are there, as they should be."""
-    lacking = Office(settings.messaging).setup.plan(database)
+    setup = Office(settings.messaging).setup
+    lost = setup.lost(database)
+    if lost is not None:
+        todo = f"run `ledgerstone messaging setup --apply`; then {NOT_OURS}"
+        yield _problem("messages", lost, todo)
+        return
+    if setup.shared_setup(database):
+        found = "Symfony Messenger sets up the outbox, too, and would drop partition_key"
+        yield _warning("symfony", found, f"{NOT_OURS}; then drop its indexes IDX_… of the outbox")
+    lacking = setup.plan(database)
     if not lacking:
         yield _ok("messages", "the tables are there")
+        yield from _foreign_rows(database, settings)
         return
     words = list(dict.fromkeys(step.words for step in lacking))
     rest = f" and {len(words) - 1} more" if words[1:] else ""
     todo = "run `ledgerstone messaging setup --apply`; with --dry-run it shows what that does"
     yield _warning("messages", f"not done yet: {words[0]}{rest}", todo)
+
+
+def _foreign_rows(database: Examined, settings: Settings) -> Iterator[Check]:
+    """Rows that others wrote into the outbox hold nothing up."""
+    office = Office(settings.messaging)
+    with database.reading() as tx:
+        if not migrating.look(tx.connection).up_to_date:
+            return
+        ahead = foreign.from_the_future(tx, office)
+        queues = foreign.held_up(tx, office)
+    if ahead:
+        found = f"{ahead} of the newest messages were written later than now"
+        todo = "moments are read as UTC: run PHP with date.timezone = UTC, or set the clock"
+        yield _warning("time zones", found, todo)
+    if queues:
+        found = f"one delayed message without a partition holds all others to {', '.join(queues)}"
+        todo = 'let them have partitions, or set mode = "competing" for the destination'
+        yield _warning("partitions", found, todo)
 
 
 def _destinations(_: Examined, settings: Settings) -> Iterator[Check]:

@@ -22,6 +22,7 @@ from ledgerstone.messaging.message import (
     Message,
     check_message_name,
     check_partition,
+    is_json,
     message_id_of,
     timestamp_of,
     written,
@@ -65,7 +66,7 @@ def headers(message: Message, source: str) -> dict[str, str]:
 def structured(message: Message, source: str) -> bytes:
     """The message as one JSON document."""
     document: dict[str, Any] = dict(attributes(message, source))
-    if _is_json(message.content_type):
+    if is_json(message.content_type):
         document["data"] = msgspec.Raw(message.raw)
     else:
         document["data_base64"] = base64.b64encode(message.raw).decode()
@@ -116,8 +117,3 @@ def _decoded(encoded: bytes) -> bytes:
         return base64.b64decode(msgspec.json.decode(encoded, type=str), validate=True)
     except (msgspec.DecodeError, binascii.Error) as error:
         raise BadInput(f"data_base64 cannot be read: {error}") from error
-
-
-def _is_json(content_type: str) -> bool:
-    media = content_type.partition(";")[0].strip().lower()
-    return media == JSON or media.endswith("+json")

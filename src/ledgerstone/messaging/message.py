@@ -135,6 +135,12 @@ def message_id_of(text: Any) -> str:
         raise BadInput(f"{_shown(text)} is no id of a message", hint="ids are UUIDs") from error
 
 
+def is_json(content_type: str | None) -> bool:
+    """Whether a body of this type is a JSON document."""
+    media = (content_type or "").partition(";")[0].strip().lower()
+    return media == JSON or media.endswith("+json")
+
+
 def timestamp_of(text: str) -> datetime:
     """A moment as it is written on the wire (RFC 3339), in UTC; BadInput if it is none."""
     try:
