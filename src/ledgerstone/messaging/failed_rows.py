@@ -24,7 +24,7 @@ import msgspec
 from ledgerstone.engine.source import Failure
 from ledgerstone.errors import BadInput
 from ledgerstone.messaging import envelope
-from ledgerstone.messaging.message import Message, timestamp_of, written
+from ledgerstone.messaging.message import Message, written
 from ledgerstone.messaging.subscription import Delivery
 from ledgerstone.store.moments import moment_of
 from ledgerstone.store.statement import Row
@@ -43,7 +43,7 @@ _TRACEBACK = f"{_OURS}Traceback"
 _ATTEMPTS = f"{_OURS}Attempts"
 _PARTITION = f"{_OURS}Partition"
 _PLACE = f"{_OURS}Place"
-_CREATED = f"{_OURS}Created"
+_CREATED = envelope.CREATED
 _BODY = f"{_OURS}Body"
 _RAW = f"{_OURS}Raw"
 _BASE64 = "base64"
@@ -214,15 +214,11 @@ def _message(
             created_at=failed_at,
             origin=table,
         )
-        created = headers.get(_CREATED)
-        at = timestamp_of(created) if created is not None else failed_at
     except BadInput as error:
         return None, str(error)
     place_before = _number(headers.get(_PLACE))
     return (
-        msgspec.structs.replace(
-            message, raw=raw, place=place_before, consumer=None, created_at=at, attempt=0
-        ),
+        msgspec.structs.replace(message, raw=raw, place=place_before, consumer=None, attempt=0),
         "",
     )
 

@@ -88,6 +88,17 @@ def check_message_name(name: Any) -> str:
     raise BadInput(message, hint=hint)
 
 
+def check_foreign_name(name: Any) -> str:
+    """BadInput unless it can name a message that others have published.
+
+    They name theirs as they like: `com.github.pull_request.opened`, or a class of PHP.
+    """
+    if isinstance(name, str) and 0 < len(name) <= NAME_CHARS_MAX and not _NO_HEADER.search(name):
+        return name
+    hint = f"it is text of 1 to {NAME_CHARS_MAX} characters, none of them a control character"
+    raise BadInput(f"{_shown(name)} is no name of a message", hint=hint)
+
+
 def check_partition(partition: Any) -> str:
     """BadInput unless it can be a partition; the empty one is a partition like any other."""
     if not isinstance(partition, str):

@@ -275,6 +275,8 @@ class FailedContract:
         assert (sent.id, sent.key, sent.raw, sent.name) == (came.id, came.key, BODY, NAME)
         assert sent.headers == came.headers
         assert sent.attempt == 0
+        # When it was published, and not when it was retried.
+        assert sent.created_at == came.created_at
 
     def test_on_record(self, ledger: Ledger, office: Office) -> None:
         """That it failed, was retried or removed, by whom, is on record."""
