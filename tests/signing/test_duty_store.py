@@ -152,7 +152,7 @@ def test_an_error_of_the_system(duties_of: Opener) -> None:
     duties.tick()
 
     assert set(duties.trouble) == {"signing.expire", "signing.forget"}
-    assert duties.trouble["signing.expire"].startswith("disk_failed: ")
+    assert duties.trouble["signing.expire"].startswith("bad_input: ")
 
 
 def test_a_crash_between_publish_and_confirm(

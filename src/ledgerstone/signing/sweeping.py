@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ledgerstone.errors import LedgerstoneError, StoreBusy, StoreError
+from ledgerstone.errors import LedgerstoneError, LockTimeout, StoreBusy, StoreError
 from ledgerstone.failpoints import hit
 from ledgerstone.signing.keys import ArchivedRequestKey, RequestKey, check_request_id
 from ledgerstone.signing.life import archive, finishing, records
@@ -61,8 +61,8 @@ def expire_requests(
         known = check_request_id(request_id)
         return store.run(lambda tx: finishing.expire_request(tx, known, now_nanos=now_nanos))
 
-    expired, errors = _each(due.request_ids, expire)
-    return Expiries(expired, errors, due.after)
+    expired, errors, stopped = _each(zip(due.keys, due.request_ids, strict=True), expire)
+    return Expiries(expired, errors, stopped or due.after)
 
 
 def archive_old_requests(
@@ -79,8 +79,9 @@ def archive_old_requests(
             lambda tx: archive.archive_request(tx, known, before_nanos=before_nanos)
         )
 
-    archived, errors = _each(rows, archive_one)
-    return Archived(archived, errors, page.after)
+    found = ((row.key, request_id) for request_id, row in rows.items())
+    archived, errors, stopped = _each(found, archive_one)
+    return Archived(archived, errors, stopped or page.after)
 
 
 def delete_old_archives(
@@ -104,9 +105,11 @@ def delete_old_archives(
     gone: list[RequestId] = []
     errors: Errors = {}
     for row in page.rows:
-        deleted, failed = _each([_id_of(row.key, prefix)], delete_one)
+        deleted, failed, stopped = _each([(row.key, _id_of(row.key, prefix))], delete_one)
         gone += deleted
         errors |= failed
+        if stopped:
+            return Deleted(gone, rows_deleted, errors, stopped)
         if rows_deleted >= rows_max:
             # Its request may not be gone yet: the next step begins with it.
             return Deleted(gone, rows_deleted, errors, after)
@@ -136,15 +139,22 @@ def _id_of(key: bytes, prefix: bytes) -> str:
 
 
 def _each(
-    request_ids: Iterable[str], change: Callable[[str], bool]
-) -> tuple[list[RequestId], Errors]:
-    """The requests that `change` changed, and what was wrong with others."""
+    rows: Iterable[tuple[bytes, str]], change: Callable[[str], bool]
+) -> tuple[list[RequestId], Errors, bytes | None]:
+    """The requests that `change` changed, what was wrong with others, and where it stopped.
+
+    A request whose lock is not free ends the step behind its row: each such wait takes as long as
+    all tries of a transaction, and what holds the lock may hold that of the next request, too.
+    """
     changed: list[RequestId] = []
     errors: Errors = {}
-    for request_id in request_ids:
+    for key, request_id in rows:
         try:
             if change(request_id):
                 changed.append(RequestId(request_id))
+        except LockTimeout as error:
+            errors[request_id] = error
+            return changed, errors, key
         except StoreBusy as error:
             errors[request_id] = error
         except StoreError:
@@ -152,4 +162,4 @@ def _each(
             raise
         except LedgerstoneError as error:
             errors[request_id] = error
-    return changed, errors
+    return changed, errors, None

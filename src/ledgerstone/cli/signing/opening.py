@@ -14,6 +14,7 @@ import typer
 from ledgerstone.cli.call import Call
 from ledgerstone.errors import NotFound, StoreLocked
 from ledgerstone.settings import SigningSettings
+from ledgerstone.signing import check_extra
 from ledgerstone.signing.folder import store_folder
 
 if TYPE_CHECKING:
@@ -87,10 +88,3 @@ def _must_exist(folder: Path) -> None:
     if not exists(folder):
         hint = "name its data folder with --data; `ledgerstone signing group new` makes a store"
         raise NotFound(f"there is no store of signing in {folder}", hint=hint)
-
-
-def check_extra() -> None:
-    """Unsupported, which names the package, unless everything that signing needs is installed."""
-    from ledgerstone import signing
-
-    _ = signing.Signing
