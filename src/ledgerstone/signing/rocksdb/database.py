@@ -18,7 +18,7 @@ from ledgerstone.errors import (
     StoreError,
 )
 from ledgerstone.signing.rocksdb.batch import Batch
-from ledgerstone.signing.rocksdb.files import file_errors, path_bytes
+from ledgerstone.signing.rocksdb.files import check_room, file_errors, path_bytes
 from ledgerstone.signing.rocksdb.handles import CLOSE_SECONDS_MAX, Handles, transaction_options
 from ledgerstone.signing.rocksdb.library import Library, checked, load
 from ledgerstone.signing.rocksdb.lifetime import (
@@ -69,6 +69,8 @@ class Database:
         if not found and not options.create:
             raise NotFound(f"there is no database in {folder}")
         wanted = dict.fromkeys([DEFAULT_FAMILY, *found], FamilyOptions()) | dict(families)
+        if not read_only and folder.is_dir():
+            check_room(folder)
         if read_only:
             wanted = {name: wanted[name] for name in found}
         self._handles = Handles(
