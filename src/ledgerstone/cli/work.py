@@ -23,7 +23,7 @@ from ledgerstone import __version__
 from ledgerstone.cli import logs, output
 from ledgerstone.cli.application import application_of, loaded
 from ledgerstone.cli.call import Call
-from ledgerstone.cli.carrying import OF_CONSUMERS, consumers_table
+from ledgerstone.cli.carrying import consumers_table
 from ledgerstone.cli.message_calls import ready
 from ledgerstone.cli.output import Text
 from ledgerstone.cli.team import Order, Tally, Team
@@ -32,6 +32,7 @@ from ledgerstone.errors import BadInput
 from ledgerstone.jobs import Kind
 from ledgerstone.jobs.tables import QUEUE_CHARS_MAX
 from ledgerstone.ledger import Ledger
+from ledgerstone.messaging.watched import OF_CONSUMERS
 from ledgerstone.store.names import check_name
 
 PROCESSES_MAX = 256
@@ -92,6 +93,8 @@ def work(
     ] = 1,
 ) -> None:
     """Run the jobs and the consumers of your code until Ctrl-C or SIGTERM.
+
+    A store of signing is looked after, too, every `signing.work_seconds`.
 
     Example: ledgerstone work -A shop.jobs:ledger --queue mail --concurrency 20 --processes 2
     """
@@ -200,7 +203,7 @@ def _jobs_table(ledger: Ledger, order: Order, served: list[Kind], processes: int
 
 
 def _alone(ledger: Ledger, order: Order, *, json: bool) -> WorkFacts:
-    up = serve(ledger, order.sources(ledger), json=json)
+    up = serve(ledger, order.sources(ledger), json=json, stores=ledger.store_duties())
     tally = Tally(
         claimed=up.claimed,
         done=up.done,

@@ -20,13 +20,13 @@ from ledgerstone.cli.signing import views
 from ledgerstone.cli.signing.documents import STDIN
 from ledgerstone.cli.signing.opening import (
     DataOption,
-    check_extra,
     reading_of,
     settings_of,
     signing_of,
 )
 from ledgerstone.cli.signing.steps import Steps
 from ledgerstone.errors import BadInput, Malformed, NotAllowedNow, NotFound
+from ledgerstone.signing import check_extra
 from ledgerstone.signing.folder import store_folder
 from ledgerstone.signing.keys import NANOS_PER_DAY, Family, day_start_nanos
 
