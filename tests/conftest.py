@@ -12,12 +12,14 @@ from collections.abc import Iterator
 import pytest
 
 from ledgerstone.testing.authority import PrivateAuthority
-from ledgerstone.testing.fixtures import MIGRATED
+from ledgerstone.testing.fixtures import MIGRATED, Installs
 from ledgerstone.testing.server import MEMORY_FOLDER, memory_is_plenty
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
 from ledgerstone.testing.servers.rabbitmq import Certificates, PrivateRabbitMQ
+from tests.chores import install
 from tests.harness.shared_servers import ADDRESS, SharedServers, shared
 
+pytest.register_assert_rewrite("tests.contract")
 pytest_plugins = ["ledgerstone.testing.fixtures", "tests.harness.groups", "tests.harness.leftovers"]
 
 # Until all tests are collected nothing becomes garbage; to look for it takes a third of the time.
@@ -42,6 +44,12 @@ if "TMPDIR" not in os.environ and memory_is_plenty():
 
 BROKER_BODY_BYTES_MAX = 200_000
 _servers: list[SharedServers] = []
+
+
+@pytest.fixture(scope="session")
+def installs() -> Installs:
+    """Every ledger has chores, the example room."""
+    return [install]
 
 
 @pytest.fixture(scope="session")

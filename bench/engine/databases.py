@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench import places
 from bench.ledgers import opened
 from bench.places import Opener
-from ledgerstone.chores import NewChore, install
+from tests.chores import Chores, NewChore, install
 
 ENQUEUE_MAX = 1000
 PLACES: dict[str, Opener] = {
@@ -28,7 +28,7 @@ def fill(url: str, chores: int) -> None:
         for start in range(0, chores, ENQUEUE_MAX):
             numbers = range(start, min(start + ENQUEUE_MAX, chores))
             with ledger.transaction() as tx:
-                tx.chores.enqueue_many([NewChore(body={"number": number}) for number in numbers])
+                Chores(tx).enqueue_many([NewChore(body={"number": number}) for number in numbers])
 
 
 def standing(url: str) -> dict[str, int]:

@@ -8,11 +8,11 @@ from time import perf_counter, process_time, sleep
 
 from bench.ledgers import opened
 from bench.measure import Timing, settle_memory
-from ledgerstone.chores import ChoreSource
 from ledgerstone.engine.source import Ask, Claim, Handler, Outcome
 from ledgerstone.ledger import Ledger
 from ledgerstone.store.transaction import Transaction
-from ledgerstone.testing.work import nothing
+from tests.chores import ChoreSource
+from tests.chores.work import nothing
 
 DRAIN_SECONDS_MAX = 600.0
 LOOK_SECONDS = 0.0002

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from bench.ledgers import opened
-from ledgerstone.chores import ChoreSource, NewChore
 from ledgerstone.engine.source import Ask, Handler, Outcome, Verdict
 from ledgerstone.ledger import Ledger, Transaction
-from ledgerstone.testing.work import nothing
+from tests.chores import Chores, ChoreSource, NewChore
+from tests.chores.work import nothing
 
 WORKER = "00000000-0000-7000-8000-000000000000"
 ATTEMPT_MARK = 7101
@@ -71,7 +71,7 @@ def overheard(url: str, *, limit: int) -> Script:
     """The script of the source on the database of this URL, which is used up by it."""
     with opened(url) as ledger:
         with ledger.transaction() as tx:
-            tx.chores.enqueue_many([NewChore(body=None), NewChore(body=None)])
+            Chores(tx).enqueue_many([NewChore(body=None), NewChore(body=None)])
             tx.connection.exec_driver_sql(
                 f"UPDATE chore SET attempt = {ATTEMPT_MARK}, token = {TOKEN_MARK}"  # noqa: S608
             )

@@ -19,9 +19,9 @@ import msgspec
 
 from bench.ledgers import opened
 from bench.measure import END_SECONDS_MAX, settle_memory
-from ledgerstone.chores import ChoreSource, Status
 from ledgerstone.engine.source import Claim, Handler
 from ledgerstone.ledger import Ledger
+from tests.chores import Chores, ChoreSource, Status
 
 WAKE_SECONDS_MAX = 30.0
 LOOK_SECONDS = 0.002
@@ -117,7 +117,7 @@ def _latencies(ledger: Ledger, rests: Rests, arrived: Callable[[], int]) -> list
     for _ in range(rests.count):
         sleep(random.uniform(rests.seconds_min, rests.seconds_max))
         with ledger.transaction() as tx:
-            enqueued = tx.chores.enqueue(None)
+            enqueued = Chores(tx).enqueue(None)
         committed = monotonic_ns()
         found.append((arrived() - committed) / NS_IN_MS)
         _await_done(ledger, enqueued.id)
@@ -129,7 +129,7 @@ def _await_done(ledger: Ledger, chore_id: str) -> None:
     deadline = monotonic() + WAKE_SECONDS_MAX
     while True:
         with ledger.reading() as tx:
-            if tx.chores.get(chore_id).status is Status.DONE:
+            if Chores(tx).get(chore_id).status is Status.DONE:
                 return
         if monotonic() > deadline:
             message = f"{chore_id} was not settled within {WAKE_SECONDS_MAX} s"

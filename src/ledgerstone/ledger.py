@@ -12,10 +12,10 @@ from uuid import UUID
 import msgspec
 
 from ledgerstone import messaging
-from ledgerstone.chores import Chores
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.source import Source
+from ledgerstone.engine.store_duties import StoreDuties
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import BadInput, CommitUnknown, KeyConflict, StoreUnavailable
 from ledgerstone.jobs import Jobs, JobSource, Kinds, Limit, retention, schedules
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
+    from ledgerstone.signing.duty_store import Access
     from ledgerstone.signing.relay import Announcement
     from ledgerstone.signing.signing import Signing
 
@@ -50,6 +51,8 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 ErrorType = type[BaseException]
 RELAY_STEPS_MAX = 1000
+RELAY_TURN_STEPS_MAX = 4
+"""A duty's turn: two times published and confirmed."""
 SyncJoinable = Any
 """A SQLAlchemy Connection or Session, a Django connection, or one of psycopg, sqlite3, PyMySQL."""
 
@@ -74,11 +77,6 @@ class Transaction(StoreTransaction):
         super().__init__(database, connection, joined=joined, ending=ending)
         self._kinds = kinds
         self._office = office
-
-    @property
-    def chores(self) -> Chores:
-        """Things to be done once."""
-        return Chores(self)
 
     @property
     def jobs(self) -> Jobs:
@@ -128,15 +126,10 @@ class Carry(Protocol):
 
 
 class AsyncTransaction:
-    """The same calls, awaited: `await tx.chores.enqueue(…)`."""
+    """The same calls, awaited: `await tx.jobs.enqueue(…)`."""
 
     def __init__(self, carry: Carry) -> None:
         self._carry = carry
-
-    @property
-    def chores(self) -> Any:
-        """Things to be done once; each call is awaited."""
-        return _AsyncRoom(self, "chores")
 
     @property
     def jobs(self) -> Any:
@@ -411,21 +404,45 @@ class Ledger:
         self._ready()
         return receiver_of(subscription, self.office, self.database, on_failure=on_failure)
 
-    def signing_duties(self, signing: Signing) -> list[Duty]:
-        """The steady work of a signing store, for `worker`: expiry, archive, relay to the outbox.
+    def signing_duties(self, signing: Signing) -> StoreDuties[Access]:
+        """The steady work of a store that this process has open, for `worker(stores=…)`.
 
-        The settings of the store say which of it; the worker runs in the process that has the store
-        open.
+        It expires requests, forgets seen messages, and archives, deletes and publishes what the
+        settings of the store say. Close the store after the worker has stopped.
         """
-        return signing.duties(_announce)
+        from ledgerstone.signing.duties import duties
+        from ledgerstone.signing.duty_store import OpenStore
 
-    def relay_signing(self, signing: Signing) -> int:
+        store = OpenStore(signing, monotonic=self.database.clock.monotonic)
+        return duties(store, self._relay_turn)
+
+    def store_duties(self) -> list[StoreDuties[Any]]:
+        """The steady work on the stores of the settings, for `worker(stores=…)`.
+
+        That is the store of signing, unless `signing.work_seconds` is none. It is opened for each
+        turn and closed after it; one that another process has open is tried again at the next turn.
+        """
+        settings = self.settings.signing
+        if settings.work_seconds is None:
+            return []
+        # Here and not above: it loads the binding of RocksDB.
+        from ledgerstone.signing.duties import duties
+        from ledgerstone.signing.duty_store import StoreOnDemand
+
+        store = StoreOnDemand(
+            settings,
+            every_seconds=settings.work_seconds,
+            monotonic=self.database.clock.monotonic,
+        )
+        return [duties(store, self._relay_turn)]
+
+    def relay_signing(self, signing: Signing, *, steps_max: int = RELAY_STEPS_MAX) -> int:
         """Publish what a signing store has to publish, now; how many messages were new.
 
-        At most `RELAY_STEPS_MAX` steps: what is left goes with the next call.
+        At most `steps_max` steps: what is left goes with the next call.
         """
         published = 0
-        for _ in range(RELAY_STEPS_MAX):
+        for _ in range(steps_max):
             if not signing.list_outgoing(rows_max=1):
                 break
             published += signing.relay(
@@ -433,8 +450,18 @@ class Ledger:
             )
         return published
 
-    def worker(self, *sources: Source, duties: Sequence[Duty] = ()) -> Worker:
+    def _relay_turn(self, signing: Signing) -> int:
+        return self.relay_signing(signing, steps_max=RELAY_TURN_STEPS_MAX)
+
+    def worker(
+        self,
+        *sources: Source,
+        duties: Sequence[Duty] = (),
+        stores: Sequence[StoreDuties[Any]] = (),
+    ) -> Worker:
         """What does the work of these sources, in this process, and `duties` beside it.
+
+        `stores` are duties on other stores than the database, such as `signing_duties`.
 
         Without any: of the queues of all its jobs, and of the messages for its consumers. Jobs that
         are declared later are run where their queue is among them.
@@ -454,7 +481,13 @@ class Ledger:
             schedules.duty(self.kinds),
             *messaging.duties(self.office, sources),
         ]
-        return Worker(self.database, sources, self.settings.engine, duties=[*own, *duties])
+        return Worker(
+            self.database,
+            sources,
+            self.settings.engine,
+            duties=[*own, *duties],
+            stores=stores,
+        )
 
     def close(self) -> None:
         """Close the connections."""

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from ledgerstone import chores
 from ledgerstone.engine.source import Handler
 from ledgerstone.engine.worker import Worker
 from ledgerstone.engine.workers import WorkerReport, sign_in
@@ -18,7 +17,8 @@ from ledgerstone.store import leases, migrating
 from ledgerstone.store.tables import worker
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
-from ledgerstone.testing.work import nothing
+from tests import chores
+from tests.chores.work import nothing
 from tests.cli.program import COLUMNS, Program
 
 PASSWORD = "hunter2"

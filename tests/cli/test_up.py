@@ -11,8 +11,6 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
-from ledgerstone import chores
-from ledgerstone.chores import Status
 from ledgerstone.cli.up import SAMPLE, TRY
 from ledgerstone.jobs import JobRow
 from ledgerstone.jobs import Status as JobStatus
@@ -23,7 +21,9 @@ from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.server import free_port
 from ledgerstone.testing.servers import PrivatePostgres
 from ledgerstone.testing.waiting import until
-from tests.cli.program import Program
+from tests import chores
+from tests.chores import Chores, Status
+from tests.cli.program import ROOT, Program
 
 SAMPLE_FILE = ".ledgerstone/sample.db"
 STARTED = "SIGTERM stops it"
@@ -42,11 +42,12 @@ def ship(order: int) -> str:
 
 ENDLESS = """
 import sys
-from ledgerstone import Ledger, chores
+from ledgerstone import Ledger
+from tests import chores
 from ledgerstone.cli import logs
 from ledgerstone.cli.up import serve
 from ledgerstone.engine.source import Handler
-from ledgerstone.testing.work import endless
+from tests.chores.work import endless
 
 def handle(claim):
     print("begun", flush=True)
@@ -79,7 +80,7 @@ def lease_of(ledger: Ledger) -> str | None:
 
 def standing(ledger: Ledger, chore_id: str) -> chores.Chore:
     with ledger.reading() as tx:
-        return tx.chores.get(chore_id)
+        return Chores(tx).get(chore_id)
 
 
 def test_it_runs_your_code(program: Program, home: Home, ledger: Ledger) -> None:
@@ -104,7 +105,7 @@ def test_it_handles_nothing_by_itself(program: Program, home: Home, ledger: Ledg
     """Without -A no job and no message of the database is handled, and how to do it is said."""
     with ledger.transaction() as tx:
         job_id = tx.jobs.enqueue("order.ship", {"order": 7}).id
-        chore_id = tx.chores.enqueue("mine").id
+        chore_id = Chores(tx).enqueue("mine").id
 
     with program.start("--url", home.url, "up") as running:
         running.says("no handler runs here: name your code")
@@ -220,8 +221,9 @@ def test_it_has_a_screen(program: Program) -> None:
 def test_the_second_signal_does_not_wait(program: Program, home: Home, ledger: Ledger) -> None:
     """The first signal waits for a handler, the second returns its chore, the attempt refunded."""
     program.command = [sys.executable, "-c", ENDLESS]
+    program.environment["PYTHONPATH"] += f":{ROOT}"
     with ledger.transaction() as tx:
-        chore_id = tx.chores.enqueue("endless").id
+        chore_id = Chores(tx).enqueue("endless").id
 
     with program.start(home.url, LEDGERSTONE_ENGINE_GRACE_SECONDS="3600") as running:
         running.says("begun")
@@ -241,8 +243,9 @@ def test_the_second_signal_does_not_wait(program: Program, home: Home, ledger: L
 def test_the_grace_period_has_an_end(program: Program, home: Home, ledger: Ledger) -> None:
     """A handler that outlasts the grace period is interrupted without a second signal."""
     program.command = [sys.executable, "-c", ENDLESS]
+    program.environment["PYTHONPATH"] += f":{ROOT}"
     with ledger.transaction() as tx:
-        chore_id = tx.chores.enqueue("endless").id
+        chore_id = Chores(tx).enqueue("endless").id
 
     with program.start(home.url, LEDGERSTONE_ENGINE_GRACE_SECONDS="0.2") as running:
         running.says("begun")

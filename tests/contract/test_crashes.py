@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ledgerstone import Ledger, chores
+from ledgerstone import Ledger
 from ledgerstone.settings import Settings
-from ledgerstone.testing.contract.crashes import CrashContract, survive_kill_and_pause
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePgBouncer, PrivatePostgres
+from tests import chores
+from tests.contract.crashes import CrashContract, survive_kill_and_pause
 
 
 @pytest.mark.slow

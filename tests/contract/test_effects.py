@@ -7,15 +7,18 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ledgerstone import Ledger, chores
+from ledgerstone import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract.effects import EffectContract
-from ledgerstone.testing.executors import TRIES_MAX, ChoreWork, JobWork, ReceiverWork, RelayWork
+from ledgerstone.testing.executors import TRIES_MAX, JobWork, ReceiverWork, RelayWork
 from ledgerstone.testing.fixtures import KINDS, Home, new_home
 from ledgerstone.testing.shelf import Shop
-from ledgerstone.testing.subjects import clear_chores, clear_jobs, clear_messages
+from ledgerstone.testing.subjects import clear_jobs, clear_messages
+from tests import chores
+from tests.chores.execution import ChoreWork
+from tests.chores.subject import clear_chores
 
 
 @pytest.fixture(scope="module", params=KINDS)

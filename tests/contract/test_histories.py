@@ -10,7 +10,7 @@ from ledgerstone import Ledger
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract.histories import Histories
 from ledgerstone.testing.sizes import sized
-from ledgerstone.testing.subjects import ChoreSubject
+from tests.chores.subject import ChoreSubject
 
 DRAWN = settings(
     max_examples=sized(10, full=200),

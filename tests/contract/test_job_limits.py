@@ -15,7 +15,7 @@ from ledgerstone.jobs import NewJob, Status, limits, retention
 from ledgerstone.settings import JobSettings
 from ledgerstone.store.batch import WithRows
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import aside, signaled
+from ledgerstone.testing.contract import aside, hung, signaled
 from ledgerstone.testing.contract.job_retention import RetentionContract
 from ledgerstone.testing.contract.limits import (
     LEASE_SECONDS,
@@ -27,7 +27,6 @@ from ledgerstone.testing.contract.limits import (
     settled,
 )
 from ledgerstone.testing.contract.rivals import RivalContract
-from ledgerstone.testing.contract.wakeups import hung
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ledgerstone.testing.contract.cancellation import (
+from ledgerstone.testing.contract.locked import LockedJobContract
+from tests.contract.cancellation import (
     CancellationContract,
     JobCancellationContract,
 )
-from ledgerstone.testing.contract.endings import EndingsContract, RunningEndingsContract
-from ledgerstone.testing.contract.locked import LockedJobContract
-from ledgerstone.testing.contract.places import JobPlacesContract, PlacesContract
-from ledgerstone.testing.contract.pumps import PumpContract
-from ledgerstone.testing.contract.running import RunningContract
-from ledgerstone.testing.contract.suspects import SuspectContract
+from tests.contract.endings import EndingsContract, RunningEndingsContract
+from tests.contract.places import JobPlacesContract, PlacesContract
+from tests.contract.pumps import PumpContract
+from tests.contract.running import RunningContract
+from tests.contract.suspects import SuspectContract
 
 
 class TestPump(PumpContract):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ledgerstone import Ledger, chores
+from ledgerstone import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.testing.clock import ManualClock
@@ -21,12 +21,9 @@ from ledgerstone.testing.contract.sources import (
 )
 from ledgerstone.testing.fixtures import KINDS, Home, new_home
 from ledgerstone.testing.shelf import Shop
-from ledgerstone.testing.subjects import (
-    LANE_ATTEMPTS_MAX,
-    ChoreSubject,
-    JobSubject,
-    LaneSubject,
-)
+from ledgerstone.testing.subjects import LANE_ATTEMPTS_MAX, JobSubject, LaneSubject
+from tests import chores
+from tests.chores.subject import ChoreSubject
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from ledgerstone.testing.contract.batches import BatchContract
-from ledgerstone.testing.contract.ended import EndedContract
 from ledgerstone.testing.contract.forking import ForkContract
-from ledgerstone.testing.contract.joins import JoinContract, JoinedWorkContract
 from ledgerstone.testing.contract.journals import JournalContract
 from ledgerstone.testing.contract.leases import LeaseContract
-from ledgerstone.testing.contract.measures import MeasureContract
 from ledgerstone.testing.contract.migrations import MigrationContract
 from ledgerstone.testing.contract.pages import PageContract
-from ledgerstone.testing.contract.pipelines import PipelineContract
-from ledgerstone.testing.contract.transactions import TransactionContract
-from ledgerstone.testing.contract.wakeups import WakeupContract
+from tests.contract.ended import EndedContract
+from tests.contract.joins import JoinContract, JoinedWorkContract
+from tests.contract.measures import MeasureContract
+from tests.contract.pipelines import PipelineContract
+from tests.contract.transactions import TransactionContract
+from tests.contract.wakeups import WakeupContract
 
 
 class TestTransactions(TransactionContract):

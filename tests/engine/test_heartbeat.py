@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from ledgerstone import Ledger
-from ledgerstone.chores import ChoreSource, Status
 from ledgerstone.engine.pump import Pump
 from ledgerstone.engine.source import Claim, Handler
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import StoreUnavailable
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.work import nothing
-from ledgerstone.testing.workshop import counts, enqueue
+from tests.chores import ChoreSource, Status
+from tests.chores.work import nothing
+from tests.chores.workshop import counts, enqueue
 
 IDLE_SECONDS = 3600.0
 

@@ -10,15 +10,16 @@ import msgspec
 import pytest
 
 from ledgerstone import Ledger
-from ledgerstone.chores import ChoreSource, Status
 from ledgerstone.engine.settlements import UNWRITTEN_MAX
 from ledgerstone.engine.source import Ask, Claim, Handler, Verdict
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import StoreUnavailable, TargetDown
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
-from ledgerstone.testing.work import nothing
-from ledgerstone.testing.workshop import chores, counts, enqueue, standing, started
+from ledgerstone.testing.workshop import started
+from tests.chores import ChoreSource, Status
+from tests.chores.work import nothing
+from tests.chores.workshop import chores, counts, enqueue, standing
 
 TARGET = "the broker"
 

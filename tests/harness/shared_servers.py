@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from ledgerstone.testing.fixtures import MIGRATED, prepare
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
+from tests.chores import install
 
 S = TypeVar("S", PrivatePostgres, PrivateMariaDB)
 
@@ -42,7 +43,7 @@ def _postgres() -> Iterator[PrivatePostgres]:
     """
     settings = {"autovacuum": "off", "max_connections": CONNECTIONS_MAX}
     with PrivatePostgres(fsync=False, settings=settings) as server:
-        prepare(server.create_database(MIGRATED))
+        prepare(server.create_database(MIGRATED), [install])
         yield server
 
 
@@ -51,7 +52,7 @@ def _mariadb() -> Iterator[PrivateMariaDB]:
     """A MariaDB that is never killed, so it need not wait for the disk."""
     settings = {"max-connections": CONNECTIONS_MAX}
     with PrivateMariaDB(fsync=False, settings=settings) as server:
-        prepare(server.create_database(MIGRATED))
+        prepare(server.create_database(MIGRATED), [install])
         yield server
 
 

@@ -21,10 +21,10 @@ from ledgerstone.jobs.tables import job as job_table
 from ledgerstone.settings import Settings
 from ledgerstone.store import security
 from ledgerstone.store.security import scoped
-from ledgerstone.testing.contract import opened
 from ledgerstone.testing.contract.migrations import execute
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.waiting import until
+from tests.chores.workshop import opened
 
 pytestmark = pytest.mark.postgres
 

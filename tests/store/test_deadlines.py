@@ -15,9 +15,9 @@ from ledgerstone.settings import Settings
 from ledgerstone.testing.contract import opened
 from ledgerstone.testing.contract.job_workshop import enqueue, standing
 from ledgerstone.testing.fixtures import KINDS, Home, new_home
-from ledgerstone.testing.processes import WorkerProcess
 from ledgerstone.testing.waiting import until
 from ledgerstone.testing.workshop import started
+from tests.chores.workshop import worker_process
 from tests.harness.proxy import SilentProxy
 
 
@@ -109,7 +109,7 @@ def test_a_worker_that_is_told_to_stop(url: str, proxy: SilentProxy) -> None:
     """SIGTERM ends a worker whose network is silent, within its grace and a few seconds."""
     settings = {"engine_grace_seconds": 1}
 
-    with WorkerProcess(url, settings=settings) as worker:
+    with worker_process(url, settings=settings) as worker:
         worker.ready()
         proxy.silence()
         worker.terminate()

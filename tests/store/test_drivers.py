@@ -16,6 +16,7 @@ from ledgerstone.ledger import Ledger
 from ledgerstone.store import drivers
 from ledgerstone.testing.contract import aside, signaled
 from ledgerstone.testing.waiting import until
+from tests.chores import Chores
 
 PACKAGE = "a_driver_of_the_tests"
 WHOLE = f"""
@@ -81,4 +82,4 @@ def test_a_driver_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None
         Ledger("postgresql://127.0.0.1/nothing") as ledger,
         pytest.raises(errors.Unsupported, match=r"ledgerstone\[postgres\]"),
     ):
-        ledger.run(lambda tx: tx.chores.enqueue(1))
+        ledger.run(lambda tx: Chores(tx).enqueue(1))

@@ -10,9 +10,6 @@ import pytest
 from sqlalchemy import text
 
 from ledgerstone import Ledger
-from ledgerstone.chores import NewChore
-from ledgerstone.chores import Status as ChoreStatus
-from ledgerstone.chores.source import _claim, _expired, _hold
 from ledgerstone.jobs import NewJob, Status, explaining, queues, reading
 from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.ledger import Transaction
@@ -22,6 +19,9 @@ from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import batches, pages
 from ledgerstone.testing.contract.pages import newest_first, of_kind, oldest_first
 from ledgerstone.testing.fixtures import Home
+from tests.chores import Chores, NewChore
+from tests.chores import Status as ChoreStatus
+from tests.chores.source import _claim, _expired, _hold
 
 ROWS = 3000
 BATCH = 30
@@ -93,7 +93,7 @@ def test_held_rows_are_looked_up_by_key(ledger: Ledger, home: Home) -> None:
     """A worker's session locks the rows of a batch one by one, and reads no others for it."""
     ids = ledger.run(
         lambda tx: [
-            each.id for each in tx.chores.enqueue_many([NewChore(body=i) for i in range(ROWS)])
+            each.id for each in Chores(tx).enqueue_many([NewChore(body=i) for i in range(ROWS)])
         ]
     )
     analyze(home, ledger, "chore")
@@ -115,7 +115,7 @@ def test_held_rows_are_looked_up_by_key(ledger: Ledger, home: Home) -> None:
 
 def test_claims_come_from_an_index(ledger: Ledger, home: Home) -> None:
     """What is due, and what has expired, is found by its index and not by looking at everything."""
-    ledger.run(lambda tx: tx.chores.enqueue_many([NewChore(body=i) for i in range(ROWS)]))
+    ledger.run(lambda tx: Chores(tx).enqueue_many([NewChore(body=i) for i in range(ROWS)]))
     ledger.run(lambda tx: _claim.run(tx, limit=50, lease_ms=1, worker="w"))
     analyze(home, ledger, "chore")
 
@@ -193,13 +193,13 @@ def test_nothing_is_counted_exactly(ledger: Ledger) -> None:
     worker = ledger.worker(ledger.job_source("far"))
     worker._say()
     ledger.run(lambda tx: tx.jobs.enqueue("a", queue="far"))
-    ledger.run(lambda tx: tx.chores.enqueue_many([NewChore(body=i) for i in range(20)]))
+    ledger.run(lambda tx: Chores(tx).enqueue_many([NewChore(body=i) for i in range(20)]))
     for _ in range(20):
         ledger.run(lambda tx: tx.outbox.publish("order.placed", {}))
 
     with ledger.reading() as tx:
         seen = queues.look(tx, counted_max=10)
-        chores = tx.chores.some_counts(10)
+        chores = Chores(tx).some_counts(10)
         backlog = {each.destination: each.waiting for each in tx.outbox.backlog(counted_max=10)}
 
     assert {queue.name: queue.queued for queue in seen.queues} == {"default": 10, "far": 1}

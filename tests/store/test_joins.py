@@ -26,11 +26,13 @@ from ledgerstone.ledger import Transaction
 from ledgerstone.store import leases
 from ledgerstone.store.dialects.sqlite import best_driver
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import aside, notes_kept, opened, still_waits, tables
-from ledgerstone.testing.contract.joins import JoinContract
+from ledgerstone.testing.contract import aside, notes_kept, still_waits, tables
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.guests import CONNECT
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
+from tests.chores import Chores
+from tests.chores.workshop import opened
+from tests.contract.joins import JoinContract
 
 OTHER = {"sqlite": "postgres", "postgres": "mysql", "mysql": "sqlite"}
 DICTS: dict[str, Callable[[Any], None]] = {
@@ -88,7 +90,7 @@ def sqlite_dict(cursor: Any, row: tuple[Any, ...]) -> dict[str, Any]:
 
 def chores_kept(ledger: Ledger) -> int:
     with ledger.reading() as tx:
-        return sum(tx.chores.counts().values())
+        return sum(Chores(tx).counts().values())
 
 
 def test_rows_of_another_kind(ledger: Ledger, home: Home) -> None:
@@ -96,9 +98,9 @@ def test_rows_of_another_kind(ledger: Ledger, home: Home) -> None:
     with connected(home.url) as raw:
         DICTS[home.kind](raw)
 
-        first = ledger.join(raw).chores.enqueue(1, key="a")
-        again = ledger.join(raw).chores.enqueue(1, key="a")
-        chore = ledger.join(raw).chores.get(first.id)
+        first = Chores(ledger.join(raw)).enqueue(1, key="a")
+        again = Chores(ledger.join(raw)).enqueue(1, key="a")
+        chore = Chores(ledger.join(raw)).get(first.id)
         cursor = raw.cursor()
         cursor.execute("SELECT attempt FROM chore")
         theirs = cursor.fetchall()
@@ -146,7 +148,7 @@ def test_a_closed_driver_connection(ledger: Ledger, home: Home) -> None:
         pass
 
     with pytest.raises(errors.LedgerstoneError):
-        ledger.join(raw).chores.enqueue(1)
+        Chores(ledger.join(raw)).enqueue(1)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,7 @@ def test_a_transaction_by_hand(ledger: Ledger, home: Home) -> None:
         cursor = raw.cursor()
         for end in ("ROLLBACK", "COMMIT"):
             cursor.execute("BEGIN")
-            ledger.join(raw).chores.enqueue(end)
+            Chores(ledger.join(raw)).enqueue(end)
             cursor.execute("INSERT INTO note (name, count) VALUES ('mine', 0)")
             before = chores_kept(ledger)
             cursor.execute(end)
@@ -206,12 +208,12 @@ def test_our_error_leaves_it_to_the_user(ledger: Ledger, home: Home) -> None:
     """What fails in a joined transaction is one of our errors; the user decides what to do."""
     with connected(home.url) as raw:
         tx = ledger.join(raw)
-        tx.chores.enqueue(1)
+        Chores(tx).enqueue(1)
 
         with pytest.raises(errors.StoreError, match="nowhere is no table"):
             tx.command("SELECT * FROM nowhere")
         raw.rollback()
-        ledger.join(raw).chores.enqueue(2)
+        Chores(ledger.join(raw)).enqueue(2)
         raw.commit()
 
     assert chores_kept(ledger) == 1
@@ -226,15 +228,15 @@ def test_two_joined_ones_that_meet(ledger: Ledger, home: Home) -> None:
     def enqueue() -> str:
         with connected(home.url) as raw:
             try:
-                enqueued = ledger.join(raw).chores.enqueue(1, key="same")
+                enqueued = Chores(ledger.join(raw)).enqueue(1, key="same")
             except errors.StoreBusy:
                 raw.rollback()
-                enqueued = ledger.join(raw).chores.enqueue(1, key="same")
+                enqueued = Chores(ledger.join(raw)).enqueue(1, key="same")
             raw.commit()
             return str(enqueued.id)
 
     with connected(home.url) as first:
-        one = ledger.join(first).chores.enqueue(1, key="same")
+        one = Chores(ledger.join(first)).enqueue(1, key="same")
         with aside(enqueue) as waiting:
             waited = still_waits(waiting)
             first.commit()
@@ -267,9 +269,9 @@ def test_the_recipe_for_sqlalchemy_on_sqlite(ledger: Ledger, home: Home) -> None
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
 
     with engine.connect() as connection:
-        ledger.join(connection).chores.enqueue("kept")
+        Chores(ledger.join(connection)).enqueue("kept")
         connection.commit()
-        ledger.join(connection).chores.enqueue("undone")
+        Chores(ledger.join(connection)).enqueue("undone")
         connection.rollback()
 
     assert chores_kept(ledger) == 1
@@ -294,7 +296,7 @@ def test_a_subclass_of_the_driver(ledger: Ledger, home: Home) -> None:
     own = type("OwnConnection", (driver.Connection,), {})
 
     with closing(driver.connect(make_url(home.url).database, factory=own)) as raw:
-        ledger.join(raw).chores.enqueue(1)
+        Chores(ledger.join(raw)).enqueue(1)
         raw.commit()
 
     assert chores_kept(ledger) == 1
@@ -310,7 +312,7 @@ def test_an_aborted_transaction(ledger: Ledger, home: Home) -> None:
         with pytest.raises(errors.StoreError):
             ledger.join(raw)
         raw.rollback()
-        ledger.join(raw).chores.enqueue(1)
+        Chores(ledger.join(raw)).enqueue(1)
 
     assert chores_kept(ledger) == 1
 
@@ -320,14 +322,14 @@ def test_psycopgs_own_transaction_block(ledger: Ledger, home: Home) -> None:
     """`with connection.transaction()` is a transaction to join, also on one that commits alone."""
     with psycopg.connect(home.url, autocommit=True) as raw:
         with raw.transaction():
-            ledger.join(raw).chores.enqueue("kept")
+            Chores(ledger.join(raw)).enqueue("kept")
         with pytest.raises(ZeroDivisionError), raw.transaction():
-            ledger.join(raw).chores.enqueue("undone")
+            Chores(ledger.join(raw)).enqueue("undone")
             raise ZeroDivisionError
         with raw.transaction():
-            ledger.join(raw).chores.enqueue("kept")
+            Chores(ledger.join(raw)).enqueue("kept")
             with pytest.raises(ZeroDivisionError), raw.transaction():
-                ledger.join(raw).chores.enqueue("undone")
+                Chores(ledger.join(raw)).enqueue("undone")
                 raise ZeroDivisionError
 
     assert chores_kept(ledger) == 2
@@ -375,10 +377,10 @@ def test_a_deadlock_in_a_joined_batch(ledger: Ledger, home: Home) -> None:
     def visit(first: str, second: str) -> Callable[[], bool]:
         def call() -> bool:
             with connected(home.url) as raw:
-                ledger.join(raw).chores.enqueue(1, key=first)
+                Chores(ledger.join(raw)).enqueue(1, key=first)
                 met.wait(WAIT_SECONDS_MAX)
                 try:
-                    ledger.join(raw).chores.enqueue(1, key=second)
+                    Chores(ledger.join(raw)).enqueue(1, key=second)
                 except errors.StoreBusy:
                     raw.rollback()
                     return False
@@ -402,19 +404,19 @@ def test_the_awaited_room_has_every_call(tmp_path: Path) -> None:
         engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
         async with engine.begin() as connection:
             tx = ledger.join(connection)
-            enqueued = await tx.chores.enqueue({"a": 1})
-            chore = await tx.chores.get(enqueued.id)
-            events = await tx.chores.history(enqueued.id)
+            enqueued = await tx.jobs.enqueue("a", {"a": 1})
+            job = await tx.jobs.get(enqueued.id)
+            events = await tx.jobs.events(enqueued.id)
             with pytest.raises(errors.NotFound):
-                await tx.chores.get("00000000-0000-0000-0000-000000000000")
+                await tx.jobs.get("00000000-0000-0000-0000-000000000000")
 
             def count(inner: Transaction) -> int:
-                return sum(inner.chores.counts().values())
+                return sum(inner.jobs.counts()["default"].values())
 
             counted = await tx.run(count)
         await engine.dispose()
-        assert chore.body == {"a": 1}
-        return len(events), counted
+        assert job.payload == {"a": 1}
+        return len(events.rows), counted
 
     with (
         pytest.warns(RuntimeWarning, match="WAL-reset") if unsound() else nothing(),

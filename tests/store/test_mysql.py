@@ -17,10 +17,12 @@ from sqlalchemy.exc import OperationalError
 from ledgerstone import Ledger, errors
 from ledgerstone.engine.source import Ask
 from ledgerstone.store.dialects import mysql
-from ledgerstone.testing.contract import another, note, notes_kept, opened, tables
-from ledgerstone.testing.contract.transactions import count_up, write
+from ledgerstone.testing.contract import another, note, notes_kept, tables, write
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.servers import PrivateMariaDB
+from tests.chores import Chores
+from tests.chores.workshop import opened
+from tests.contract.transactions import count_up
 
 pytestmark = pytest.mark.mysql
 
@@ -90,7 +92,7 @@ def test_either_name_is_understood(home: Home) -> None:
     """A URL may say mariadb or mysql, and name the driver."""
     for scheme in ("mariadb", "mysql+pymysql", "mariadb+pymysql"):
         with opened(home.url.replace("mysql", scheme)) as ledger:
-            assert ledger.run(lambda tx: tx.chores.enqueue(1)).created
+            assert ledger.run(lambda tx: Chores(tx).enqueue(1)).created
 
 
 def test_migrations_of_two_databases(home: Home, tmp_path: Path) -> None:
@@ -101,7 +103,7 @@ def test_migrations_of_two_databases(home: Home, tmp_path: Path) -> None:
         ledger.database.dialect.migrating(connection),
         another(home, tmp_path) as other,
     ):
-        migrated = other.run(lambda tx: tx.chores.enqueue(1)).created
+        migrated = other.run(lambda tx: tx.jobs.enqueue("a")).created
 
     assert migrated
 
@@ -160,9 +162,9 @@ def test_a_wait_in_vain_that_is_caught(request: pytest.FixtureRequest, undoes_al
                     write(tx, "mine")
                     with pytest.raises(OperationalError):
                         count_up(tx, "held")
-                    tx.chores.enqueue(1)
+                    Chores(tx).enqueue(1)
             with holder.reading() as tx:
-                accepted = sum(tx.chores.counts().values())
+                accepted = sum(Chores(tx).counts().values())
             return [*notes_kept(holder), str(accepted)]
 
     if undoes_all:
@@ -242,11 +244,11 @@ def shop(ledger: Ledger) -> Ledger:
 def test_a_statement_that_would_commit(shop: Ledger, words: str) -> None:
     """What commits by itself is refused before it is sent; the transaction stays as it was."""
     with shop.transaction() as tx:
-        tx.chores.enqueue(1)
+        Chores(tx).enqueue(1)
         write(tx, "before")
         with pytest.raises(errors.NotAllowedNow, match="refused"):
             tx.connection.execute(text(words))
-        tx.chores.enqueue(2)
+        Chores(tx).enqueue(2)
 
     assert notes_kept(shop) == ["before"]
 
@@ -260,7 +262,7 @@ def test_a_statement_that_commits_by_itself(shop: Ledger, words: str, elsewhere:
         pytest.raises(errors.NotAllowedNow, match="cannot be taken back"),
         database.transaction() as tx,
     ):
-        tx.chores.enqueue(1)
+        Chores(tx).enqueue(1)
         write(tx, "before")
         cursor = tx.cursor()
         with suppress(pymysql.Error):
@@ -283,13 +285,13 @@ def test_a_statement_that_commits_by_itself(shop: Ledger, words: str, elsewhere:
 def test_a_statement_that_commits_nothing(shop: Ledger, words: str) -> None:
     """Everything else leaves the transaction as it was, also if it fails."""
     with shop.transaction() as tx:
-        tx.chores.enqueue(1)
+        Chores(tx).enqueue(1)
         write(tx, "before")
         cursor = tx.cursor()
         with suppress(pymysql.Error):
             cursor.execute(words)
         cursor.close()
-        tx.chores.enqueue(2)
+        Chores(tx).enqueue(2)
 
     assert notes_kept(shop) == ["before"]
 

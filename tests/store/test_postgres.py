@@ -16,7 +16,6 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from ledgerstone import Ledger, errors
-from ledgerstone.chores import ChoreSource, Status
 from ledgerstone.engine.source import Ask, Handler
 from ledgerstone.jobs import Job, NewJob
 from ledgerstone.jobs import Status as JobStatus
@@ -27,13 +26,13 @@ from ledgerstone.store.dialects.postgres import PostgreSQL
 from ledgerstone.store.pipeline import HELD_MAX
 from ledgerstone.store.statement import Statement
 from ledgerstone.store.wakeups.listen import CHANNEL, ListenWatcher
-from ledgerstone.testing.contract import aside, opened, still_waits, tables
-from ledgerstone.testing.contract.pipelines import append
-from ledgerstone.testing.contract.transactions import write
+from ledgerstone.testing.contract import aside, still_waits, tables, write
 from ledgerstone.testing.fixtures import Home, new_home
-from ledgerstone.testing.processes import WorkerProcess
 from ledgerstone.testing.servers import PrivatePgBouncer
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
+from tests.chores import Chores, ChoreSource, Status
+from tests.chores.workshop import opened, worker_process
+from tests.contract.pipelines import append
 
 pytestmark = pytest.mark.postgres
 
@@ -95,7 +94,7 @@ def test_one_announcement_for_each_channel(ledger: Ledger, listener: Any) -> Non
     """However often a transaction wakes a channel, it is announced once, and only if it commits."""
     with ledger.transaction() as tx:
         for number in range(5):
-            tx.chores.enqueue(number)
+            Chores(tx).enqueue(number)
             tx.wake("other")
     with pytest.raises(ValueError, match="no"), ledger.transaction() as tx:
         tx.wake("undone")
@@ -111,11 +110,11 @@ def test_a_joined_one_announces_at_the_users_commit(
     """In the user's transaction a channel is announced once, by their commit and not before."""
     with psycopg.connect(home.url) as theirs:
         for number in range(5):
-            ledger.join(theirs).chores.enqueue(number)
+            Chores(ledger.join(theirs)).enqueue(number)
         before = heard(listener)
         theirs.commit()
         after = heard(listener)
-        ledger.join(theirs).chores.enqueue(6)
+        Chores(ledger.join(theirs)).enqueue(6)
         theirs.rollback()
 
         assert (before, after) == ([], ["chores"])
@@ -125,7 +124,7 @@ def test_a_joined_one_announces_at_the_users_commit(
 def test_announcing_can_be_turned_off(home: Home, listener: Any) -> None:
     """With `notify` off nothing is announced, and nobody listens."""
     with opened(home.url, store={"notify": "off"}) as ledger:
-        ledger.run(lambda tx: tx.chores.enqueue(1))
+        ledger.run(lambda tx: Chores(tx).enqueue(1))
 
         assert ledger.database.watcher() is None
     assert heard(listener) == []
@@ -160,7 +159,7 @@ def test_reading_announces_nothing(ledger: Ledger, listener: Any) -> None:
 
 def test_ids_are_plain_text(ledger: Ledger) -> None:
     """Ids come back as the strings that went in, on our own connections."""
-    chore = ledger.run(lambda tx: tx.chores.enqueue(1))
+    chore = ledger.run(lambda tx: Chores(tx).enqueue(1))
 
     with ledger.reading() as tx:
         (row,) = tx.connection.exec_driver_sql("SELECT id FROM chore").all()
@@ -390,7 +389,7 @@ def test_a_pooler_is_noticed(pooled: Ledger, ledger: Ledger) -> None:
     assert isinstance(ledger.database.dialect, PostgreSQL)
 
     for _ in range(10):
-        pooled.run(lambda tx: tx.chores.enqueue(1))
+        pooled.run(lambda tx: Chores(tx).enqueue(1))
     with pooled.reading() as tx:
         told = pooled.database.dialect.describe(tx.connection)
         prepared = tx.connection.execute(text("SELECT COUNT(*) FROM pg_prepared_statements"))
@@ -423,14 +422,14 @@ def test_waiting_has_an_end_behind_a_pooler(pooled: Ledger, ledger: Ledger) -> N
 def test_a_rollback_inside_behind_a_pooler(pooled: Ledger, act: str) -> None:
     """Whoever ends the transaction inside its block is told so there, too."""
     with pytest.raises(errors.NotAllowedNow), pooled.transaction() as tx:
-        tx.chores.enqueue(1)
+        Chores(tx).enqueue(1)
         if act == "cursor":
             tx.cursor().execute("ROLLBACK")
         else:
             tx.connection.rollback()
 
     with pooled.reading() as tx:
-        assert sum(tx.chores.counts().values()) == 0
+        assert sum(Chores(tx).counts().values()) == 0
 
 
 @pytest.mark.pgbouncer
@@ -438,19 +437,19 @@ def test_work_is_found_behind_a_pooler(pooled: Ledger, ledger: Ledger) -> None:
     """Without wake-ups, what others commit is found by polling, here and in another process."""
     done: list[str] = []
     here = pooled.worker(ChoreSource(Handler(lambda claim: done.append(claim.body))))
-    ledger.run(lambda tx: tx.chores.enqueue("here"))
+    ledger.run(lambda tx: Chores(tx).enqueue("here"))
     here.tick()
     until(lambda: done)
     here.stop()
 
     url = pooled.database.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    with WorkerProcess(url, settings={"engine_poll_seconds_max": 0.1}) as elsewhere:
+    with worker_process(url, settings={"engine_poll_seconds_max": 0.1}) as elsewhere:
         elsewhere.ready()
-        ledger.run(lambda tx: tx.chores.enqueue("elsewhere"))
+        ledger.run(lambda tx: Chores(tx).enqueue("elsewhere"))
 
         def all_done() -> bool:
             with ledger.reading() as tx:
-                return tx.chores.counts()[Status.DONE] == 2
+                return Chores(tx).counts()[Status.DONE] == 2
 
         until(all_done)
 
@@ -505,9 +504,9 @@ def scans(home: Home) -> int:
 def test_statements_are_prepared_once(ledger: Ledger) -> None:
     """The server prepares each statement of ours once for a connection, and keeps it."""
     for _ in range(3):
-        ledger.run(lambda tx: tx.chores.enqueue(1))
+        ledger.run(lambda tx: Chores(tx).enqueue(1))
         with pytest.raises(LookupError), ledger.transaction() as tx:
-            tx.chores.enqueue(2)
+            Chores(tx).enqueue(2)
             tx.connection.execute(text("SELECT 1"))
             raise LookupError
 
@@ -520,13 +519,13 @@ def test_statements_are_prepared_once(ledger: Ledger) -> None:
 
 def test_what_was_prepared_can_be_forgotten(ledger: Ledger) -> None:
     """If somebody has the server forget what is prepared, the transaction is run again."""
-    ledger.run(lambda tx: tx.chores.enqueue(1))
+    ledger.run(lambda tx: Chores(tx).enqueue(1))
     ledger.run(lambda tx: tx.connection.execute(text("DEALLOCATE ALL")))
 
-    ledger.run(lambda tx: tx.chores.enqueue(2))
+    ledger.run(lambda tx: Chores(tx).enqueue(2))
 
     with ledger.reading() as tx:
-        assert sum(tx.chores.counts().values()) == 2
+        assert sum(Chores(tx).counts().values()) == 2
 
 
 def test_a_transaction_that_enqueues_is_one_trip(ledger: Ledger) -> None:

@@ -13,9 +13,10 @@ from sqlalchemy import event, text
 from ledgerstone import Ledger, errors
 from ledgerstone.settings import Settings
 from ledgerstone.store.dialects import sqlite
-from ledgerstone.testing import checker
-from ledgerstone.testing.contract import Child, notes_kept, opened, tables
-from ledgerstone.testing.contract.transactions import write
+from ledgerstone.testing.contract import Child, notes_kept, tables, write
+from ledgerstone.testing.drivers import connect
+from tests.chores import Chores
+from tests.chores.workshop import opened
 
 WRITER = """
 from sqlalchemy import insert
@@ -98,10 +99,10 @@ def test_only_its_owner_reads_the_file(tmp_path: Path) -> None:
 def test_a_new_connection_waits_for_no_writer(url: str) -> None:
     """Opening a connection takes no lock: a reader that needs one begins beside a writer."""
     with opened(url, store={"busy_timeout_seconds": 0}) as ledger, ledger.transaction() as tx:
-        tx.chores.enqueue(1)
+        Chores(tx).enqueue(1)
 
         with ledger.reading() as one, ledger.reading() as two:
-            counts = [sum(reader.chores.counts().values()) for reader in (one, two)]
+            counts = [sum(Chores(reader).counts().values()) for reader in (one, two)]
 
     assert counts == [0, 0]
 
@@ -181,7 +182,7 @@ def test_without_a_sound_library_it_warns(url: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sqlite, "VERSION_SOUND", (99, 0, 0))
 
     with pytest.warns(RuntimeWarning, match="WAL-reset bug") as warned, opened(url) as ledger:
-        ledger.run(lambda tx: tx.chores.enqueue(1))
+        ledger.run(lambda tx: Chores(tx).enqueue(1))
         driver = ledger.database.engine.dialect.loaded_dbapi
 
     assert driver.__name__ == "sqlite3"
@@ -303,7 +304,7 @@ def test_a_job_is_not_replaced(url: str, statement: str, refused: int) -> None:
     """No job takes the place of another, also by a connection that heeds no foreign keys."""
     with opened(url) as ledger, ledger.transaction() as tx:
         ids = [tx.jobs.enqueue("any", key=key).id for key in ("k", None)]
-    stranger = checker.connect(url)
+    stranger = connect(url)
     said = []
 
     try:

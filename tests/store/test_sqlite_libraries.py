@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ledgerstone import Ledger, chores, errors
-from ledgerstone.chores import ChoreSource
+from ledgerstone import Ledger, errors
 from ledgerstone.engine import Handler
 from ledgerstone.settings import Settings
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
-from ledgerstone.testing.work import nothing
+from tests import chores
+from tests.chores import Chores, ChoreSource
+from tests.chores.work import nothing
 
 
 @pytest.fixture
@@ -34,15 +35,15 @@ def test_the_users_library_is_followed(ledger: Ledger, tmp_path: Path) -> None:
         connection.execute("CREATE TABLE orders (id INTEGER)")
         connection.execute("INSERT INTO orders VALUES (7)")
         with pytest.warns(RuntimeWarning, match="WAL-reset"):
-            ledger.join(connection).chores.enqueue("receipt")
-        writing = threading.Thread(target=lambda: ledger.run(lambda tx: tx.chores.enqueue("x")))
+            Chores(ledger.join(connection)).enqueue("receipt")
+        writing = threading.Thread(target=lambda: ledger.run(lambda tx: Chores(tx).enqueue("x")))
         writing.start()
         waits = writing.is_alive()
         connection.commit()
         writing.join(WAIT_SECONDS_MAX)
 
         with ledger.reading() as tx:
-            assert sum(tx.chores.counts().values()) == 2
+            assert sum(Chores(tx).counts().values()) == 2
         assert (before, _library(ledger)) == ("pysqlite3", "sqlite3")
         assert waits
         assert connection.execute("SELECT id FROM orders").fetchall() == [(7,)]
@@ -63,7 +64,7 @@ def test_it_need_not_be_joined(ledger: Ledger, tmp_path: Path) -> None:
     """To open the file is enough: no write of theirs may meet one of ours that it cannot see."""
     with closing(sqlite3.connect(f"file:{tmp_path}/ledger.db?mode=ro", uri=True)):
         with pytest.warns(RuntimeWarning, match="WAL-reset"):
-            ledger.run(lambda tx: tx.chores.enqueue("x"))
+            ledger.run(lambda tx: Chores(tx).enqueue("x"))
 
         assert _library(ledger) == "sqlite3"
 

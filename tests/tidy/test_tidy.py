@@ -30,7 +30,12 @@ PROBLEMS_SHOWN_MAX = 40
 
 SLEEPING = frozenset({"time.sleep", "asyncio.sleep", "anyio.sleep", "sleep"})
 
-SLEEPS: dict[str, str] = {}
+SLEEPS: dict[str, str] = {
+    "tests/chores/work.py::brief": "a handler that takes a millisecond",
+    "tests/chores/work.py::gated": "a handler in another process that a file lets go on",
+    "tests/chores/work.py::endless": "a handler that ends only when it is interrupted",
+    "tests/contract/running.py::awaited": "a handler that awaits until it is canceled",
+}
 """Where a test may sleep ("path::function"), and why nothing else would do."""
 
 SKIPS: dict[str, str] = {

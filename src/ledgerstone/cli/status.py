@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from enum import Enum
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from ledgerstone.cli.job_calls import moment_of
 from ledgerstone.cli.output import Text
 from ledgerstone.cli.signing import standing
 from ledgerstone.cli.signing.standing import SigningFacts
+from ledgerstone.cli.up import DUTY, signing_work
 from ledgerstone.engine import workers
 from ledgerstone.errors import LedgerstoneError, SchemaMissing
 from ledgerstone.jobs import Status, queues, unserved
@@ -65,6 +67,8 @@ class WorkerFacts(msgspec.Struct, frozen=True):
     failed: int
     refused: int
     trouble: str | None
+    duties: dict[str, int] = {}
+    """How much it did, by duty."""
 
 
 class LeaseFacts(msgspec.Struct, frozen=True):
@@ -235,8 +239,14 @@ def _worker(seen: workers.WorkerSeen, silent_after_ms: float) -> WorkerFacts:
         done=total("done"),
         failed=total("failed"),
         refused=total("refused"),
-        trouble=output.one_line(next(filter(None, map(_trouble, tallies)), None)),
+        trouble=output.one_line(next(filter(None, map(_trouble, tallies)), _duty_trouble(seen))),
+        duties=seen.report.get("duties", {}),
     )
+
+
+def _duty_trouble(seen: workers.WorkerSeen) -> str | None:
+    troubles: dict[str, str] = seen.report.get("duty_troubles", {})
+    return next((f"{DUTY}{name}: {words}" for name, words in troubles.items()), None)
 
 
 def _trouble(tally: dict[str, Any]) -> str | None:
@@ -272,7 +282,20 @@ def screen(facts: StatusFacts) -> RenderableType:
         )
     if facts.signing is not None:
         parts.append(_signing_line(facts.signing))
+        parts.append(_signing_work(facts.workers))
     return Group(*parts)
+
+
+def _signing_work(found: list[WorkerFacts]) -> RenderableType:
+    """Whether a living worker looks after the store, and what it did."""
+    total: Counter[str] = Counter()
+    for each in found:
+        if each.state is WorkerState.ALIVE:
+            total.update(signing_work(each.duties))
+    if not total:
+        return Text("  no worker looks after it; `ledgerstone up` does", "yellow")
+    told = ", ".join(f"{name} {count:,}" for name, count in total.items())
+    return Text(f"  workers so far: {told}", "dim")
 
 
 def _signing_line(facts: SigningFacts) -> RenderableType:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Signing"]
 
+DUTIES = "signing."
+"""What the names of its duties begin with."""
 EXTRA = ("blake3", "coincurve", "cryptography")
 """The packages of the extra `ledgerstone[signing]`."""
 

@@ -46,6 +46,8 @@ class Dialect(Protocol):
       `claim_each` answers reads the rows.
     - `pipeline` answers what sends the statements of a transaction of ours together, or None where
       each goes by itself.
+    - `begin` begins a transaction without a pipeline on the driver's connection, and `commit` ends
+      it; False where SQLAlchemy has to begin it. One that `reads` holds off no writer.
     - `would_end` is asked before each statement of the caller's: whether this text, sent now on the
       driver's connection, would end the transaction.
     - `watch_open` is told that a transaction of ours has begun, on the driver's connection: from
@@ -111,6 +113,10 @@ class Dialect(Protocol):
     ) -> tuple[Statement, dict[str, Any]]: ...
 
     def pipeline(self, lent: PoolProxiedConnection) -> Pipeline | None: ...
+
+    def begin(self, driver: Any, *, reads: bool) -> bool: ...
+
+    def commit(self, driver: Any) -> None: ...
 
     def would_end(self, driver: Any, text: str) -> bool: ...
 

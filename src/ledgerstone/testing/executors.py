@@ -10,11 +10,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from ledgerstone.chores import ChoreSource, NewChore
-from ledgerstone.chores.chores import MAX_ATTEMPTS
-from ledgerstone.chores.states import Status
-from ledgerstone.chores.tables import chore
-from ledgerstone.engine.source import Claim, Handler, Source
+from ledgerstone.engine.source import Source
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import TargetDown
 from ledgerstone.ids import new_id
@@ -61,7 +57,7 @@ class _Work:
         self.effects.append(key)
 
 
-class _SourceWork(_Work):
+class SourceWork(_Work):
     """Work of a source, done by workers that take step after step."""
 
     def __init__(self, ledger: Ledger, clock: ManualClock) -> None:
@@ -101,35 +97,7 @@ def _drained(worker: Worker) -> None:
         pass
 
 
-class ChoreWork(_SourceWork):
-    """Chores."""
-
-    tries_max = MAX_ATTEMPTS
-
-    def source(self) -> Source:
-        return ChoreSource(Handler(self._run))
-
-    def add(self, count: int) -> list[str]:
-        new = [NewChore(body=number) for number in range(count)]
-        return self.ledger.run(lambda tx: [each.id for each in tx.chores.enqueue_many(new)])
-
-    def is_left(self, tx: Transaction) -> bool:
-        open_ = {Status.QUEUED.value, Status.RUNNING.value}
-        return (
-            tx.connection.execute(select(chore).where(chore.c.status.in_(open_))).first()
-            is not None
-        )
-
-    def given_up(self) -> dict[str, str]:
-        dead = select(chore.c.id, chore.c.error).where(chore.c.status == Status.DEAD.value)
-        with self.ledger.reading() as tx:
-            return {str(row[0]): str(row[1]) for row in tx.connection.execute(dead)}
-
-    def _run(self, claim: Claim) -> None:
-        self.perform(claim.key)
-
-
-class JobWork(_SourceWork):
+class JobWork(SourceWork):
     """Jobs."""
 
     tries_max = JOB_ATTEMPTS_MAX
@@ -161,7 +129,7 @@ class JobWork(_SourceWork):
         self.perform(job.id)
 
 
-class RelayWork(_SourceWork):
+class RelayWork(SourceWork):
     """Messages of a shop that relays carry to this, which is their transport.
 
     One that is given up is in the failed table, or its lane is parked.

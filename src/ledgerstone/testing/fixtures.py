@@ -5,7 +5,7 @@ on private servers that are started at the first need and stopped at the end of 
 server cannot be had the test fails and says what to install; nothing is skipped.
 
     home      a fresh, empty database: its URL, and what it is kept on
-    ledger    a ledger on it, migrated, with chores
+    ledger    a ledger on it, migrated, with what `installs` adds
     clock     the clock of that ledger, moved by hand, if the test asks for it
 """
 
@@ -14,15 +14,16 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from ledgerstone import chores
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
+from ledgerstone.store.database import Database
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.server import DatabaseServer
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
@@ -34,6 +35,7 @@ KINDS = [
 ]
 FILE = "ledger.db"
 MIGRATED = "migrated"
+Installs = Sequence[Callable[[Database[Any]], None]]
 _numbers = itertools.count(1)
 
 
@@ -72,24 +74,30 @@ def quick_mariadb() -> Iterator[PrivateMariaDB]:
 
 
 @pytest.fixture(scope="session")
-def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installs() -> Installs:
+    """What is added to each ledger: nothing, unless a `conftest.py` says otherwise."""
+    return ()
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory, installs: Installs) -> Path:
     """The file of one."""
     file = tmp_path_factory.mktemp("migrated") / FILE
-    prepare(f"sqlite:///{file}")
+    prepare(f"sqlite:///{file}", installs)
     return file
 
 
 @pytest.fixture(scope="session")
-def migrated_postgres(quick_postgres: PrivatePostgres) -> str:
+def migrated_postgres(quick_postgres: PrivatePostgres, installs: Installs) -> str:
     """The name of one on the server."""
-    prepare(quick_postgres.create_database(MIGRATED))
+    prepare(quick_postgres.create_database(MIGRATED), installs)
     return MIGRATED
 
 
 @pytest.fixture(scope="session")
-def migrated_mysql(quick_mariadb: PrivateMariaDB) -> str:
+def migrated_mysql(quick_mariadb: PrivateMariaDB, installs: Installs) -> str:
     """The name of one on the server."""
-    prepare(quick_mariadb.create_database(MIGRATED))
+    prepare(quick_mariadb.create_database(MIGRATED), installs)
     return MIGRATED
 
 
@@ -110,7 +118,7 @@ def ledger(request: pytest.FixtureRequest, home: Home) -> Iterator[Ledger]:
     """A ledger on a fresh database; with `clock` if the test asks for that too."""
     moved = request.getfixturevalue("clock") if "clock" in request.fixturenames else None
     if not home.migrated:
-        prepare(home.url)
+        prepare(home.url, request.getfixturevalue("installs"))
     with _opened(home.url, moved) as opened:
         yield opened
 
@@ -137,11 +145,12 @@ def new_home(
     server.drop_database(name)
 
 
-def prepare(url: str) -> None:
-    """Make an empty database ready: migrated, with chores."""
+def prepare(url: str, installs: Installs) -> None:
+    """Make an empty database ready: migrated, with what these add."""
     with _opened(url) as ledger:
         ledger.migrate()
-        chores.install(ledger.database)
+        for install in installs:
+            install(ledger.database)
 
 
 def _opened(url: str, clock: ManualClock | None = None) -> Ledger:

@@ -18,7 +18,6 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from ledgerstone.chores.chores import Enqueued
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.store.dialect import dialect_of
@@ -43,8 +42,6 @@ class Guest(Protocol):
 
     def joined(self, ledger: Ledger, work: Callable[[Transaction], T]) -> T: ...
 
-    def enqueue(self, ledger: Ledger, body: object, key: str | None = None) -> Enqueued: ...
-
     def savepoint(self) -> None: ...
 
     def undo(self) -> None: ...
@@ -63,9 +60,6 @@ class _Sync:
 
     def joined(self, ledger: Ledger, work: Callable[[Transaction], T]) -> T:
         return work(ledger.join(self.holder))
-
-    def enqueue(self, ledger: Ledger, body: object, key: str | None = None) -> Enqueued:
-        return self.joined(ledger, lambda tx: tx.chores.enqueue(body, key=key))
 
 
 class ConnectionGuest(_Sync):
@@ -138,10 +132,6 @@ class AsyncConnectionGuest:
     def joined(self, ledger: Ledger, work: Callable[[Transaction], T]) -> T:
         answer: T = self._wait(ledger.join(self.holder).run(work))
         return answer
-
-    def enqueue(self, ledger: Ledger, body: object, key: str | None = None) -> Enqueued:
-        enqueued: Enqueued = self._wait(ledger.join(self.holder).chores.enqueue(body, key=key))
-        return enqueued
 
     def savepoint(self) -> None:
         async def begin() -> Any:

@@ -19,9 +19,7 @@ from ledgerstone import failpoints
 from ledgerstone.testing.forks import PipedFork, preload
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
-WORK = "ledgerstone.testing.work"
-
-preload(WORK, "ledgerstone.testing.traffic", "psycopg", "pymysql", "pysqlite3", "pika")
+preload("ledgerstone.testing.traffic", "psycopg", "pymysql", "pysqlite3", "pika")
 
 
 class WorkerProcess:
@@ -33,11 +31,10 @@ class WorkerProcess:
     def __init__(
         self,
         url: str,
+        program: str,
         *,
-        handler: str = "ledgerstone.testing.work:nothing",
         settings: Mapping[str, object] | None = None,
         failpoint: str | None = None,
-        program: str = WORK,
         arguments: tuple[str, ...] = (),
         forked: bool = True,
     ) -> None:
@@ -48,8 +45,8 @@ class WorkerProcess:
             environment[f"LEDGERSTONE_{name.upper()}"] = str(value)
         if failpoint is not None:
             environment[failpoints.VARIABLE] = failpoint
-        words = [*_handling(program, handler), *arguments]
-        self._process = (_forked if forked else _started)(program, words, environment)
+        start = _forked if forked else _started
+        self._process = start(program, list(arguments), environment)
         self.worker = ""
         self._said: Queue[str | None] = Queue()
         self._complained: list[str] = []
@@ -159,10 +156,6 @@ def _run(program: str, words: list[str]) -> None:
     """In the new process: be the program."""
     sys.argv = [program, *words]
     import_module(program).main()
-
-
-def _handling(program: str, handler: str) -> list[str]:
-    return ["--handler", handler] if program == WORK else []
 
 
 def stopped(worker: WorkerProcess) -> bool:

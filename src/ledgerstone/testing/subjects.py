@@ -8,11 +8,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import insert, select
 
-from ledgerstone.chores import ChoreSource, NewChore, Status
-from ledgerstone.chores.chores import MAX_ATTEMPTS
-from ledgerstone.chores.tables import chore, chore_event
 from ledgerstone.engine.backoff import Backoff
-from ledgerstone.engine.source import Claim, Handler, Outcome, Source, Verdict
+from ledgerstone.engine.source import Claim, Outcome, Source, Verdict
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import NewJob
 from ledgerstone.jobs.states import Status as JobStatus
@@ -27,7 +24,6 @@ from ledgerstone.messaging.tables import event, lane
 from ledgerstone.store.tables import worker
 from ledgerstone.testing.contract.source_subject import plain_outcome
 from ledgerstone.testing.shelf import NAME, REFUSED, UNDELIVERABLE, Shop
-from ledgerstone.testing.work import nothing
 
 LANE_ATTEMPTS_MAX = 4
 TABLES_OF_MESSAGES = (
@@ -42,13 +38,6 @@ TABLES_OF_MESSAGES = (
     "history_permit",
 )
 
-_STATES = {
-    Status.QUEUED: "due",
-    Status.RUNNING: "held",
-    Status.DONE: "done",
-    Status.DEAD: "dead",
-    Status.CANCELED: "canceled",
-}
 _JOB_STATES = {
     JobStatus.QUEUED: "due",
     JobStatus.RUNNING: "held",
@@ -56,45 +45,6 @@ _JOB_STATES = {
     JobStatus.DEAD_LETTER: "dead",
     JobStatus.CANCELED: "canceled",
 }
-
-
-class ChoreSubject:
-    """Chores."""
-
-    attempts_max = MAX_ATTEMPTS
-    verdicts = frozenset(Verdict)
-    unanswered: frozenset[Verdict] = frozenset()
-    outcome = staticmethod(plain_outcome)
-
-    def __init__(self) -> None:
-        self._backoff = Backoff(jitter=0)
-        self.source = ChoreSource(Handler(nothing), backoff=self._backoff)
-
-    def retry_seconds(self, failures: int) -> float:
-        return self._backoff.after(failures)
-
-    def clear(self, tx: Transaction) -> None:
-        clear_chores(tx)
-
-    def add(self, tx: Transaction, count: int) -> list[str]:
-        added = tx.chores.enqueue_many([NewChore(body=number) for number in range(count)])
-        return [enqueued.id for enqueued in added]
-
-    def state(self, tx: Transaction, key: str) -> str:
-        return _STATES[tx.chores.get(key).status]
-
-    def attempt(self, tx: Transaction, key: str) -> int:
-        return tx.chores.get(key).attempt
-
-    def refusals(self, tx: Transaction, key: str) -> int:
-        return sum((event.reason or "").startswith("refused") for event in tx.chores.history(key))
-
-    def moves(self, tx: Transaction, key: str) -> list[tuple[str | None, str]]:
-        return [
-            (event.prev_status, event.next_status)
-            for event in tx.chores.history(key)
-            if not (event.reason or "").startswith("refused")
-        ]
 
 
 class JobSubject:
@@ -214,14 +164,8 @@ class LaneSubject:
         return Outcome(again, Verdict.DONE if answer is None else verdict)
 
 
-def clear_chores(tx: Transaction) -> None:
-    """Remove every chore, and what workers have reported."""
-    for table in (chore_event, chore, worker):
-        tx.connection.execute(table.delete())
-
-
 def clear_jobs(tx: Transaction) -> None:
-    """The same with jobs."""
+    """Remove every job, and what workers have reported."""
     tx.connection.execute(insert(history_permit).values(id=new_id()))
     for table in (job_event, job_key, job, worker, history_permit):
         tx.connection.execute(table.delete())

@@ -1,17 +1,15 @@
-"""Chores to do and workers that do them, for the contracts and for tests."""
+"""Workers of a test: run, stopped, and heard of."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from ledgerstone.chores import Chore, ChoreSource, NewChore, Status
-from ledgerstone.engine.backoff import Backoff
-from ledgerstone.engine.source import Handler, Where
+from ledgerstone.engine.source import Source
 from ledgerstone.engine.worker import Worker
 from ledgerstone.engine.workers import WorkerReport, sign_in
 from ledgerstone.ledger import Ledger
@@ -34,30 +32,6 @@ class Gauge:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self.now -= 1
-
-
-def chores(
-    call: Callable[..., Any],
-    *,
-    where: Where = Where.THREAD,
-    atomic: bool = False,
-    backoff: Backoff | None = None,
-) -> ChoreSource:
-    """Chores done by this handler."""
-    return ChoreSource(Handler(call, where=where, atomic=atomic), backoff=backoff)
-
-
-def enqueue(ledger: Ledger, count: int, *, attempts: int = 5) -> list[str]:
-    """So many chores, numbered from 0; their ids in that order."""
-    new = [NewChore(body=number, max_attempts=attempts) for number in range(count)]
-    with ledger.transaction() as tx:
-        return [enqueued.id for enqueued in tx.chores.enqueue_many(new)]
-
-
-def counts(ledger: Ledger) -> dict[Status, int]:
-    """How many stand where."""
-    with ledger.reading() as tx:
-        return tx.chores.counts()
 
 
 def reported(
@@ -86,7 +60,7 @@ def reported(
 
 
 @contextmanager
-def running(ledger: Ledger, source: ChoreSource, **options: Any) -> Iterator[Worker]:
+def running(ledger: Ledger, source: Source, **options: Any) -> Iterator[Worker]:
     """A worker that runs, and is stopped at the end."""
     settings: EngineSettings = msgspec.structs.replace(ledger.settings.engine, **options)
     worker = Worker(ledger.database, [source], settings)
@@ -112,9 +86,3 @@ def call_until_told(ledger: Ledger) -> None:
             return False
 
     until(read, what="an error that tells the handler to stop")
-
-
-def standing(ledger: Ledger, key: str) -> Chore:
-    """A chore as it stands."""
-    with ledger.reading() as tx:
-        return tx.chores.get(key)

@@ -326,6 +326,15 @@ class MySQL:
     def pipeline(self, lent: PoolProxiedConnection) -> None:
         return None
 
+    def begin(self, driver: Any, *, reads: bool) -> bool:
+        # The server begins it with the first statement.
+        mysql_ends.begin(driver)
+        return True
+
+    def commit(self, driver: Any) -> None:
+        mysql_ends.end(driver)
+        driver.commit()
+
     def would_end(self, driver: Any, text: str) -> bool:
         return ended.ends(text) or (mysql_ends.commits(text) and mysql_ends.is_open(driver))
 
@@ -378,6 +387,8 @@ def _undo_quietly(connection: Any, record: Any, state: Any) -> None:
         return
     if state.transaction_was_reset or state.terminate_only:
         return
+    # The pool ends it, not the code in its block.
+    mysql_ends.end(connection)
     try:
         connection.rollback()
     except Exception as error:  # noqa: BLE001 - whatever a driver says of one that is gone

@@ -316,6 +316,13 @@ class PostgreSQL:
         driver: Any = lent.dbapi_connection
         return Pipeline(driver, lent.info, prepares=self._prepares)
 
+    def begin(self, driver: Any, *, reads: bool) -> bool:
+        # Behind a pooler, where nothing is sent together, each transaction sets its session.
+        return False
+
+    def commit(self, driver: Any) -> None:
+        driver.commit()
+
     def would_end(self, driver: Any, text: str) -> bool:
         return ended.ends(text)
 

@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import pytest
-from sqlalchemy import Column, Connection, Integer, String, Table, select
+from sqlalchemy import Column, Connection, Integer, String, Table, insert, select
 
-from ledgerstone import chores, failpoints
+from ledgerstone import failpoints
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.settings import Settings
 from ledgerstone.store.clock import Clock
 from ledgerstone.store.schema import MYSQL_TABLE, metadata
+from ledgerstone.store.wakeup import Bell
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.forks import PipedFork
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
@@ -78,15 +79,31 @@ def notes_kept(ledger: Ledger) -> list[str]:
 
 
 def opened(url: str, *, clock: Clock | None = None, **settings: Any) -> Ledger:
-    """A ledger with settings and a clock of its own, migrated, with chores."""
+    """A ledger with settings and a clock of its own, migrated."""
     ledger = Ledger(url, settings=Settings.load(url=url, environ={}, **settings), clock=clock)
     try:
         ledger.migrate()
-        chores.install(ledger.database)
     except BaseException:
         ledger.close()
         raise
     return ledger
+
+
+def write(tx: Transaction, name: str) -> str:
+    """A row of the user's own."""
+    tx.connection.execute(insert(note).values(name=name, count=0))
+    return name
+
+
+@contextmanager
+def hung(ledger: Ledger, channel: str) -> Iterator[Bell]:
+    """A bell that hangs at a channel."""
+    bell = Bell()
+    ledger.database.bells.hang(channel, bell)
+    try:
+        yield bell
+    finally:
+        ledger.database.bells.take_down(channel, bell)
 
 
 @contextmanager

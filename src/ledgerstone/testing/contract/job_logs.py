@@ -24,8 +24,6 @@ from ledgerstone.testing.contract.job_workshop import (
     standing,
     tick,
 )
-from ledgerstone.testing.workshop import chores
-from ledgerstone.testing.workshop import enqueue as enqueue_chores
 
 WARNING, ERROR = "WARNING", "ERROR"
 
@@ -124,21 +122,6 @@ class JobLogsContract:
         assert f"{rescued}; it is queued again" in _words(log)
         assert f"jobs:default: lost the lease of job a {job_id}, attempt 1" in _words(log)
         worker.stop(grace_seconds=0)
-
-    def test_chores(
-        self, ledger: Ledger, clock: ManualClock, log: pytest.LogCaptureFixture
-    ) -> None:
-        """The failed attempts of chores are logged as well."""
-        (key,) = enqueue_chores(ledger, 1, attempts=2)
-
-        def fail(_: object) -> None:
-            raise ValueError
-
-        drain(ledger.worker(chores(fail)), clock)
-
-        told = _told(log, "ledgerstone.chores")
-        assert [level for level, _ in told] == [WARNING, ERROR]
-        assert all(f"chore {key}: attempt" in words for _, words in told)
 
     def test_failed_messages(
         self, ledger: Ledger, clock: ManualClock, log: pytest.LogCaptureFixture

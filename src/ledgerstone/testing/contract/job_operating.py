@@ -28,7 +28,7 @@ from ledgerstone.jobs.operating import RETRY_MAX
 from ledgerstone.ledger import Ledger
 from ledgerstone.store.pages import Page
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import undone
+from ledgerstone.testing.contract import hung, undone
 from ledgerstone.testing.contract.job_workshop import (
     LEASE_SECONDS,
     assert_replayed,
@@ -45,7 +45,6 @@ from ledgerstone.testing.contract.job_workshop import (
     standing,
     tick,
 )
-from ledgerstone.testing.contract.wakeups import hung
 
 UNKNOWN = "01890a5d-ac96-774b-bcce-b302099a8057"
 MALFORMED = ("", "7", "not an id", "01890a5d-ac96-774b-bcce", "\0", "é" * 36)

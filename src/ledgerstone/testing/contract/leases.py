@@ -25,8 +25,8 @@ from ledgerstone.testing.contract import (
     still_waits,
     tables,
     together,
+    write,
 )
-from ledgerstone.testing.contract.transactions import write
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import until
 

@@ -17,7 +17,7 @@ from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.store import leases, migrating
 from ledgerstone.store.tables import tables as store_tables
-from ledgerstone.testing import checker
+from ledgerstone.testing import drivers
 from ledgerstone.testing.contract import Child, opened
 from ledgerstone.testing.fixtures import Home
 
@@ -309,7 +309,7 @@ def _plain(condition: str) -> str:
 
 def execute(url: str, script: str) -> None:
     """Run a script with the bare driver, as a client program would."""
-    connection = checker.connect(url)
+    connection = drivers.connect(url)
     cursor = connection.cursor()
     for statement in script.split(";\n"):
         lines = [line for line in statement.splitlines() if not line.startswith("--")]

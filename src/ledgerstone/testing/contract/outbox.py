@@ -24,8 +24,8 @@ from ledgerstone.messaging.publishing import (
 from ledgerstone.messaging.states import LaneState
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import Undone, notes_kept, tables, together
+from ledgerstone.testing.contract import write as write_note
 from ledgerstone.testing.contract.relays import Opened, Opening, call, moment
-from ledgerstone.testing.contract.transactions import write as write_note
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.guests import GUESTS, Guest, guest_on, url_for
 from ledgerstone.testing.shelf import NAME, REFUSED, SHOP, Shop

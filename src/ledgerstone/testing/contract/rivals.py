@@ -13,7 +13,7 @@ from ledgerstone.ledger import Ledger
 from ledgerstone.settings import JobSettings
 from ledgerstone.store.wakeup import Bell
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import aside, opened, signaled, still_waits
+from ledgerstone.testing.contract import aside, hung, opened, signaled, still_waits
 from ledgerstone.testing.contract.job_workshop import (
     ADA,
     LEASE_SECONDS,
@@ -26,7 +26,6 @@ from ledgerstone.testing.contract.job_workshop import (
     standing,
     statement,
 )
-from ledgerstone.testing.contract.wakeups import hung
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.workshop import reported
 

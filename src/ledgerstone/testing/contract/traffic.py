@@ -13,9 +13,8 @@ import pytest
 from ledgerstone.errors import StoreBusy
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings.messaging import LOCAL
-from ledgerstone.testing import checker
+from ledgerstone.testing import drivers
 from ledgerstone.testing.contract import opened
-from ledgerstone.testing.contract.crashes import CRASHES_MANY
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.processes import WorkerProcess, stopped
 from ledgerstone.testing.sizes import sized
@@ -34,7 +33,7 @@ SOON = {
     "engine_rescue_seconds": 1,
     "engine_grace_seconds": 5,
     # The test kills relays: three deaths while they hold one lane would park it for people.
-    "engine_crashes_max": CRASHES_MANY,
+    "engine_crashes_max": 100,
     "engine_breaker_cooldown_seconds": 0.5,
     "store_slow_statement_ms": 60_000,
     # What stands still in the middle of a handler's transaction holds on to the message.
@@ -213,7 +212,7 @@ def _crew(start: Callable[[], WorkerProcess]) -> Crew:
 
 
 def _rows(url: str, query: str) -> list[tuple[Any, ...]]:
-    connection = checker.connect(url)
+    connection = drivers.connect(url)
     try:
         cursor = connection.cursor()
         cursor.execute(query)

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ledgerstone.chores import Status
-from ledgerstone.chores.chores import CHANNEL
 from ledgerstone.ledger import Ledger
 from ledgerstone.store.wakeup import ALL, Bell, Bells, Watcher
-from ledgerstone.testing.contract import PATIENCE_SECONDS, Child, undone
+from ledgerstone.testing.contract import PATIENCE_SECONDS, Child, hung, undone
 from ledgerstone.testing.fixtures import Home
-from ledgerstone.testing.processes import WorkerProcess
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
+from tests.chores import Chores, Status
+from tests.chores.chores import CHANNEL
+from tests.chores.workshop import worker_process
 
 ENQUEUE = """
 from ledgerstone import Ledger
+from tests.chores import Chores
 
 with Ledger(sys.argv[1]) as ledger:
     ready()
     with ledger.transaction() as tx:
-        tx.chores.enqueue(1)
+        Chores(tx).enqueue(1)
     ready()
 """
 
@@ -33,9 +34,9 @@ class WakeupContract:
 
     def test_a_commit_rings(self, ledger: Ledger) -> None:
         """Who waits in the same process for a channel is rung by the commit, and not before."""
-        with hung(ledger) as bell:
+        with hung(ledger, CHANNEL) as bell:
             with ledger.transaction() as tx:
-                tx.chores.enqueue(1)
+                Chores(tx).enqueue(1)
                 before = bell.wait(0)
 
             assert not before
@@ -46,21 +47,21 @@ class WakeupContract:
         bell = Looking(ledger)
         ledger.database.bells.hang(CHANNEL, bell)
 
-        ledger.run(lambda tx: tx.chores.enqueue(1))
+        ledger.run(lambda tx: Chores(tx).enqueue(1))
 
         assert bell.seen == [1]
 
     def test_a_rollback_does_not_ring(self, ledger: Ledger) -> None:
         """What was undone rings nobody."""
-        with hung(ledger) as bell:
+        with hung(ledger, CHANNEL) as bell:
             with undone(ledger) as tx:
-                tx.chores.enqueue(1)
+                Chores(tx).enqueue(1)
 
             assert not bell.wait(0)
 
     def test_only_its_channel_rings(self, ledger: Ledger) -> None:
         """A bell rings for its own channel; and for none once it is taken down."""
-        with hung(ledger, "elsewhere") as other, hung(ledger) as bell:
+        with hung(ledger, "elsewhere") as other, hung(ledger, CHANNEL) as bell:
             ledger.run(lambda tx: tx.wake("elsewhere"))
             rang = (other.wait(0), bell.wait(0))
 
@@ -71,7 +72,7 @@ class WakeupContract:
     def test_siblings_ring_the_same_bells(self, ledger: Ledger) -> None:
         """A commit through other connections of the same process rings too."""
         sibling = ledger.database.sibling(connections=1)
-        with hung(ledger) as bell:
+        with hung(ledger, CHANNEL) as bell:
             sibling.run(lambda tx: tx.wake(CHANNEL))
 
             assert bell.wait(0)
@@ -93,7 +94,7 @@ class WakeupContract:
     def test_another_process_rings(self, ledger: Ledger, home: Home) -> None:
         """What another process commits rings here, except on MySQL, where it is polled."""
         child = Child(ENQUEUE, home.url)
-        with child, watched(ledger) as watcher, hung(ledger) as bell:
+        with child, watched(ledger) as watcher, hung(ledger, CHANNEL) as bell:
             child.go()
             rang = watcher is not None and bell.wait(WAIT_SECONDS_MAX)
             child.go()
@@ -104,9 +105,9 @@ class WakeupContract:
 
     def test_a_rollback_elsewhere_does_not_ring(self, ledger: Ledger) -> None:
         """What another connection undid rings nobody, by whatever way the watcher looks."""
-        with watched(ledger), hung(ledger) as bell:
+        with watched(ledger), hung(ledger, CHANNEL) as bell:
             with undone(ledger) as tx:
-                tx.chores.enqueue(1)
+                Chores(tx).enqueue(1)
 
             assert not bell.wait(PATIENCE_SECONDS)
 
@@ -123,13 +124,13 @@ class WakeupContract:
 
     def test_a_worker_elsewhere_finds_it(self, ledger: Ledger, home: Home) -> None:
         """What is committed here is done by a worker in another process, rung or polled."""
-        with WorkerProcess(home.url, settings={"engine_poll_seconds_max": 0.2}) as worker:
+        with worker_process(home.url, settings={"engine_poll_seconds_max": 0.2}) as worker:
             worker.ready()
-            chore = ledger.run(lambda tx: tx.chores.enqueue(1))
+            chore = ledger.run(lambda tx: Chores(tx).enqueue(1))
 
             def done() -> bool:
                 with ledger.reading() as tx:
-                    return tx.chores.get(chore.id).status is Status.DONE
+                    return Chores(tx).get(chore.id).status is Status.DONE
 
             until(done, what="the chore")
 
@@ -146,7 +147,7 @@ class Looking(Bell):
 
     def ring(self) -> None:
         with self._ledger.reading() as tx:
-            self.seen.append(sum(tx.chores.counts().values()))
+            self.seen.append(sum(Chores(tx).counts().values()))
         super().ring()
 
 
@@ -164,12 +165,3 @@ def watched(ledger: Ledger) -> Iterator[Watcher | None]:
         yield watcher
     finally:
         watcher.stop()
-
-
-@contextmanager
-def hung(ledger: Ledger, channel: str = CHANNEL) -> Iterator[Bell]:
-    """A bell that rings for the channel."""
-    bell = Bell()
-    ledger.database.bells.hang(channel, bell)
-    yield bell
-    ledger.database.bells.take_down(channel, bell)

@@ -7,8 +7,6 @@ import threading
 import pytest
 from sqlalchemy import update
 
-from ledgerstone.chores import Status
-from ledgerstone.chores.tables import chore
 from ledgerstone.engine import workers
 from ledgerstone.engine.source import Claim
 from ledgerstone.engine.suspects import TURN_SECONDS_MAX, WAIT_SECONDS_MAX
@@ -17,15 +15,10 @@ from ledgerstone.ledger import Ledger
 from ledgerstone.testing import waiting
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.waiting import until
-from ledgerstone.testing.workshop import (
-    Gauge,
-    chores,
-    counts,
-    enqueue,
-    running,
-    standing,
-    started,
-)
+from ledgerstone.testing.workshop import Gauge, running, started
+from tests.chores import Chores, Status
+from tests.chores.tables import chore
+from tests.chores.workshop import chores, counts, enqueue, standing
 
 LATE = "interrupted: others with which workers died took too long before it"
 
@@ -209,7 +202,7 @@ def _rename(ledger: Ledger, before: str, after: str) -> None:
 def reasons_of(ledger: Ledger, key: str) -> list[str | None]:
     """Why a chore made each of its moves."""
     with ledger.reading() as tx:
-        return [event.reason for event in tx.chores.history(key)]
+        return [event.reason for event in Chores(tx).history(key)]
 
 
 def suspect(ledger: Ledger) -> None:

@@ -15,10 +15,11 @@ from sqlalchemy.orm import Session
 from ledgerstone import errors
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger, Transaction
-from ledgerstone.testing.contract import OwnTable, note, notes, notes_kept, together
-from ledgerstone.testing.contract.transactions import Meeting, count_up, write
+from ledgerstone.testing.contract import OwnTable, note, notes, notes_kept, together, write
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
+from tests.chores import Chores
+from tests.contract.transactions import Meeting, count_up
 
 Act = Callable[[Transaction], Any]
 
@@ -92,7 +93,7 @@ def nothing(_: Transaction) -> None:
 
 def accept(tx: Transaction) -> None:
     """A statement of the ledger's."""
-    tx.chores.enqueue(2)
+    Chores(tx).enqueue(2)
 
 
 def write_more(tx: Transaction) -> None:
@@ -103,7 +104,7 @@ def write_more(tx: Transaction) -> None:
 def save_and_accept(tx: Transaction) -> None:
     """A savepoint of the ledger's."""
     with tx.savepoint():
-        tx.chores.enqueue(2)
+        Chores(tx).enqueue(2)
 
 
 ROLLBACKS = {
@@ -138,7 +139,7 @@ class EndedContract(OwnTable):
     def test_a_rollback_inside(self, ledger: Ledger, ending: str, after: str) -> None:
         """Whoever rolls back inside is told so, whatever follows, and nothing is kept."""
         with pytest.raises(errors.NotAllowedNow, match="savepoint"), ledger.transaction() as tx:
-            tx.chores.enqueue(1)
+            Chores(tx).enqueue(1)
             write(tx, "before")
             ROLLBACKS[ending](tx)
             AFTERWARDS[after](tx)
@@ -153,21 +154,21 @@ class EndedContract(OwnTable):
     ) -> None:
         """A use after the block is refused, in any thread, and rides in no other transaction."""
         with suppress(LookupError), ledger.transaction() as tx:
-            tx.chores.enqueue(1)
+            Chores(tx).enqueue(1)
             write(tx, "inside")
             if failed:
                 raise LookupError
         refused = pytest.raises(errors.NotAllowedNow, match="ended with its block")
 
         with ledger.transaction() as another:
-            another.chores.enqueue(3)
+            Chores(another).enqueue(3)
             if after != "nothing":
                 with refused:
                     (in_a_thread if elsewhere else called)(AFTERWARDS[after], tx)
 
         assert notes_kept(ledger) == ([] if failed else ["inside"])
         with ledger.reading() as tx:
-            assert sum(tx.chores.counts().values()) == (1 if failed else 2)
+            assert sum(Chores(tx).counts().values()) == (1 if failed else 2)
 
     def test_read_from_after_its_block(self, ledger: Ledger) -> None:
         """The same for one that only reads."""
@@ -175,14 +176,14 @@ class EndedContract(OwnTable):
             pass
 
         with pytest.raises(errors.NotAllowedNow):
-            tx.chores.counts()
+            Chores(tx).counts()
 
     def test_told_at_once(self, ledger: Ledger) -> None:
         """The next call of the ledger is the one that is refused."""
         with pytest.raises(LookupError), ledger.transaction() as tx:
             tx.connection.rollback()
             with pytest.raises(errors.NotAllowedNow):
-                tx.chores.enqueue(1)
+                Chores(tx).enqueue(1)
             raise LookupError
 
         assert_kept(ledger)
@@ -190,7 +191,7 @@ class EndedContract(OwnTable):
     def test_a_session_that_failed(self, ledger: Ledger) -> None:
         """A session that rolls back over an error of its own has ended the transaction as well."""
         with pytest.raises(errors.LedgerstoneError), ledger.transaction() as tx:
-            tx.chores.enqueue(1)
+            Chores(tx).enqueue(1)
             write(tx, "same")
             with Session(bind=tx.connection) as session, suppress(IntegrityError):
                 try:
@@ -205,7 +206,7 @@ class EndedContract(OwnTable):
     def test_a_connection_that_was_closed(self, ledger: Ledger, after: str) -> None:
         """The same for one who closes the connection; it is used by nobody else meanwhile."""
         with pytest.raises(errors.NotAllowedNow), ledger.transaction() as tx:
-            tx.chores.enqueue(1)
+            Chores(tx).enqueue(1)
             with tx.connection as connection:
                 connection.execute(text("SELECT 1"))
             AFTERWARDS[after](tx)
@@ -216,7 +217,7 @@ class EndedContract(OwnTable):
     def test_a_connection_that_was_lost(self, ledger: Ledger, after: str) -> None:
         """Whoever catches the error of a lost connection is told that nothing was kept."""
         with pytest.raises(errors.StoreUnavailable), ledger.transaction() as tx:
-            tx.chores.enqueue(1)
+            Chores(tx).enqueue(1)
             write(tx, "before")
             tx.connection.invalidate()
             AFTERWARDS[after](tx)
@@ -227,26 +228,26 @@ class EndedContract(OwnTable):
     def test_an_error_of_ones_own_after_a_loss(self, ledger: Ledger, after: str) -> None:
         """Whoever raises inside gets that error, also if the connection is lost by then."""
         with pytest.raises(LookupError), ledger.transaction() as tx:
-            tx.chores.enqueue(1)
+            Chores(tx).enqueue(1)
             cut(ledger, tx)
             with suppress(Exception):
                 AFTERWARDS[after](tx)
             raise LookupError
 
-        assert ledger.run(lambda tx: tx.chores.enqueue(3)).created
+        assert ledger.run(lambda tx: Chores(tx).enqueue(3)).created
         with ledger.reading() as tx:
-            assert sum(tx.chores.counts().values()) == 1
+            assert sum(Chores(tx).counts().values()) == 1
 
     def test_lost_before_the_commit(self, ledger: Ledger) -> None:
         """Whoever loses the connection inside is told that nothing is kept; `run` runs it again."""
         runs: list[int] = []
 
         def work(tx: Transaction) -> None:
-            tx.chores.enqueue(len(runs))
+            Chores(tx).enqueue(len(runs))
             runs.append(1)
             if len(runs) == 1:
                 cut(ledger, tx)
-            tx.chores.enqueue(len(runs))
+            Chores(tx).enqueue(len(runs))
 
         with pytest.raises(errors.LedgerstoneError) as raised, ledger.transaction() as tx:
             work(tx)
@@ -257,7 +258,7 @@ class EndedContract(OwnTable):
         assert not isinstance(raised.value, errors.CommitUnknown)
         assert len(runs) == 2
         with ledger.reading() as tx:
-            assert sum(tx.chores.counts().values()) == 2
+            assert sum(Chores(tx).counts().values()) == 2
 
     def test_lost_at_the_commit(self, ledger: Ledger, home: Home) -> None:
         """Once the commit was asked for nobody knows what is kept: `run` does not run it again."""
@@ -281,7 +282,7 @@ class EndedContract(OwnTable):
     def test_a_commit_inside(self, ledger: Ledger, ending: str) -> None:
         """A commit inside the block is refused where it is written, and nothing is kept."""
         with pytest.raises(errors.NotAllowedNow, match="commit inside"), ledger.transaction() as tx:
-            tx.chores.enqueue(1)
+            Chores(tx).enqueue(1)
             write(tx, "before")
             COMMITS[ending](tx)
 
@@ -292,7 +293,7 @@ class EndedContract(OwnTable):
     def test_a_refused_commit_that_is_caught(self, ledger: Ledger, ending: str, after: str) -> None:
         """Whoever catches that is told again, and nothing is kept either."""
         with pytest.raises(errors.NotAllowedNow, match="ended"), ledger.transaction() as tx:
-            tx.chores.enqueue(1)
+            Chores(tx).enqueue(1)
             with suppress(errors.NotAllowedNow):
                 COMMITS[ending](tx)
             AFTERWARDS[after](tx)
@@ -303,11 +304,11 @@ class EndedContract(OwnTable):
     def test_a_statement_that_would_end_it(self, ledger: Ledger, words: str) -> None:
         """It is refused before it is sent, and leaves the transaction as it was."""
         with ledger.transaction() as tx:
-            tx.chores.enqueue(1)
+            Chores(tx).enqueue(1)
             write(tx, "before")
             with pytest.raises(errors.NotAllowedNow, match="refused"):
                 tx.connection.execute(text(words))
-            tx.chores.enqueue(2)
+            Chores(tx).enqueue(2)
 
         assert_kept(ledger, "before", chores=2)
 
@@ -315,7 +316,7 @@ class EndedContract(OwnTable):
     def test_a_rollback_by_a_cursor(self, ledger: Ledger, after: str) -> None:
         """So is noticed what a cursor of the driver was told."""
         with pytest.raises(errors.NotAllowedNow, match="savepoint"), ledger.transaction() as tx:
-            tx.chores.enqueue(1)
+            Chores(tx).enqueue(1)
             write(tx, "before")
             by_cursor("ROLLBACK")(tx)
             AFTERWARDS[after](tx)
@@ -329,7 +330,7 @@ class EndedContract(OwnTable):
             pytest.raises(errors.NotAllowedNow, match="cannot be taken back"),
             ledger.transaction() as tx,
         ):
-            tx.chores.enqueue(1)
+            Chores(tx).enqueue(1)
             write(tx, "before")
             by_cursor("COMMIT")(tx)
             AFTERWARDS[after](tx)
@@ -341,7 +342,7 @@ class EndedContract(OwnTable):
     def test_ended_behind_our_back(self, ledger: Ledger, ending: str, after: str) -> None:
         """So is what the driver's connection or a cursor was told, whatever follows it."""
         with pytest.raises(errors.NotAllowedNow, match="ended"), ledger.transaction() as tx:
-            tx.chores.enqueue(1)
+            Chores(tx).enqueue(1)
             write(tx, "before")
             BEHIND[ending](tx)
             AFTERWARDS[after](tx)
@@ -350,7 +351,7 @@ class EndedContract(OwnTable):
         kept = {"before"} if "commit" in ending else set[str]()
         assert kept <= set(notes_kept(ledger))
         with ledger.reading() as tx:
-            assert sum(tx.chores.counts().values()) == len(kept)
+            assert sum(Chores(tx).counts().values()) == len(kept)
 
     @pytest.mark.parametrize("ending", BEHIND)
     def test_the_next_transaction_after_one(self, ledger: Ledger, ending: str) -> None:
@@ -362,13 +363,13 @@ class EndedContract(OwnTable):
         kept = notes_kept(ledger)
 
         with pytest.raises(LookupError), ledger.transaction() as tx:
-            tx.chores.enqueue(1)
+            Chores(tx).enqueue(1)
             write(tx, "undone")
             raise LookupError
 
         assert notes_kept(ledger) == kept
         with ledger.reading() as tx:
-            assert sum(tx.chores.counts().values()) == 0
+            assert sum(Chores(tx).counts().values()) == 0
 
     @pytest.mark.parametrize("after", AFTERWARDS)
     def test_a_deadlock_that_is_caught(self, ledger: Ledger, after: str) -> None:
@@ -381,7 +382,7 @@ class EndedContract(OwnTable):
 
         def raise_both(first: str, second: str) -> Callable[[], bool]:
             def work(tx: Transaction) -> None:
-                tx.chores.enqueue(1)
+                Chores(tx).enqueue(1)
                 count_up(tx, first)
                 meet.once()
                 with suppress(DBAPIError):
@@ -395,7 +396,7 @@ class EndedContract(OwnTable):
         each = 2 if after in {"ledger", "savepoint"} else 1
         assert sum(went_well) == (2 if ledger.database.dialect.one_writer else 1)
         with ledger.reading() as tx:
-            assert sum(tx.chores.counts().values()) == each * sum(went_well)
+            assert sum(Chores(tx).counts().values()) == each * sum(went_well)
 
     def test_a_deadlock_of_the_ledger_that_is_caught(self, ledger: Ledger) -> None:
         """The same if it was the ledger's own statement that met another one."""
@@ -403,11 +404,11 @@ class EndedContract(OwnTable):
 
         def enqueue_both(first: str, second: str) -> Callable[[], bool]:
             def work(tx: Transaction) -> None:
-                tx.chores.enqueue(1, key=first)
+                Chores(tx).enqueue(1, key=first)
                 write(tx, first)
                 meet.once()
                 with suppress(errors.StoreBusy):
-                    tx.chores.enqueue(1, key=second)
+                    Chores(tx).enqueue(1, key=second)
 
             return lambda: committed(ledger, work)
 
@@ -417,16 +418,16 @@ class EndedContract(OwnTable):
         assert sum(went_well) == (2 if one_writer else 1)
         assert len(notes_kept(ledger)) == sum(went_well)
         with ledger.reading() as tx:
-            assert sum(tx.chores.counts().values()) == 2
+            assert sum(Chores(tx).counts().values()) == 2
 
     def test_savepoints_of_the_users(self, ledger: Ledger) -> None:
         """A savepoint is theirs to keep or to undo, by SQLAlchemy, by a session or by words."""
         with ledger.transaction() as tx:
-            tx.chores.enqueue(1)
+            Chores(tx).enqueue(1)
             for name, keeps in (("kept", True), ("undone", False)):
                 nested = tx.connection.begin_nested()
                 write(tx, name)
-                tx.chores.enqueue(2)
+                Chores(tx).enqueue(2)
                 (nested.commit if keeps else nested.rollback)()
                 with Session(tx.connection, join_transaction_mode="create_savepoint") as session:
                     session.execute(insert(note).values(name=f"session {name}", count=0))
@@ -437,7 +438,7 @@ class EndedContract(OwnTable):
             with Session(tx.connection) as session:
                 session.execute(insert(note).values(name="left to the block", count=0))
                 session.commit()
-            tx.chores.enqueue(3)
+            Chores(tx).enqueue(3)
 
         assert_kept(ledger, "kept", "left to the block", "session kept", chores=3)
 
@@ -448,7 +449,7 @@ class EndedContract(OwnTable):
         with ledger.reading() as tx:
             tx.connection.rollback()
             seen = notes(tx.connection)
-            counted = sum(tx.chores.counts().values())
+            counted = sum(Chores(tx).counts().values())
 
         assert (seen, counted) == (["mine"], 0)
 
@@ -459,7 +460,7 @@ class EndedContract(OwnTable):
 
         with ledger.database.engine.connect() as connection:
             connection.execute(insert(note).values(name="own", count=0))
-            ledger.join(connection).chores.enqueue(1)
+            Chores(ledger.join(connection)).enqueue(1)
             connection.commit()
             connection.execute(insert(note).values(name="undone", count=0))
             connection.rollback()
@@ -481,8 +482,8 @@ def assert_kept(ledger: Ledger, *names: str, chores: int = 0) -> None:
     """These rows and no others; and the next transaction is as ever."""
     assert notes_kept(ledger) == sorted(names)
     with ledger.reading() as tx:
-        assert sum(tx.chores.counts().values()) == chores
+        assert sum(Chores(tx).counts().values()) == chores
     with ledger.transaction() as tx:
-        tx.chores.enqueue(9)
+        Chores(tx).enqueue(9)
         write(tx, "next")
     assert notes_kept(ledger) == sorted([*names, "next"])

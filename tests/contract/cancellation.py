@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import insert
 
 from ledgerstone.cancellation import current
-from ledgerstone.chores import ChoreSource, Status
 from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.source import Claim, Handler, Where
 from ledgerstone.engine.worker import Worker
@@ -24,14 +23,9 @@ from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing.contract import OwnTable, note, notes, notes_kept, signaled
 from ledgerstone.testing.contract import job_workshop as jobs
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
-from ledgerstone.testing.workshop import (
-    chores,
-    counts,
-    enqueue,
-    running,
-    standing,
-    started,
-)
+from ledgerstone.testing.workshop import running, started
+from tests.chores import ChoreSource, Status
+from tests.chores.workshop import chores, counts, enqueue, standing
 
 WRITERS = 6
 SOON = 0.05

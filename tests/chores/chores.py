@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import BigInteger, bindparam, func, literal_column, select
 
-from ledgerstone.chores.states import Status
-from ledgerstone.chores.tables import KEY_CHARS_MAX, chore, chore_event, tables
 from ledgerstone.errors import BadInput, KeyConflict, NotFound, StoreBusy
 from ledgerstone.ids import new_id
 from ledgerstone.store.batch import AppendEach, InsertEach
@@ -17,6 +15,8 @@ from ledgerstone.store.body import decode, encode
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.names import check_name
 from ledgerstone.store.statement import Statement
+from tests.chores.states import Status
+from tests.chores.tables import KEY_CHARS_MAX, chore, chore_event, tables
 
 if TYPE_CHECKING:
     from ledgerstone.store.database import Database

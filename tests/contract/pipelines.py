@@ -6,12 +6,13 @@ import pytest
 from sqlalchemy import BigInteger, bindparam, select, text, update
 
 from ledgerstone import errors
-from ledgerstone.chores import NewChore
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.store.batch import AppendEach
 from ledgerstone.store.statement import Statement
-from ledgerstone.testing.contract import OwnTable, note, notes, notes_kept, opened
+from ledgerstone.testing.contract import OwnTable, note, notes, notes_kept
 from ledgerstone.testing.fixtures import Home
+from tests.chores import Chores, NewChore
+from tests.chores.workshop import opened
 
 FAILURES_MANY = 30
 """More than a pool has connections."""
@@ -51,15 +52,15 @@ class PipelineContract(OwnTable):
         ledger.run(lambda tx: add(tx, "same"))
 
         with pytest.raises(errors.Duplicate), ledger.transaction() as tx:
-            tx.chores.enqueue("before")
+            Chores(tx).enqueue("before")
             add(tx, "before")
             add(tx, "same")
             add(tx, "after")
-            tx.chores.enqueue("after")
+            Chores(tx).enqueue("after")
 
         assert notes_kept(ledger) == ["same"]
         with ledger.reading() as tx:
-            assert sum(tx.chores.counts().values()) == 0
+            assert sum(Chores(tx).counts().values()) == 0
 
     def test_a_refused_one_rings_nobody(self, ledger: Ledger) -> None:
         """What is refused at the commit counts as written nowhere."""
@@ -189,12 +190,12 @@ class PipelineContract(OwnTable):
             for i in range(NOTES_MANY):
                 add(tx, f"{i:02}")
                 count_up.send(tx, name_="mine", by=1)
-            tx.chores.enqueue_many([NewChore(body=LONG), NewChore(body=LONG)])
-            tx.chores.enqueue(LONG)
+            Chores(tx).enqueue_many([NewChore(body=LONG), NewChore(body=LONG)])
+            Chores(tx).enqueue(LONG)
 
         with ledger.reading() as tx:
             assert tuple(counted.rows(tx, name_="mine")[0]) == (NOTES_MANY,)
-            assert sum(tx.chores.counts().values()) == 3
+            assert sum(Chores(tx).counts().values()) == 3
         assert notes_kept(ledger) == [*(f"{i:02}" for i in range(NOTES_MANY)), "mine"]
 
     def test_each_is_counted_once(self, ledger: Ledger) -> None:

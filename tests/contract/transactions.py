@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, select, text, update
+from sqlalchemy import select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from ledgerstone import errors
@@ -25,12 +25,14 @@ from ledgerstone.testing.contract import (
     note,
     notes,
     notes_kept,
-    opened,
     signaled,
     together,
+    write,
 )
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
+from tests.chores import Chores
+from tests.chores.workshop import opened
 
 FAILURES_MANY = 30
 """More than a pool has connections."""
@@ -52,11 +54,11 @@ class TransactionContract(OwnTable):
         """At the end of the block the user's rows and the ledger's are kept together."""
         with ledger.transaction() as tx:
             write(tx, "mine")
-            enqueued = tx.chores.enqueue({"order": 7})
+            enqueued = Chores(tx).enqueue({"order": 7})
 
         assert notes_kept(ledger) == ["mine"]
         with ledger.reading() as tx:
-            assert tx.chores.get(enqueued.id).body == {"order": 7}
+            assert Chores(tx).get(enqueued.id).body == {"order": 7}
 
     def test_one_that_stands_still_is_ended(self, ledger: Ledger, home: Home) -> None:
         """What stands still past its limit is undone on a server, and holds up nobody else.
@@ -103,13 +105,13 @@ class TransactionContract(OwnTable):
         """If the block raises, whatever it raises, nothing of it is kept, and the error goes on."""
         with pytest.raises(type(failure)) as raised, ledger.transaction() as tx:
             write(tx, "mine")
-            enqueued = tx.chores.enqueue(7)
+            enqueued = Chores(tx).enqueue(7)
             raise failure
 
         assert raised.value is failure
         assert notes_kept(ledger) == []
         with ledger.reading() as tx, pytest.raises(errors.NotFound):
-            tx.chores.get(enqueued.id)
+            Chores(tx).get(enqueued.id)
 
     def test_a_caught_error_is_no_silent_loss(self, ledger: Ledger) -> None:
         """Where the database undoes all for an error that was caught, the commit says so."""
@@ -126,7 +128,7 @@ class TransactionContract(OwnTable):
     def test_it_is_one_transaction(self, ledger: Ledger) -> None:
         """The user's SQL sees the ledger's rows before the commit, and nobody else does."""
         with ledger.transaction() as tx:
-            tx.chores.enqueue(1)
+            Chores(tx).enqueue(1)
             inside = tx.connection.execute(text("SELECT COUNT(*) FROM chore")).scalar()
             with ledger.reading() as other:
                 outside = other.connection.execute(text("SELECT COUNT(*) FROM chore")).scalar()
@@ -185,14 +187,14 @@ class TransactionContract(OwnTable):
             write(tx, "before")
             with pytest.raises(ValueError, match="no"), tx.savepoint():
                 write(tx, "inside")
-                tx.chores.enqueue(1)
+                Chores(tx).enqueue(1)
                 message = "no"
                 raise ValueError(message)
             write(tx, "after")
 
         assert notes_kept(ledger) == ["after", "before"]
         with ledger.reading() as tx:
-            assert sum(tx.chores.counts().values()) == 0
+            assert sum(Chores(tx).counts().values()) == 0
 
     def test_savepoints_nest(self, ledger: Ledger) -> None:
         """An inner savepoint is undone alone; an outer one takes a finished inner one with it."""
@@ -285,9 +287,9 @@ class TransactionContract(OwnTable):
 
         def enqueue_both(first: str, second: str) -> Callable[[], list[bool]]:
             def work(tx: Transaction) -> list[bool]:
-                created = [tx.chores.enqueue(1, key=first).created]
+                created = [Chores(tx).enqueue(1, key=first).created]
                 meet.once()
-                return [*created, tx.chores.enqueue(1, key=second).created]
+                return [*created, Chores(tx).enqueue(1, key=second).created]
 
             return lambda: ledger.run(work)
 
@@ -325,7 +327,7 @@ class TransactionContract(OwnTable):
         """A connection in the middle of whose call an error was raised answers nobody any more."""
         with opened(home.url, store={"pool_size_max": 1}) as ledger:
             with pytest.raises(error), raising_after(0.05, error), ledger.transaction() as tx:
-                tx.chores.enqueue(1)
+                Chores(tx).enqueue(1)
                 used = driver_connection(tx)
                 if through == "statement":
                     Statement("test.slow", text(LONG)).rows(tx)
@@ -333,9 +335,9 @@ class TransactionContract(OwnTable):
                     tx.connection.execute(text(LONG))
 
             with ledger.transaction() as tx:
-                ids = [tx.chores.enqueue(number).id for number in range(3)]
+                ids = [Chores(tx).enqueue(number).id for number in range(3)]
             with ledger.reading() as tx:
-                found = [tx.chores.get(key).id for key in ids]
+                found = [Chores(tx).get(key).id for key in ids]
         assert found == ids
         assert is_closed(used)
 
@@ -446,12 +448,6 @@ def raising_after(seconds: float, error: type[BaseException]) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def write(tx: Transaction, name: str) -> str:
-    """A row of the user's own."""
-    tx.connection.execute(insert(note).values(name=name, count=0))
-    return name
 
 
 def driver_connection(tx: Transaction) -> Any:

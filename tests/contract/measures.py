@@ -9,13 +9,13 @@ import pytest
 from sqlalchemy import BigInteger, bindparam, select
 
 from ledgerstone import errors
-from ledgerstone.chores import NewChore
 from ledgerstone.ledger import Ledger
 from ledgerstone.store.measure import Tally
 from ledgerstone.store.statement import Statement
-from ledgerstone.testing.contract import opened
 from ledgerstone.testing.contract.batches import add, change, insert, item, tables, take
 from ledgerstone.testing.fixtures import Home
+from tests.chores import Chores, NewChore
+from tests.chores.workshop import opened
 
 SECRET = "the payload that nobody may read"
 
@@ -51,7 +51,7 @@ class MeasureContract:
     def test_all_together(self, ledger: Ledger) -> None:
         """The total is the sum of all names, and what was answered does not change afterwards."""
         before = ledger.database.measure.by_name()
-        ledger.run(lambda tx: tx.chores.enqueue_many([NewChore(body=i) for i in range(3)]))
+        ledger.run(lambda tx: Chores(tx).enqueue_many([NewChore(body=i) for i in range(3)]))
 
         after = ledger.database.measure.by_name()
 
@@ -96,10 +96,10 @@ class MeasureContract:
     def test_no_payload_is_logged(self, home: Home, slow_log: pytest.LogCaptureFixture) -> None:
         """Bodies, keys and names stand in no record of the log, whatever goes slowly or wrong."""
         with opened(home.url, store={"slow_statement_ms": 0}) as ledger:
-            ledger.run(lambda tx: tx.chores.enqueue({"secret": SECRET}, key=SECRET))
+            ledger.run(lambda tx: Chores(tx).enqueue({"secret": SECRET}, key=SECRET))
             ledger.run(lambda tx: add(tx, [(1, SECRET[:10], SECRET), (2, SECRET[:10], SECRET)]))
             with pytest.raises(errors.KeyConflict):
-                ledger.run(lambda tx: tx.chores.enqueue({"other": SECRET}, key=SECRET))
+                ledger.run(lambda tx: Chores(tx).enqueue({"other": SECRET}, key=SECRET))
             with pytest.raises(errors.StoreError):
                 ledger.run(lambda tx: tx.connection.exec_driver_sql(f"SELECT '{SECRET}' FROM no"))  # noqa: S608 - fixed
 

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from ledgerstone.chores import ChoreSource, Status
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.settlements import UNWRITTEN_MAX
 from ledgerstone.engine.source import Claim, Handler, Outcome, Verdict, Where
@@ -30,15 +29,10 @@ from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing import children
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
-from ledgerstone.testing.work import nothing
-from ledgerstone.testing.workshop import (
-    call_until_told,
-    chores,
-    counts,
-    enqueue,
-    running,
-    standing,
-)
+from ledgerstone.testing.workshop import call_until_told, running
+from tests.chores import ChoreSource, Status
+from tests.chores.work import nothing
+from tests.chores.workshop import chores, counts, enqueue, standing
 
 Refusal = Callable[[Outcome], BaseException | None]
 

@@ -8,20 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from ledgerstone.chores import ChoreSource, Status
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.source import Cancel, Claim, Handler, Snooze, Where
 from ledgerstone.errors import TargetDown
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing import children
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.work import nothing
-from ledgerstone.testing.workshop import (
-    chores,
-    counts,
-    enqueue,
-    standing,
-)
+from tests.chores import Chores, ChoreSource, Status
+from tests.chores.work import nothing
+from tests.chores.workshop import chores, counts, enqueue, standing
 
 
 class PumpContract:
@@ -48,7 +43,7 @@ class PumpContract:
         ledger.worker(chores(lambda claim: returns[claim.body])).tick()
 
         with ledger.reading() as tx:
-            done, snoozed, canceled = (tx.chores.get(key) for key in ids)
+            done, snoozed, canceled = (Chores(tx).get(key) for key in ids)
         assert (done.status, done.result) == (Status.DONE, {"answer": 42})
         assert (snoozed.status, snoozed.attempt) == (Status.QUEUED, 0)
         assert (canceled.status, canceled.error) == (Status.CANCELED, "canceled: not needed")
@@ -78,7 +73,7 @@ class PumpContract:
 
         assert step.settled == 2
         with ledger.reading() as tx:
-            bad, good = (tx.chores.get(key) for key in ids)
+            bad, good = (Chores(tx).get(key) for key in ids)
         assert (bad.status, good.status) == (Status.DEAD, Status.DONE)
         assert bad.error is not None
         assert bad.error.startswith("bad_input")
@@ -88,7 +83,7 @@ class PumpContract:
         (key,) = enqueue(ledger, 1, attempts=1)
 
         def odd(tx: Transaction, _: Claim) -> object:
-            tx.chores.enqueue("after")
+            Chores(tx).enqueue("after")
             return object()
 
         ledger.worker(chores(odd, atomic=True)).tick()
@@ -107,7 +102,7 @@ class PumpContract:
         ledger.worker(chores(fail)).tick()
 
         with ledger.reading() as tx:
-            kept = [tx.chores.get(key) for key in ids]
+            kept = [Chores(tx).get(key) for key in ids]
         assert {chore.status for chore in kept} == {Status.DEAD}
         assert all((chore.error or "").startswith("ValueError: ") for chore in kept)
 
@@ -124,7 +119,7 @@ class PumpContract:
 
         assert (early.claimed, late.claimed) == (0, 1)
         with ledger.reading() as tx:
-            chore = tx.chores.get(key)
+            chore = Chores(tx).get(key)
         assert chore.attempt == 2
         assert chore.error is not None
         assert chore.error.startswith("ZeroDivisionError")
@@ -151,7 +146,7 @@ class PumpContract:
         worker.tick()
 
         with ledger.reading() as tx:
-            chore = tx.chores.get(ids[0])
+            chore = Chores(tx).get(ids[0])
         assert (chore.status, chore.attempt) == (Status.DONE, 1)
 
     def test_atomic_handlers(self, ledger: Ledger, clock: ManualClock) -> None:
@@ -159,7 +154,7 @@ class PumpContract:
         enqueue(ledger, 1)
 
         def follow_up(tx: Transaction, _: Claim) -> None:
-            tx.chores.enqueue("after", delay_seconds=60)
+            Chores(tx).enqueue("after", delay_seconds=60)
             if fails:
                 raise ZeroDivisionError
 
@@ -181,7 +176,7 @@ class PumpContract:
         (key,) = enqueue(ledger, 1)
 
         def too_slow(tx: Transaction, _: Claim) -> None:
-            tx.chores.enqueue("after")
+            Chores(tx).enqueue("after")
             clock.advance(3600)
             source.rescue(tx, limit=10, crashes_max=3)
 
@@ -190,8 +185,8 @@ class PumpContract:
         worker.tick()
 
         with ledger.reading() as tx:
-            chore = tx.chores.get(key)
-            total = sum(tx.chores.counts().values())
+            chore = Chores(tx).get(key)
+            total = sum(Chores(tx).counts().values())
         assert total == 1
         assert chore.status is not Status.DONE
 
@@ -209,7 +204,7 @@ class PumpContract:
         reports = [worker.report().duties for worker in (first, second)]
         assert [report.get("rescue:chores") for report in reports] == [1, None]
         with ledger.reading() as tx:
-            assert {tx.chores.get(key).status for key in ids} == {Status.DONE}
+            assert {Chores(tx).get(key).status for key in ids} == {Status.DONE}
 
     @pytest.mark.parametrize("hours", [12, 365 * 24])
     def test_duties_after_a_clock_that_was_ahead(
@@ -250,7 +245,7 @@ class PumpContract:
 
         assert extended == [0, 1, 1, 1, 1, 1]
         with ledger.reading() as tx:
-            assert tx.chores.get(key).status is Status.DONE
+            assert Chores(tx).get(key).status is Status.DONE
 
 
 class _Targeted(ChoreSource):

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from ledgerstone import chores, errors
-from ledgerstone.chores import ChoreSource, NewChore, Status
+from ledgerstone import errors
 from ledgerstone.engine.source import Handler
 from ledgerstone.jobs import NewJob
 from ledgerstone.ledger import Ledger, Transaction
@@ -25,6 +24,7 @@ from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import (
     PATIENCE_SECONDS,
     another,
+    hung,
     notes,
     notes_kept,
     tables,
@@ -32,13 +32,21 @@ from ledgerstone.testing.contract import (
 )
 from ledgerstone.testing.contract.batches import add, change
 from ledgerstone.testing.contract.batches import tables as batch_tables
-from ledgerstone.testing.contract.wakeups import WATCHED, hung, watched
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.guests import GUESTS, Guest, guest_on, url_for
-from ledgerstone.testing.processes import WorkerProcess
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
+from tests import chores
+from tests.chores import Chores, ChoreSource, Enqueued, NewChore, Status
+from tests.chores.chores import CHANNEL
+from tests.chores.workshop import worker_process
+from tests.contract.wakeups import WATCHED, watched
 
 USERS, ROUNDS = 6, 25
+
+
+def enqueue(guest: Guest, ledger: Ledger, body: object, key: str | None = None) -> Enqueued:
+    """A chore in the transaction of the guest."""
+    return guest.joined(ledger, lambda tx: Chores(tx).enqueue(body, key=key))
 
 
 def accept_many(tx: Transaction, key: str) -> None:
@@ -50,7 +58,7 @@ SIDE_BY_SIDE: dict[str, Callable[..., object]] = {
     "job": lambda tx, key: tx.jobs.enqueue("a", {}, key=key),
     "jobs": accept_many,
     "message": lambda tx, key: tx.outbox.publish("a.b", {}, key=key, partition=key),
-    "chore": lambda tx, key: tx.chores.enqueue(1, key=key),
+    "chore": lambda tx, key: Chores(tx).enqueue(1, key=key),
 }
 
 
@@ -84,7 +92,7 @@ class JoinContract:
     def test_a_commit_keeps_both(self, ledger: Ledger, guest: Guest) -> None:
         """When the user commits, their rows and ours are kept; until then nobody sees either."""
         add_note(guest, "mine")
-        enqueued = guest.enqueue(ledger, {"order": 7})
+        enqueued = enqueue(guest, ledger, {"order": 7})
         inside = guest.execute("SELECT COUNT(*) FROM chore")
         before = kept(ledger)
 
@@ -95,17 +103,17 @@ class JoinContract:
         assert before == ([], 0)
         assert kept(ledger) == (["mine"], 1)
         with ledger.reading() as tx:
-            assert tx.chores.get(enqueued.id).body == {"order": 7}
+            assert Chores(tx).get(enqueued.id).body == {"order": 7}
 
     def test_a_rollback_keeps_neither(self, ledger: Ledger, guest: Guest) -> None:
         """When the user rolls back, neither is kept; their next transaction is joined as well."""
-        guest.enqueue(ledger, 1)
+        enqueue(guest, ledger, 1)
         add_note(guest, "mine")
 
         guest.rollback()
         after = kept(ledger)
         guest.begin()
-        guest.enqueue(ledger, 2)
+        enqueue(guest, ledger, 2)
         guest.commit()
 
         assert after == ([], 0)
@@ -114,27 +122,27 @@ class JoinContract:
     def test_a_savepoint_takes_ours_with_it(self, ledger: Ledger, guest: Guest) -> None:
         """Back to the user's savepoint, what we wrote since is gone, and what came before stays."""
         add_note(guest, "before")
-        first = guest.enqueue(ledger, "before")
+        first = enqueue(guest, ledger, "before")
         guest.savepoint()
         add_note(guest, "inside")
-        second = guest.enqueue(ledger, "inside")
+        second = enqueue(guest, ledger, "inside")
 
         guest.undo()
 
         add_note(guest, "after")
-        guest.enqueue(ledger, "after")
+        enqueue(guest, ledger, "after")
         guest.commit()
         assert kept(ledger) == (["after", "before"], 2)
         with ledger.reading() as tx:
-            assert tx.chores.get(first.id).body == "before"
+            assert Chores(tx).get(first.id).body == "before"
             with pytest.raises(errors.NotFound):
-                tx.chores.get(second.id)
+                Chores(tx).get(second.id)
 
     def test_it_stays_the_users(self, ledger: Ledger, guest: Guest) -> None:
         """We never commit, roll back, close or reset it, not even when ours are collected."""
         add_note(guest, "mine")
         for number in range(3):
-            guest.enqueue(ledger, number)
+            enqueue(guest, ledger, number)
             gc.collect()
         ledger.close()
         gc.collect()
@@ -150,11 +158,11 @@ class JoinContract:
     def test_a_conflict_leaves_it_usable(self, ledger: Ledger, guest: Guest) -> None:
         """A refused key costs the user nothing: their transaction goes on and commits."""
         add_note(guest, "before")
-        first = guest.enqueue(ledger, 1, key="order-7")
+        first = enqueue(guest, ledger, 1, key="order-7")
 
-        again = guest.enqueue(ledger, 1, key="order-7")
+        again = enqueue(guest, ledger, 1, key="order-7")
         with pytest.raises(errors.KeyConflict):
-            guest.enqueue(ledger, 2, key="order-7")
+            enqueue(guest, ledger, 2, key="order-7")
 
         add_note(guest, "after")
         guest.commit()
@@ -172,12 +180,12 @@ class JoinContract:
             leases.renew(tx, lease, seconds=5)
             with pytest.raises(errors.Duplicate), tx.savepoint():
                 tx.command("INSERT INTO note (name, count) VALUES ('mine', 0)")
-            tx.chores.enqueue_many([NewChore(body=f"'{i}\\%🦊") for i in range(50)])
+            Chores(tx).enqueue_many([NewChore(body=f"'{i}\\%🦊") for i in range(50)])
             return [
                 add(tx, [(1, "a", "%s"), (2, "b", None), (1, "c", None)]),
                 change.run(tx, [(1, 1, "🦊"), (2, 7, None)], extra_="%"),
                 leases.release(tx, lease),
-                tx.chores.counts()[Status.QUEUED],
+                Chores(tx).counts()[Status.QUEUED],
             ]
 
         add_note(guest, "mine")
@@ -199,7 +207,7 @@ class JoinContract:
                 stranger.begin()
                 add_note(stranger, "before")
                 with pytest.raises(errors.WrongDatabase):
-                    stranger.enqueue(ledger, 1)
+                    enqueue(stranger, ledger, 1)
                 add_note(stranger, "after")
                 stranger.commit()
                 stranger.begin()
@@ -207,7 +215,7 @@ class JoinContract:
                 stranger.commit()
                 stranger.begin()
                 with pytest.raises(errors.WrongDatabase):
-                    stranger.enqueue(ledger, 1)
+                    enqueue(stranger, ledger, 1)
                 add_note(stranger, "at last")
                 stranger.commit()
 
@@ -221,7 +229,7 @@ class JoinContract:
         """Where every statement commits by itself there is nothing to join: NotInTransaction."""
         with guest_on(name, home.url, isolation_level="AUTOCOMMIT") as guest:
             with pytest.raises(errors.NotInTransaction) as raised:
-                guest.enqueue(ledger, 1)
+                enqueue(guest, ledger, 1)
             add_note(guest, "mine")
 
         assert raised.value.hint
@@ -239,10 +247,10 @@ class JoinedWorkContract:
 
     def test_the_users_commit_rings(self, ledger: Ledger, guest: Guest, home: Home) -> None:
         """Where there is a watcher it rings at the user's commit, not before and not without."""
-        with watched(ledger) as watcher, hung(ledger) as bell:
-            guest.enqueue(ledger, 1)
+        with watched(ledger) as watcher, hung(ledger, CHANNEL) as bell:
+            enqueue(guest, ledger, 1)
             guest.rollback()
-            guest.enqueue(ledger, 2)
+            enqueue(guest, ledger, 2)
             early = bell.wait(PATIENCE_SECONDS)
             guest.commit()
             rang = watcher is not None and bell.wait(WAIT_SECONDS_MAX)
@@ -271,11 +279,11 @@ class JoinedWorkContract:
         """A worker in this process and one in another see it only when the user has committed."""
         done: list[str] = []
         here = ledger.worker(ChoreSource(Handler(lambda claim: done.append(claim.body))))
-        elsewhere = WorkerProcess(home.url, settings={"engine_poll_seconds_max": 0.2})
+        elsewhere = worker_process(home.url, settings={"engine_poll_seconds_max": 0.2})
 
         with elsewhere:
             elsewhere.ready()
-            chore = guest.enqueue(ledger, 1)
+            chore = enqueue(guest, ledger, 1)
             # Where there is one writer, a worker cannot even look before the user is done.
             if not ledger.database.dialect.one_writer:
                 here.tick()
@@ -292,13 +300,13 @@ class JoinedWorkContract:
 def finished(ledger: Ledger, chore: str) -> bool:
     """Whether the chore was done."""
     with ledger.reading() as tx:
-        return tx.chores.get(chore).status is Status.DONE
+        return Chores(tx).get(chore).status is Status.DONE
 
 
 def kept_chores(ledger: Ledger) -> int:
     """How many chores everyone sees."""
     with ledger.reading() as tx:
-        return sum(tx.chores.counts().values())
+        return sum(Chores(tx).counts().values())
 
 
 def add_note(guest: Guest, name: str) -> None:

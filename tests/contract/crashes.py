@@ -8,23 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from ledgerstone.chores import NewChore, Status
 from ledgerstone.errors import StoreBusy, StoreUnavailable
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings, StoreSettings
-from ledgerstone.testing import checker
+from ledgerstone.testing.drivers import connect
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.processes import WorkerProcess, stopped
 from ledgerstone.testing.sizes import sized
 from ledgerstone.testing.waiting import until
-from ledgerstone.testing.workshop import counts, enqueue
+from tests.chores import Chores, NewChore, Status, checker
+from tests.chores.workshop import WORK, counts, enqueue, worker_process
 
 ITEMS = sized(1000, full=20_000)
 PLACES = 10
 CRASHES_MAX = 3
 CRASHES_MANY = 100
 """Where no item is to blame: on a busy machine a worker that lives may lose its short lease."""
-WORK = "ledgerstone.testing.work"
 SOON = {
     "engine_concurrency": PLACES,
     # So that there are several claims and settlements, however quick or slow the machine is.
@@ -89,7 +88,7 @@ class CrashContract:
         assert verdict.problems == []
         assert verdict.by_status == {"done": len(accepted) - 1, "dead": 1}
         with ledger.reading() as tx:
-            guilty = tx.chores.get(accepted[150])
+            guilty = Chores(tx).get(accepted[150])
         assert (guilty.status, guilty.crashes) == (Status.DEAD, CRASHES_MAX)
 
     @pytest.mark.parametrize(("grace", "signals"), [(0.5, 1), (3600, 2)])
@@ -110,7 +109,7 @@ class CrashContract:
             code = worker.wait()
 
         with ledger.reading() as tx:
-            attempts = {tx.chores.get(key).attempt for key in accepted[1:]}
+            attempts = {Chores(tx).get(key).attempt for key in accepted[1:]}
         assert code == 0
         assert attempts == {0}
         assert counts(ledger)[Status.QUEUED] == len(accepted) - 1
@@ -121,7 +120,7 @@ class CrashContract:
         make_effect_table(ledger)
         accepted = enqueue(ledger, 400)
 
-        handler = "ledgerstone.testing.effects:leave_mark"
+        handler = "tests.chores.effects:leave_mark"
         with workers(home.url, handler=handler) as start:
             for number in (30, 60, 90):
                 victim = start(failpoint=f"transaction.before_commit=kill@{number}")
@@ -153,7 +152,7 @@ def survive_kill_and_pause(
         doomed, paused = start(), start()
         with ledger.transaction() as tx:
             new = [NewChore(body=body) for body in bodies]
-            accepted = [enqueued.id for enqueued in tx.chores.enqueue_many(new)]
+            accepted = [enqueued.id for enqueued in Chores(tx).enqueue_many(new)]
         until(lambda: done(ledger) >= first, what="the first twentieth")
         until(lambda: pause_in_mid_work(url, paused), what="a pause in mid-work")
         doomed.kill()
@@ -229,7 +228,7 @@ def refused(url: str) -> int:
 
 def marks(url: str) -> dict[str, int]:
     """How many marks each chore left."""
-    connection = checker.connect(url)
+    connection = connect(url)
     try:
         cursor = connection.cursor()
         cursor.execute("SELECT chore_id, COUNT(*) FROM effect GROUP BY chore_id")
@@ -250,7 +249,7 @@ def write_lock(url: str) -> Iterator[None]:
     if not url.startswith("sqlite"):
         yield
         return
-    connection = checker.connect(url)
+    connection = connect(url)
     connection.isolation_level = None
     connection.execute("BEGIN IMMEDIATE")
     yield
@@ -266,8 +265,8 @@ def workers(
     with ExitStack() as stack:
 
         def start(*, failpoint: str | None = None, handler: str = handler) -> WorkerProcess:
-            atomic = ("--atomic",) if handler.startswith("ledgerstone.testing.effects") else ()
-            worker = WorkerProcess(
+            atomic = ("--atomic",) if handler.startswith("tests.chores.effects") else ()
+            worker = worker_process(
                 url,
                 handler=handler,
                 settings=SOON | settings,
@@ -284,7 +283,7 @@ def workers(
 
 
 def _count(url: str, query: str, word: str = "") -> int:
-    connection = checker.connect(url)
+    connection = connect(url)
     try:
         cursor = connection.cursor()
         cursor.execute(query.format(word))

@@ -6,21 +6,15 @@ import threading
 
 import msgspec
 
-from ledgerstone.chores import Status
 from ledgerstone.engine.source import Claim
 from ledgerstone.engine.worker import Worker
 from ledgerstone.jobs import Status as JobStatus
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.contract import job_workshop as jobs
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
-from ledgerstone.testing.workshop import (
-    chores,
-    counts,
-    enqueue,
-    running,
-    standing,
-    started,
-)
+from ledgerstone.testing.workshop import running, started
+from tests.chores import Status
+from tests.chores.workshop import chores, counts, enqueue, standing
 
 LEARNED = 50
 """After so many quick ones a worker claims ahead."""

@@ -13,24 +13,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from ledgerstone.chores import ChoreSource, Status
 from ledgerstone.engine.source import Claim, Handler, Where
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import HandlerTimeout, Interrupted, LeaseLost, SchemaMissing
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing import children
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
-from ledgerstone.testing.work import nothing
-from ledgerstone.testing.workshop import (
-    Gauge,
-    call_until_told,
-    chores,
-    counts,
-    enqueue,
-    running,
-    standing,
-    started,
-)
+from ledgerstone.testing.workshop import Gauge, call_until_told, running, started
+from tests.chores import Chores, ChoreSource, Status, install
+from tests.chores.work import nothing
+from tests.chores.workshop import chores, counts, enqueue, standing
 
 LEARNED = 50
 """After so many quick ones a worker claims ahead."""
@@ -96,7 +88,7 @@ class RunningContract:
             until(lambda: counts(ledger)[Status.QUEUED] + counts(ledger)[Status.RUNNING] == 0)
 
         with ledger.reading() as tx:
-            good, bad = (tx.chores.get(key) for key in ids)
+            good, bad = (Chores(tx).get(key) for key in ids)
         assert good.result != os.getpid()
         assert bad.status is Status.DEAD
         assert bad.error is not None
@@ -110,7 +102,7 @@ class RunningContract:
             until(lambda: counts(ledger)[Status.QUEUED] + counts(ledger)[Status.RUNNING] == 0)
 
         with ledger.reading() as tx:
-            victim, *others = (tx.chores.get(key) for key in ids)
+            victim, *others = (Chores(tx).get(key) for key in ids)
         assert (victim.status, victim.crashes) == (Status.DEAD, 1)
         assert {chore.status for chore in others} == {Status.DONE}
 
@@ -145,7 +137,7 @@ class RunningContract:
             until(lambda: worker.pumps[0].tally.refused == 1, what="the refusal")
 
         with ledger.reading() as tx:
-            reasons = [event.reason or "" for event in tx.chores.history(key)]
+            reasons = [event.reason or "" for event in Chores(tx).history(key)]
         assert any(reason.startswith("refused") for reason in reasons)
 
     @pytest.mark.parametrize("where", [Where.THREAD, Where.LOOP])
@@ -202,7 +194,7 @@ class RunningContract:
             stopping.join(WAIT_SECONDS_MAX)
 
         with ledger.reading() as tx:
-            chores_ = [tx.chores.get(key) for key in ids]
+            chores_ = [Chores(tx).get(key) for key in ids]
         assert sorted(c.status.value for c in chores_) == ["done"] * 2 + ["queued"] * 4
         assert {c.attempt for c in chores_ if c.status is Status.QUEUED} == {0}
 
@@ -233,7 +225,7 @@ class RunningContract:
             over.set()
 
         with ledger.reading() as tx:
-            left = [tx.chores.get(key) for key in ids]
+            left = [Chores(tx).get(key) for key in ids]
         assert {c.attempt for c in left if c.status is Status.QUEUED} == {0}
         assert sum(c.status is Status.DONE for c in left) <= 12
 
@@ -317,10 +309,8 @@ class RunningContract:
 
     def test_two_databases_in_one_process(self, ledger: Ledger, tmp_path: Any) -> None:
         """Ledgers on different databases do not know each other."""
-        from ledgerstone import chores as chores_room
-
         with Ledger(f"sqlite:///{tmp_path}/other.db") as other:
-            chores_room.install(other.database)
+            install(other.database)
             enqueue(ledger, 5)
             enqueue(other, 7)
 
@@ -386,7 +376,7 @@ def _take_away(ledger: Ledger, key: str) -> None:
     with ledger.transaction() as tx:
         tx.connection.exec_driver_sql("UPDATE chore SET lease_until_ms = 0")
         ChoreSource(Handler(nothing)).rescue(tx, limit=10, crashes_max=3)
-        assert tx.chores.get(key).status is Status.QUEUED
+        assert Chores(tx).get(key).status is Status.QUEUED
         # Not due again: the handler that lost it is to be seen alone.
         tx.connection.exec_driver_sql("UPDATE chore SET available_at_ms = 9999999999999")
 

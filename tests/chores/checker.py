@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from typing import NamedTuple
+
+from ledgerstone.testing.drivers import connect
 
 MOVES = {
     (None, "queued"),
@@ -100,38 +101,6 @@ def _read(url: str) -> tuple[dict[str, tuple[str, int]], dict[str, list[_Event]]
     finally:
         connection.close()
     return chores, events
-
-
-def connect(url: str) -> Any:
-    """The bare driver's connection."""
-    parts = urlsplit(url)
-    if parts.scheme == "sqlite":
-        return _sqlite().connect(parts.path[1:], timeout=60)
-    if parts.scheme == "postgresql":
-        import psycopg
-
-        return psycopg.connect(url, prepare_threshold=None)
-    import pymysql
-
-    return pymysql.connect(
-        host=parts.hostname or "127.0.0.1",
-        port=parts.port or 3306,
-        user=unquote(parts.username or "root"),
-        password=unquote(parts.password or ""),
-        database=parts.path[1:],
-        charset="utf8mb4",
-    )
-
-
-def _sqlite() -> Any:
-    """The copy of SQLite that the rest of a test uses: two in one process would not do."""
-    import sqlite3
-
-    if sqlite3.sqlite_version_info >= (3, 51, 3):
-        return sqlite3
-    import pysqlite3.dbapi2
-
-    return pysqlite3.dbapi2
 
 
 def _say(problems: list[str], what: str, keys: set[str]) -> None:

@@ -1,6 +1,6 @@
 """A worker process for crash tests, the demonstration and benchmarks.
 
-    LEDGERSTONE_URL=URL python -m ledgerstone.testing.work --handler package.module:function
+    LEDGERSTONE_URL=URL python -m tests.chores.work --handler package.module:function
 
 It does chores until it is told to stop, says `ready` when it has begun, and says its report as JSON
 when it ends. Settings come from the environment like everywhere.
@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
-from ledgerstone.chores import ChoreSource
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.runners.processes import die_with_parent
 from ledgerstone.engine.source import Claim, Handler, Where
 from ledgerstone.ledger import Ledger
+from tests.chores import ChoreSource
 
 
 def nothing(_: Claim) -> None:
@@ -63,7 +63,7 @@ def deadly_for_one(claim: Claim) -> None:
 def main() -> None:
     """Work until a signal."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--handler", default="ledgerstone.testing.work:nothing")
+    parser.add_argument("--handler", default="tests.chores.work:nothing")
     parser.add_argument("--where", choices=[where.value for where in Where], default="thread")
     parser.add_argument("--atomic", action="store_true")
     parser.add_argument("--backoff-seconds", type=float, default=0.05)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, String, Table, UniqueConstraint
 
-from ledgerstone.chores.states import Status
 from ledgerstone.store.schema import (
     MYSQL_TABLE,
     id_type,
@@ -13,6 +12,7 @@ from ledgerstone.store.schema import (
     serial_type,
     text_type,
 )
+from tests.chores.states import Status
 
 KEY_CHARS_MAX = 255
 WORKER_CHARS_MAX = 100

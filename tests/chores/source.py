@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, assert_never
 
 from sqlalchemy import BigInteger, Integer, bindparam, case, column, null, select, update
 
-from ledgerstone.chores.chores import CHANNEL, record
-from ledgerstone.chores.states import Status
-from ledgerstone.chores.tables import REASON_CHARS_MAX, chore, chore_event
 from ledgerstone.engine.attempt_log import FailedAttempt
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Verdict, mark_of
@@ -19,6 +16,9 @@ from ledgerstone.engine.workers import last_words
 from ledgerstone.store.batch import AppendEach, ClaimEach, LockEach, UpdateEach
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.statement import Row, Statement
+from tests.chores.chores import CHANNEL, record
+from tests.chores.states import Status
+from tests.chores.tables import REASON_CHARS_MAX, chore, chore_event
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
