@@ -40,6 +40,7 @@ from ledgerstone.store.batch import (
     Incoming,
     InsertEach,
     LockEach,
+    LockFirst,
     UpdateEach,
     WithRows,
     document,
@@ -86,6 +87,7 @@ class SQLite:
     one_writer = True
     embedded = True
     tells = False
+    recurs = True
 
     def open(
         self, url: URL, settings: StoreSettings, deadline: Deadline, *, routine: bool
@@ -210,22 +212,35 @@ class SQLite:
     ) -> list[list[Row]]:
         statement = operation.statements.get(self.name)
         if statement is None:
-            # No trip to a server, and no join that could be turned round: group by group.
-            alone = Incoming(
-                {c.name: bindparam(f"one_{c.name}", type_=c.type) for c in operation.incoming}
-            )
-            first = operation.build(alone).limit(bindparam("each", type_=BigInteger()))
-            # Without figures about the table it would take any index that begins alike.
-            quoted = tx.driver.identifier_preparer.format_table(operation.table)
-            named = f"FROM {quoted} INDEXED BY {operation.index} "
-            statement = operation.statements[self.name] = Statement(
-                operation.name, first, amend=lambda text: text.replace(f"FROM {quoted} ", named)
-            )
+            most = bindparam("each", type_=BigInteger())
+            statement = operation.statements[self.name] = _first(operation, most, tx)
         names = [f"one_{c.name}" for c in operation.incoming]
         return [
             statement.rows(tx, each=each, **common, **dict(zip(names, row, strict=True)))
             for row in rows
         ]
+
+    def lock_first(
+        self,
+        operation: LockFirst,
+        tx: Transaction,
+        rows: Sequence[Row],
+        limit: int,
+        common: dict[str, Any],
+    ) -> list[Row]:
+        # The only writer has everything locked.
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            most = bindparam("one_most", type_=BigInteger())
+            statement = operation.statements[self.name] = _first(operation, most, tx)
+        names = [f"one_{c.name}" for c in operation.incoming[:-1]]
+        found: list[Row] = []
+        for *group, most in rows:
+            if len(found) == limit:
+                break
+            given = dict(zip(names, group, strict=True))
+            found += statement.rows(tx, one_most=min(most, limit - len(found)), **common, **given)
+        return found
 
     def with_rows(
         self, operation: WithRows, rows: Sequence[Row]
@@ -369,6 +384,18 @@ def _travelling(columns: Sequence[Any]) -> Incoming:
             c.name: type_coerce(func.json_extract(row, literal_column(f"'$[{i}]'")), c.type)
             for i, c in enumerate(columns)
         }
+    )
+
+
+def _first(operation: FirstEach | LockFirst, most: Any, tx: Transaction) -> Statement:
+    """One group alone: no trip to a server, and no join that could be turned round."""
+    columns = {c.name: bindparam(f"one_{c.name}", type_=c.type) for c in operation.incoming}
+    first = operation.build(Incoming(columns)).limit(most)
+    # Without figures about the table it would take any index that begins alike.
+    quoted = tx.driver.identifier_preparer.format_table(operation.table)
+    named = f"FROM {quoted} INDEXED BY {operation.index} "
+    return Statement(
+        operation.name, first, amend=lambda text: text.replace(f"FROM {quoted} ", named)
     )
 
 
