@@ -11,7 +11,7 @@ import msgspec
 from bench.command import Say
 from bench.drain import Drained, drain, drain_fresh
 from bench.engine.wake import Rests
-from bench.jobs import conditions, script
+from bench.jobs import conditions, script, singles
 from bench.jobs.databases import PLACES
 from bench.jobs.figures import FIGURES, figure
 from bench.jobs.latency import latencies
@@ -24,7 +24,7 @@ from bench.jobs.sides.pgqueuer import PgQueuer
 from bench.jobs.sides.procrastinate import Procrastinate
 from bench.ledgers import described
 from bench.machine import versions
-from bench.measure import Timing, cpu_us, ratios
+from bench.measure import Timing, apart, cpu_us, ratios
 from bench.places import Place
 from bench.report import Figure, Measurement, Report, report
 from bench.side import LOT_MAX, Side
@@ -55,9 +55,10 @@ median of the ratios of the rounds. CPU is that of the worker processes, for eac
 - driver: the statements of our source, overheard from it, in a hand-written loop: one thread, one
   connection, `batch_max` rows and one commit for each claim and each settlement.
 
-Bulk enqueue: {LOT_MAX} jobs in each transaction. Latency: from the call that sends a job to its
-first line, in an idle worker of another process, the sides in turn job by job; "committed": from
-the end of the commit.
+Bulk enqueue: {LOT_MAX} jobs in each transaction. Enqueue one: each job in a transaction of its own,
+beside a driver that is given the finished values of the same two rows. Latency: from the call that
+sends a job to its first line, in an idle worker of another process, the sides in turn job by job;
+"committed": from the end of the commit.
 Million: finished jobs with their events in the same tables. Held: a transaction with an older
 snapshot is open all the time, while drain follows drain on the same tables; the last one counts."""
 
@@ -68,6 +69,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     scale: float
     jobs: int
     jobs_procrastinate: int
+    singles: int
+    """Jobs that are enqueued one by one."""
     finished: int
     rounds: int
     rounds_conditions: int
@@ -83,6 +86,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             scale=scale,
             jobs=max(2000, round(20_000 * scale)),
             jobs_procrastinate=max(300, round(2000 * scale)),
+            singles=max(500, round(2000 * scale)),
             finished=max(10_000, round(1_000_000 * scale)),
             rounds=9 if scale >= 1 else 3,
             rounds_conditions=7 if scale >= 1 else 3,
@@ -138,13 +142,16 @@ class Bench:
             case "postgres" if self.plan.peers:
                 peer, large = PgQueuer(), PgQueuer.with_large_batches()
                 self._drains({1: [self.ours, driver, peer, large], 2: [self.ours, peer, large]})
+                self._singles()
                 self._latencies([self.ours, peer])
                 self._procrastinate()
                 self._conditions()
             case "sqlite" if self.plan.peers:
                 self._drains({1: [self.ours, driver, Huey(), Huey.with_threads()]})
+                self._singles()
             case _:
                 self._drains({1: [self.ours, driver]})
+                self._singles()
 
     def _drains(self, sides: dict[int, list[Side]]) -> None:
         """With so many workers these sides, ours first; pairs of ours and each of the others."""
@@ -170,6 +177,21 @@ class Bench:
                 self._rates(f"enqueue {name}", filled)
             found = ratios(fills["ours"], fills["pgqueuer"])
             self._ratio("bulk_enqueue.vs_pgqueuer", "enqueue ours/pgqueuer", found)
+
+    def _singles(self) -> None:
+        """Jobs that are enqueued one by one, each committed by itself."""
+        taken: dict[str, list[Timing]] = {"ours": [], "driver": []}
+        sides = {"ours": singles.ours, "driver": singles.driver}
+        for number in range(self.plan.rounds):
+            for name in taken if number % 2 == 0 else reversed(taken):
+                with self.place.fresh(self.ours.prepare) as url:
+                    taken[name].append(apart(sides[name], url, self.plan.singles))
+            told = ", ".join(f"{name} {some[-1].rate:,.0f}/s" for name, some in taken.items())
+            self.say(f"{self.name} enqueue one {number + 1} of {self.plan.rounds}: {told}")
+        for name, some in taken.items():
+            self._rates(f"enqueue one, {name}", some)
+        found = ratios(taken["ours"], taken["driver"])
+        self._ratio("enqueue_one.vs_driver", "enqueue one, ours/driver", found)
 
     def _procrastinate(self) -> None:
         """Fewer jobs and fewer rounds of a side that takes its time."""

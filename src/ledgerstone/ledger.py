@@ -15,6 +15,7 @@ from ledgerstone import failpoints
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.source import Source
+from ledgerstone.engine.store_duties import StoreDuties
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import BadInput, CommitUnknown, KeyConflict, StoreUnavailable
 from ledgerstone.jobs import Jobs, JobSource, Limit
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
+    from ledgerstone.signing.duty_store import Access
     from ledgerstone.signing.relay import Announcement
     from ledgerstone.signing.signing import Signing
 
@@ -53,6 +55,8 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 ErrorType = type[BaseException]
 RELAY_STEPS_MAX = 1000
+RELAY_TURN_STEPS_MAX = 4
+"""A duty's turn: two times published and confirmed."""
 SHIPPED: tuple[Room[Any, Any], ...] = (JOBS, MESSAGING, SIGNING)
 """The rooms that every ledger has."""
 SyncJoinable = Any
@@ -418,21 +422,45 @@ class Ledger:
         self._ready()
         return receiver_of(subscription, self.office, self.database, on_failure=on_failure)
 
-    def signing_duties(self, signing: Signing) -> list[Duty]:
-        """The steady work of a signing store, for `worker`: expiry, archive, relay to the outbox.
+    def signing_duties(self, signing: Signing) -> StoreDuties[Access]:
+        """The steady work of a store that this process has open, for `worker(stores=…)`.
 
-        The settings of the store say which of it; the worker runs in the process that has the store
-        open.
+        It expires requests, forgets seen messages, and archives, deletes and publishes what the
+        settings of the store say. Close the store after the worker has stopped.
         """
-        return signing.duties(_announce)
+        from ledgerstone.signing.duties import duties
+        from ledgerstone.signing.duty_store import OpenStore
 
-    def relay_signing(self, signing: Signing) -> int:
+        store = OpenStore(signing, monotonic=self.database.clock.monotonic)
+        return duties(store, self._relay_turn)
+
+    def store_duties(self) -> list[StoreDuties[Any]]:
+        """The steady work on the stores of the settings, for `worker(stores=…)`.
+
+        That is the store of signing, unless `signing.work_seconds` is none. It is opened for each
+        turn and closed after it; one that another process has open is tried again at the next turn.
+        """
+        settings = self.settings.signing
+        if settings.work_seconds is None:
+            return []
+        # Here and not above: it loads the binding of RocksDB.
+        from ledgerstone.signing.duties import duties
+        from ledgerstone.signing.duty_store import StoreOnDemand
+
+        store = StoreOnDemand(
+            settings,
+            every_seconds=settings.work_seconds,
+            monotonic=self.database.clock.monotonic,
+        )
+        return [duties(store, self._relay_turn)]
+
+    def relay_signing(self, signing: Signing, *, steps_max: int = RELAY_STEPS_MAX) -> int:
         """Publish what a signing store has to publish, now; how many messages were new.
 
-        At most `RELAY_STEPS_MAX` steps: what is left goes with the next call.
+        At most `steps_max` steps: what is left goes with the next call.
         """
         published = 0
-        for _ in range(RELAY_STEPS_MAX):
+        for _ in range(steps_max):
             if not signing.list_outgoing(rows_max=1):
                 break
             published += signing.relay(
@@ -440,7 +468,15 @@ class Ledger:
             )
         return published
 
-    def worker(self, *sources: Source, duties: Sequence[Duty] = ()) -> Worker:
+    def _relay_turn(self, signing: Signing) -> int:
+        return self.relay_signing(signing, steps_max=RELAY_TURN_STEPS_MAX)
+
+    def worker(
+        self,
+        *sources: Source,
+        duties: Sequence[Duty] = (),
+        stores: Sequence[StoreDuties[Any]] = (),
+    ) -> Worker:
         """What does the work of these sources, in this process, and `duties` beside it.
 
         Without any: of the queues of all its jobs, of the messages for its consumers, and of its
@@ -453,7 +489,13 @@ class Ledger:
         for room, at in opened:
             room.begin(at)
         own = [duty for room, at in opened for duty in room.duties(at, sources)]
-        return Worker(self.database, sources, self.settings.engine, duties=[*own, *duties])
+        return Worker(
+            self.database,
+            sources,
+            self.settings.engine,
+            duties=[*own, *duties],
+            stores=stores,
+        )
 
     def close(self) -> None:
         """Close the connections."""

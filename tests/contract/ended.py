@@ -116,6 +116,12 @@ COMMITS = {
     "commit": lambda tx: tx.connection.commit(),
     "session": session_commits,
 }
+BEHIND = {
+    "commit of the driver": lambda tx: tx.connection.connection.dbapi_connection.commit(),
+    "commit of a cursor": by_cursor("COMMIT"),
+    "rollback of the driver": lambda tx: tx.connection.connection.dbapi_connection.rollback(),
+    "rollback of a cursor": by_cursor("ROLLBACK"),
+}
 TEXTS = ("COMMIT", " rollback ", "/* a */ Commit", "BEGIN", "START TRANSACTION")
 AFTERWARDS = {
     "nothing": nothing,
@@ -330,6 +336,40 @@ class EndedContract(OwnTable):
             AFTERWARDS[after](tx)
 
         assert_kept(ledger, "before", chores=1)
+
+    @pytest.mark.parametrize("after", AFTERWARDS)
+    @pytest.mark.parametrize("ending", BEHIND)
+    def test_ended_behind_our_back(self, ledger: Ledger, ending: str, after: str) -> None:
+        """So is what the driver's connection or a cursor was told, whatever follows it."""
+        with pytest.raises(errors.NotAllowedNow, match="ended"), ledger.transaction() as tx:
+            Chores(tx).enqueue(1)
+            write(tx, "before")
+            BEHIND[ending](tx)
+            AFTERWARDS[after](tx)
+
+        # What comes after a commit stands alone, on a database whose driver begins nothing.
+        kept = {"before"} if "commit" in ending else set[str]()
+        assert kept <= set(notes_kept(ledger))
+        with ledger.reading() as tx:
+            assert sum(Chores(tx).counts().values()) == len(kept)
+
+    @pytest.mark.parametrize("ending", BEHIND)
+    def test_the_next_transaction_after_one(self, ledger: Ledger, ending: str) -> None:
+        """Whatever was ended, the next transaction on the same connections is all or nothing."""
+        with pytest.raises(LookupError), ledger.transaction() as tx:
+            write(tx, "before")
+            BEHIND[ending](tx)
+            raise LookupError
+        kept = notes_kept(ledger)
+
+        with pytest.raises(LookupError), ledger.transaction() as tx:
+            Chores(tx).enqueue(1)
+            write(tx, "undone")
+            raise LookupError
+
+        assert notes_kept(ledger) == kept
+        with ledger.reading() as tx:
+            assert sum(Chores(tx).counts().values()) == 0
 
     @pytest.mark.parametrize("after", AFTERWARDS)
     def test_a_deadlock_that_is_caught(self, ledger: Ledger, after: str) -> None:

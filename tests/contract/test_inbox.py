@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from ledgerstone.testing.contract.inbox import InboxContract, ReceiptContract
+from ledgerstone.testing.contract.inbox_ended import InboxEndedContract
 
 
 class TestInbox(InboxContract):
+    """All of it."""
+
+
+class TestInboxEnded(InboxEndedContract):
     """All of it."""
 
 

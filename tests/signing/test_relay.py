@@ -126,7 +126,7 @@ def test_the_duties_of_a_worker(ledger: Ledger, clock: ManualClock, world: World
     world.finalize(world.signed("paid", payment(1)))
     world.propose("late", payment(2))
     world.now += MINUTE
-    worker = ledger.worker(duties=ledger.signing_duties(world.signing))
+    worker = ledger.worker(stores=[ledger.signing_duties(world.signing)])
 
     worker.tick()
     published = len(bodies(ledger))

@@ -182,6 +182,152 @@ def test_these_servers_are_accepted(version: str) -> None:
     mysql._check_version(version)
 
 
+COMMITTING = (
+    "CREATE TABLE made_inside (a INT)",
+    "create or replace table made_inside (a INT)",
+    "DROP TABLE IF EXISTS made_inside",
+    "ALTER TABLE note COMMENT = 'x'",
+    "/* a */ TRUNCATE other",
+    "RENAME TABLE other TO others",
+    "LOCK TABLES note WRITE",
+    "SET autocommit=1",
+    "SET SESSION autocommit = ON",
+    "SET @@autocommit := 1",
+    "CREATE INDEX idx_other ON other (a)",
+    "ANALYZE TABLE note",
+    "FLUSH TABLES",
+)
+HIDDEN = (
+    *COMMITTING,
+    "CREATE TABLE note (a INT)",
+    "DROP TABLE nowhere",
+    "CALL commits()",
+    "CALL goes_on()",
+    "CALL commits_and_answers()",
+    "EXECUTE IMMEDIATE 'COMMIT'",
+    "BEGIN NOT ATOMIC COMMIT; INSERT INTO note VALUES ('more', 0); END",
+    "/*!50000 CREATE TABLE made_inside (a INT) */",
+    "START TRANSACTION",
+)
+"""Also what fails and has committed, and what has begun another one since."""
+HARMLESS = (
+    "CREATE TEMPORARY TABLE passing (a INT)",
+    "SET @x = 1",
+    "SET autocommit = 0",
+    "CREATE TABEL x",
+    "CALL nowhere()",
+    "CALL answers()",
+    "PREPARE given FROM 'COMMIT'",
+    "SELECT 'CREATE TABLE x'",
+    "CHECKSUM TABLE note",
+)
+
+
+@pytest.fixture
+def shop(ledger: Ledger) -> Ledger:
+    """A database with a table of the user's, another one, and procedures."""
+    made = (
+        "CREATE TABLE other (a INT)",
+        "CREATE PROCEDURE commits() COMMIT",
+        "CREATE PROCEDURE answers() SELECT 1",
+        "CREATE PROCEDURE commits_and_answers() BEGIN COMMIT; SELECT 1; END",
+        "CREATE PROCEDURE goes_on() BEGIN COMMIT; INSERT INTO note VALUES ('more', 0); END",
+    )
+    tables.create_all(ledger.database.engine)
+    with ledger.database.engine.connect() as connection:
+        for words in made:
+            connection.execute(text(words))
+    return ledger
+
+
+@pytest.mark.parametrize("words", COMMITTING)
+def test_a_statement_that_would_commit(shop: Ledger, words: str) -> None:
+    """What commits by itself is refused before it is sent; the transaction stays as it was."""
+    with shop.transaction() as tx:
+        Chores(tx).enqueue(1)
+        write(tx, "before")
+        with pytest.raises(errors.NotAllowedNow, match="refused"):
+            tx.connection.execute(text(words))
+        Chores(tx).enqueue(2)
+
+    assert notes_kept(shop) == ["before"]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "sibling"])
+@pytest.mark.parametrize("words", HIDDEN)
+def test_a_statement_that_commits_by_itself(shop: Ledger, words: str, elsewhere: bool) -> None:
+    """What a cursor was told is noticed, on every connection of ours, also if more is written."""
+    database = shop.database.sibling(connections=1) if elsewhere else shop.database
+    with (
+        pytest.raises(errors.NotAllowedNow, match="cannot be taken back"),
+        database.transaction() as tx,
+    ):
+        Chores(tx).enqueue(1)
+        write(tx, "before")
+        cursor = tx.cursor()
+        with suppress(pymysql.Error):
+            cursor.execute(words)
+        cursor.close()
+        with suppress(OperationalError):
+            write(tx, "after")
+
+    assert set(notes_kept(shop)) - {"after"} <= {"before", "more"}
+    # The session was changed, perhaps: it is not used again.
+    with pytest.raises(LookupError), database.transaction() as tx:
+        write(tx, "undone")
+        raise LookupError
+    assert "undone" not in notes_kept(shop)
+    if elsewhere:
+        database.close()
+
+
+@pytest.mark.parametrize("words", HARMLESS)
+def test_a_statement_that_commits_nothing(shop: Ledger, words: str) -> None:
+    """Everything else leaves the transaction as it was, also if it fails."""
+    with shop.transaction() as tx:
+        Chores(tx).enqueue(1)
+        write(tx, "before")
+        cursor = tx.cursor()
+        with suppress(pymysql.Error):
+            cursor.execute(words)
+        cursor.close()
+        Chores(tx).enqueue(2)
+
+    assert notes_kept(shop) == ["before"]
+
+
+def test_ddl_at_the_beginning(ledger: Ledger) -> None:
+    """A transaction that has written nothing may make tables: nothing is lost by the commit."""
+    with ledger.transaction() as tx:
+        tables.create_all(tx.connection)
+        write(tx, "after")
+
+    assert notes_kept(ledger) == ["after"]
+
+
+def test_a_cursor_of_another_class(shop: Ledger) -> None:
+    """The class of the cursor makes no difference, nor what is still to be read from it."""
+    with (
+        pytest.raises(errors.NotAllowedNow, match="cannot be taken back"),
+        shop.transaction() as tx,
+    ):
+        write(tx, "before")
+        driver: Any = tx.connection.connection.dbapi_connection
+        with driver.cursor(pymysql.cursors.SSDictCursor) as cursor:
+            cursor.execute("CALL commits_and_answers()")
+            assert cursor.fetchall() == [{"1": 1}]
+
+
+def test_rows_of_what_was_written(shop: Ledger) -> None:
+    """A row that is written and answered by one statement counts as written."""
+    with pytest.raises(errors.NotAllowedNow), shop.transaction() as tx:
+        written = "INSERT INTO note (name, count) VALUES ('before', 0) RETURNING name"
+        assert tx.connection.execute(text(written)).scalar() == "before"
+        tx.connection.execute(text("CREATE TABLE made_inside (a INT)"))
+
+    assert notes_kept(shop) == []
+
+
 @pytest.mark.parametrize("version", ["10.5.23-MariaDB", "5.7.44-log", "8.0.3-rc"])
 def test_these_servers_are_refused(version: str) -> None:
     """Older ones are Unsupported, and the hint says what is needed."""

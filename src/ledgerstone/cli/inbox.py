@@ -58,7 +58,7 @@ def _screen(rows: Sequence[Receipt], now: datetime) -> RenderableType:
     for row in rows:
         table.add_row(
             row.message_id,
-            Text(row.message_name),
+            Text(row.message_name if row.finished else f"{row.message_name} (unfinished)"),
             Text(row.consumer),
             output.since(row.processed_at, now),
         )

@@ -304,7 +304,9 @@ def _work(order: Order, number: int, pipe: Connection[Any, Any]) -> None:
         with loaded(order.application) as ledger:
             # After the import: the application may have set up logging itself.
             log(application=True)
-            worker = ledger.worker(*order.sources(ledger))
+            # One process at a time writes such a store: the first of the team does its duties.
+            stores = ledger.store_duties() if number == 1 else []
+            worker = ledger.worker(*order.sources(ledger), stores=stores)
             _Ears(pipe, worker).open()
             worker.run(look=lambda _: _tell(pipe, worker), look_seconds=TELL_SECONDS, signals=())
             _tell(pipe, worker)

@@ -10,11 +10,11 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from enum import Enum
 from pathlib import Path
-from typing import Protocol, assert_never
+from typing import Any, Protocol, assert_never
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -35,6 +35,8 @@ from ledgerstone.cli.carrying import (
 )
 from ledgerstone.cli.output import Console, Text
 from ledgerstone.engine.source import Source
+from ledgerstone.engine.status import DUTY
+from ledgerstone.engine.store_duties import StoreDuties
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import LedgerstoneError, StoreUnavailable
 from ledgerstone.jobs import queues
@@ -43,6 +45,8 @@ from ledgerstone.messaging.receiving import Receiver
 from ledgerstone.messaging.receiving import Tally as Received
 from ledgerstone.messaging.routing import RETRY
 from ledgerstone.settings import Settings
+from ledgerstone.signing import DUTIES
+from ledgerstone.signing.folder import store_folder
 
 LOOK_SECONDS = 1.0
 COUNTED_MAX = 1000
@@ -97,6 +101,8 @@ class UpFacts(msgspec.Struct, frozen=True):
     """How many are queued, running and dead, each counted up to `COUNTED_MAX`."""
     carried: list[CarriedFacts]
     received: Received | None
+    signing: dict[str, int]
+    """What was done to the store of signing, by duty."""
 
     @property
     def moved(self) -> int:
@@ -109,7 +115,8 @@ def up(call: Call) -> None:
     """Run everything in one process: the jobs and consumers of your code, schedules and relays.
 
     -A names your code. Without it, messages are carried to every destination of the settings, and
-    schedules and retention are looked after: no handler runs. Where neither code nor a database is
+    schedules and retention are looked after: no handler runs. A store of signing is looked after,
+    too, every `signing.work_seconds`. Where neither code nor a database is
     named, a sample application runs on a file of its own.
 
     Example: ledgerstone up -A shop:ledger
@@ -127,7 +134,13 @@ def up(call: Call) -> None:
         served = sorted({kind.queue for kind in ledger.kinds.all().values()})
         jobs = [ledger.job_source(queue) for queue in served]
         try:
-            facts = serve(ledger, [*jobs, *relays], json=call.json, intro=_intro(call, sample))
+            facts = serve(
+                ledger,
+                [*jobs, *relays],
+                json=call.json,
+                intro=_intro(call, sample),
+                stores=ledger.store_duties(),
+            )
         finally:
             for relay in relays:
                 relay.transport.close()
@@ -138,12 +151,15 @@ def up(call: Call) -> None:
 def _is_sample(call: Call) -> bool:
     """Whether nothing was named that could be run, and nothing of the user's lies at the default.
 
-    What a user has stored is never handled by code that is not theirs.
+    What a user has stored is never handled by code that is not theirs, and no payment of theirs is
+    published into the database of the sample.
     """
     if not (call.application is None and call.url is None and call.config is None):
         return False
     settings, default = call.settings(), Settings()
     if (settings.url, settings.messaging) != (default.url, default.messaging):
+        return False
+    if store_folder(settings.signing).exists():
         return False
     return not Path(make_url(default.url).database or "").exists()
 
@@ -174,14 +190,16 @@ def serve(
     json: bool = False,
     receiver: Receiver | None = None,
     intro: Sequence[str] = (),
+    stores: Sequence[StoreDuties[Any]] = (),
     run: Callable[[Worker, Callable[[bool], None]], None] = work_alone,
 ) -> UpFacts:
     """Work and show it, until a signal comes or an error that waiting cannot help.
 
     - `intro` are lines to be shown first.
+    - `stores` are duties on other stores than the database.
     - `run` has the worker work, and whatever else works beside it: a receiver that is shown too.
     """
-    worker = ledger.worker(*sources)
+    worker = ledger.worker(*sources, stores=stores)
     observer = _Observer(ledger, worker, receiver)
     console = output.console()
     live = console.is_terminal and not json
@@ -198,6 +216,15 @@ def serve(
         last = observer.look(UpState.STOPPED)
         showing.show(last)
     return last
+
+
+def signing_work(duties: Mapping[str, int]) -> dict[str, int]:
+    """What was done to the store of signing, by duty, among what was done by a worker."""
+    return {
+        name.removeprefix(DUTIES): count
+        for name, count in duties.items()
+        if name.startswith(DUTIES)
+    }
 
 
 class _Observer:
@@ -219,6 +246,7 @@ class _Observer:
         unreached = self._count_jobs()
         said = [pump.tally.trouble or pump.tally.stalled for pump in pumps]
         troubles = [each for each in said if each]
+        troubles += [f"{DUTY}{name}: {words}" for name, words in report.duty_troubles.items()]
         if state is UpState.RUNNING and (unheard := self._silence()):
             troubles.append(unheard)
         return UpFacts(
@@ -241,6 +269,7 @@ class _Observer:
             jobs=self._jobs,
             carried=[facts_of(self._ledger, relay) for relay in relays],
             received=copy(self._receiver.tally) if self._receiver is not None else None,
+            signing=signing_work(report.duties),
         )
 
     def _silence(self) -> str | None:
@@ -274,8 +303,11 @@ class _Show(Protocol):
 
 
 def _told_here(trouble: str | None) -> bool:
-    """Whether a line is to tell of this: an outage of the database is told by the store."""
-    return trouble is not None and not trouble.startswith(f"{StoreUnavailable.code}:")
+    """Whether a line is to tell of this.
+
+    An outage of the database is told by the store, and that of a duty by the engine.
+    """
+    return trouble is not None and not trouble.startswith((f"{StoreUnavailable.code}:", DUTY))
 
 
 class _Lines:
@@ -351,6 +383,9 @@ def _counts(facts: UpFacts) -> str:
             f"done {facts.done}, failed {facts.failed},"
             f" returned {facts.returned}, refused {facts.refused}",
         )
+    if any(facts.signing.values()):
+        done = (f"{name} {count:,}" for name, count in facts.signing.items() if count)
+        said.append(f"signing: {', '.join(done)}")
     return "; ".join(said)
 
 

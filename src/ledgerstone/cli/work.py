@@ -93,6 +93,8 @@ def work(
 ) -> None:
     """Run the jobs and the consumers of your code until Ctrl-C or SIGTERM.
 
+    A store of signing is looked after, too, every `signing.work_seconds`.
+
     Example: ledgerstone work -A shop.jobs:ledger --queue mail --concurrency 20 --processes 2
     """
     application = application_of(call)
@@ -200,7 +202,7 @@ def _jobs_table(ledger: Ledger, order: Order, served: list[Kind], processes: int
 
 
 def _alone(ledger: Ledger, order: Order, *, json: bool) -> WorkFacts:
-    up = serve(ledger, order.sources(ledger), json=json)
+    up = serve(ledger, order.sources(ledger), json=json, stores=ledger.store_duties())
     tally = Tally(
         claimed=up.claimed,
         done=up.done,

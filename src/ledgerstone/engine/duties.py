@@ -7,13 +7,13 @@ A worker that dies delays a duty by one turn at the most.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ledgerstone.errors import LeaseLost, LedgerstoneError, StoreUnavailable
+from ledgerstone.engine.turns import Turns
+from ledgerstone.errors import LeaseLost, LedgerstoneError
 from ledgerstone.ids import new_id
 from ledgerstone.store import leases
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 LONGEST_SECONDS = 3600.0
 """Another version of a duty may take its turn less often, but not less than this."""
-
-_log = logging.getLogger("ledgerstone.engine")
 
 
 class Duty(msgspec.Struct, frozen=True):
@@ -45,15 +43,23 @@ class Duties:
     def __init__(self, database: Database[Any], duties: Sequence[Duty]) -> None:
         self._database = database
         self._duties = duties
-        self._next = dict.fromkeys((duty.name for duty in duties), 0.0)
-        self.done: dict[str, int] = {}
-        self.trouble: dict[str, str] = {}
+        self._turns = Turns((duty.name for duty in duties), database.clock.monotonic)
+
+    @property
+    def done(self) -> dict[str, int]:
+        """How much each did so far."""
+        return self._turns.done
+
+    @property
+    def trouble(self) -> dict[str, str]:
+        """Why a duty could not be done at its last turn."""
+        return self._turns.trouble
 
     def tick(self) -> dict[str, int]:
         """Do what is due now; how much each did that was ours to do."""
         did: dict[str, int] = {}
         for duty in self._duties:
-            if self._database.clock.monotonic() < self._next[duty.name]:
+            if not self._turns.is_due(duty.name):
                 continue
             amount = self._try(duty)
             if amount is not None:
@@ -61,7 +67,7 @@ class Duties:
         return did
 
     def _try(self, duty: Duty) -> int | None:
-        self._next[duty.name] = self._database.clock.monotonic() + duty.every_seconds / 2
+        self._turns.take(duty.name, seconds=duty.every_seconds / 2)
         # A holder of its own for each turn: the turn is not ours again because the last one was.
         turn = new_id()
         try:
@@ -87,11 +93,7 @@ class Duties:
         except LeaseLost:
             return None
         except LedgerstoneError as error:
-            # An outage of the database is logged once, by the store.
-            if duty.name not in self.trouble and not isinstance(error, StoreUnavailable):
-                _log.warning("duty %s: %s: %s", duty.name, error.code, error)
-            self.trouble[duty.name] = f"{error.code}: {error.message}"
+            self._turns.failed(duty.name, error)
             return None
-        self.trouble.pop(duty.name, None)
-        self.done[duty.name] = self.done.get(duty.name, 0) + amount
+        self._turns.did(duty.name, amount)
         return amount

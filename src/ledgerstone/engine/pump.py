@@ -31,6 +31,7 @@ from ledgerstone.engine.crew import Crew
 from ledgerstone.engine.pace import Ahead, Pace
 from ledgerstone.engine.settlements import Settlements
 from ledgerstone.engine.source import (
+    LONG_CALL_SECONDS,
     Ask,
     Batch,
     Batches,
@@ -111,7 +112,7 @@ class Pump:
         )
         self._batches = batches_of(source)
         self._crew = Crew(
-            self._batches.calls_max if self._batches is not None else settings.concurrency,
+            _places(self._batches) if self._batches is not None else settings.concurrency,
             handler=source.handler,
             atomic=partial(
                 run_atomic,
@@ -546,8 +547,11 @@ class Pump:
 
     def _room_in_batches(self, batches: Batches) -> int:
         """The same where a call of a handler takes many: what counts are items."""
-        if self._crew.running + len(self._crew.waiting) >= batches.calls_max:
-            return 0
+        calls = self._crew.running + len(self._crew.waiting)
+        if calls >= batches.calls_max:
+            long = min(self._crew.longer_than(LONG_CALL_SECONDS), batches.long_calls_max)
+            if calls - long >= batches.calls_max:
+                return 0
         return min(batches.items_max - len(self._held), batches.call_items_max)
 
     def _linger(self) -> None:
@@ -564,3 +568,7 @@ class Pump:
             _log.warning("%s: %s: %s", self.source.name, error.code, error)
         self.tally.trouble = f"{error.code}: {error.message}"
         self._halted.wait(self._pace.trouble())
+
+
+def _places(batches: Batches) -> int:
+    return batches.calls_max + batches.long_calls_max

@@ -127,11 +127,18 @@ class Batch(Claim, frozen=True, eq=False):
         return [msgspec.structs.replace(outcome, claim=item) for item in taken]
 
 
+LONG_CALL_SECONDS = 1.0
+"""A call of a handler that takes a batch takes long after this time."""
+
+
 class Batches(msgspec.Struct, frozen=True):
     """How a source is handled in batches."""
 
     calls_max: int
-    """Handler calls at once."""
+    """Handler calls at once, without those that take long."""
+    long_calls_max: int
+    """Further calls, in place of those that take longer than LONG_CALL_SECONDS: what waits for one
+    slow item keeps no other from being claimed."""
     call_items_max: int
     """Items that one call takes."""
     items_max: int

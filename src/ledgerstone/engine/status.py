@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 LEASES_MAX = 500
+DUTY = "duty "
+"""What the trouble of a duty begins with."""
 
 
 class WorkerState(Enum):
@@ -42,6 +44,8 @@ class WorkerFacts(msgspec.Struct, frozen=True):
     failed: int
     refused: int
     trouble: str | None
+    duties: dict[str, int] = {}
+    """How much it did, by duty."""
 
 
 class LeaseFacts(msgspec.Struct, frozen=True):
@@ -90,8 +94,14 @@ def _worker(seen: workers.WorkerSeen, silent_after_ms: float) -> WorkerFacts:
         done=total("done"),
         failed=total("failed"),
         refused=total("refused"),
-        trouble=_one_line(next(filter(None, map(_trouble, tallies)), None)),
+        trouble=_one_line(next(filter(None, map(_trouble, tallies)), _duty_trouble(seen))),
+        duties=seen.report.get("duties", {}),
     )
+
+
+def _duty_trouble(seen: workers.WorkerSeen) -> str | None:
+    troubles: dict[str, str] = seen.report.get("duty_troubles", {})
+    return next((f"{DUTY}{name}: {words}" for name, words in troubles.items()), None)
 
 
 def _trouble(tally: dict[str, Any]) -> str | None:

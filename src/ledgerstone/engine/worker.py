@@ -11,17 +11,19 @@ import logging
 import math
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ledgerstone.engine.duties import Duties, Duty
 from ledgerstone.engine.heartbeat import Heartbeat
 from ledgerstone.engine.pump import Pump
 from ledgerstone.engine.source import Source
+from ledgerstone.engine.store_duties import StoreDuties
 from ledgerstone.engine.suspects import Ward
 from ledgerstone.engine.tally import Tick
 from ledgerstone.engine.workers import ALIVE_SECONDS, WorkerReport, prune, sign_in, sign_off
@@ -50,6 +52,8 @@ STOPPING_SECONDS = 0.1
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
+V = TypeVar("V")
+
 _log = logging.getLogger("ledgerstone.engine")
 
 
@@ -59,6 +63,7 @@ class Worker:
     - `run` works until it is told to stop; `start` and `stop` do so from another thread.
     - `tick` does one bounded step of everything in the calling thread, for tests.
     - Each start of a process is a worker of its own: its id is new, its host and pid are notes.
+    - `stores` are the duties of other stores than its database.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class Worker:
         settings: EngineSettings,
         *,
         duties: Sequence[Duty] = (),
+        stores: Sequence[StoreDuties[Any]] = (),
     ) -> None:
         self.id = new_id()
         self._settings = settings
@@ -93,6 +99,8 @@ class Worker:
         self.pumps = [self._pump(source) for source in sources]
         self._heartbeat = Heartbeat(self._database, self.pumps, settings)
         self._duties = Duties(self._database, [*self._own_duties(), *duties])
+        self._stores = stores
+        self._all_duties: list[Duties | StoreDuties[Any]] = [self._duties, *stores]
 
     def run(
         self,
@@ -139,6 +147,9 @@ class Worker:
         # Not together with duties: these wait for the database.
         self._spawn("timer", self._look_at_the_time, TIME_SECONDS)
         self._spawn("keeper", self._duties.tick, KEEP_SECONDS)
+        for number, store in enumerate(self._stores, 1):
+            # In a thread for each: a store that waits keeps no other one waiting.
+            self._spawn(f"keeper-{number}", partial(_keep, store), 0.0)
 
     def stop(
         self,
@@ -176,7 +187,8 @@ class Worker:
 
     def tick(self, limit: int | None = None) -> list[Tick]:
         """One bounded step of everything, here: duties, then each pump."""
-        self._duties.tick()
+        for duties in self._all_duties:
+            duties.tick()
         return [pump.tick(limit) for pump in self.pumps]
 
     def beat(self) -> int:
@@ -190,7 +202,8 @@ class Worker:
             running=sum(pump.running for pump in self.pumps),
             waiting=sum(pump.waiting for pump in self.pumps),
             prompt=self._prompt(),
-            duties=dict(self._duties.done),
+            duties=_of_all(duties.done for duties in self._all_duties),
+            duty_troubles=_of_all(duties.trouble for duties in self._all_duties),
             types={
                 pump.source.name: list(types)
                 for pump in self.pumps
@@ -315,3 +328,12 @@ class Worker:
 
     def _signalled(self, _: int, __: FrameType | None) -> None:
         self.ask_to_stop()
+
+
+def _keep(store: StoreDuties[Any]) -> None:
+    store.tick()
+    store.wait(KEEP_SECONDS)
+
+
+def _of_all(parts: Iterable[dict[str, V]]) -> dict[str, V]:
+    return {name: value for part in parts for name, value in dict(part).items()}

@@ -47,6 +47,8 @@ class WorkerReport(msgspec.Struct, frozen=True):
     """The marks of claims that it holds and could not extend: their items were locked."""
     beat_seconds: float = ALIVE_SECONDS / BEATS_MISSED_MAX
     """How often it reports."""
+    duty_troubles: dict[str, str] = {}
+    """By duty, why it cannot be done now."""
 
 
 class _Readable(msgspec.Struct, frozen=True):
@@ -59,6 +61,8 @@ class _Readable(msgspec.Struct, frozen=True):
     begun: Sequence[str] = ()
     locked: Sequence[str] = ()
     beat_seconds: float = ALIVE_SECONDS / BEATS_MISSED_MAX
+    duties: dict[str, int] = {}
+    duty_troubles: dict[str, str] = {}
 
 
 class WorkerSeen(msgspec.Struct, frozen=True):

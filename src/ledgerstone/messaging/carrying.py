@@ -96,6 +96,7 @@ class _Send:
         self.places = [(flight, i) for flight in flights for i in range(len(flight.messages))]
         self.messages = [flight.messages[i] for flight, i in self.places]
         self.error: BaseException | None = None
+        self.over = False
 
 
 class Carriage:
@@ -211,13 +212,15 @@ class Carriage:
         except BaseException as error:  # noqa: BLE001 - raised by the thread that waits for it
             send.error = error
         with self._news:
+            # An answer that comes later is to a lane that may be settled already.
+            send.over = True
             self._returned.append(send)
             self._news.notify()
 
     def _hear(self, send: _Send, index: int, answer: Answer) -> None:
         flight, i = send.places[index]
         with self._news:
-            if flight.answers[i] is not None:
+            if flight.answers[i] is not None or send.over:
                 return
             flight.answers[i] = answer
             flight.left -= 1
@@ -252,11 +255,16 @@ class Carriage:
             self._news.wait(left)
 
     def _land(self, flight: _Flight) -> None:
+        self._note(flight)
+        self._ready.append(flight.claim)
+
+    def _note(self, flight: _Flight) -> None:
+        """How far the lane of this flight came, and why it stopped there."""
         lane = flight.claim.lane
         for answer in flight.answers:
             if answer is None or lane.answer is not None:
-                # Behind a gap: it is sent again.
-                continue
+                # What is behind a gap is sent again.
+                break
             if answer.verdict is Verdict.DELIVERED:
                 lane.confirmed += 1
             else:
@@ -266,11 +274,12 @@ class Carriage:
                 silent, self._silent = self._silent, []
                 for claim in silent:
                     self._through(claim)
-        self._ready.append(flight.claim)
 
     def _fail(self, send: _Send, error: BaseException) -> None:
         """A send that raised. If the destination went away in the middle, that is not an error."""
         flights = {id(flight): flight for flight, _ in send.places if flight.left}
+        for flight in flights.values():
+            self._note(flight)
         if isinstance(error, TargetDown) and self._heard:
             for flight in flights.values():
                 # As they were: the next send tells whether it is down.

@@ -18,7 +18,7 @@ from sqlalchemy import BigInteger, Select, Table, bindparam, delete, func, selec
 from ledgerstone.engine.attempt_log import FailedAttempt
 from ledgerstone.engine.source import Failure
 from ledgerstone.errors import BadInput, NotAllowedNow, NotFound
-from ledgerstone.messaging import publishing
+from ledgerstone.messaging import inbox, publishing
 from ledgerstone.messaging.failed_rows import FailedMessage, Raw, made, row_of, storable
 from ledgerstone.messaging.message import PARTITION_CHARS_MAX, Message, check_partition
 from ledgerstone.messaging.record import Entry, record
@@ -167,6 +167,8 @@ def put(
     found for it.
     """
     office.setup.ensure(tx, office.shared.failed)
+    if consumer and isinstance(item, Message):
+        inbox.forget_unfinished(tx, office, consumer, item)
     if consumer is None and isinstance(item, Message) and item.consumer is not None:
         # It was retried for one consumer: there it goes again, not to the lane it waited in.
         consumer = item.consumer

@@ -1,12 +1,16 @@
 """The inbox: a message takes effect once for each consumer, however often it arrives.
 
-    begin ─▶ receipt ─▶ handler, its writes, its own messages ─▶ commit ─▶ the broker may forget it
-               │
-               └─ taken already: a duplicate, nothing runs
+    begin ─▶ receipt ─▶ handler, its writes, its own messages ─▶ finished ─▶ commit ─▶ the broker
+               │                                                                      may forget it
+               └─ there already: finished, a duplicate; unfinished, it goes to the failed table
 
 The receipt is written first, and nobody looks before: of two that come at once the second waits at
 the unique index until the first is through. A handler that fails takes the receipt back with all
 else.
+
+A handler may commit in the middle, knowingly or not: many statements of MySQL do. Then its receipt
+stays when it fails, or when its process dies. So a receipt is unfinished until the handler has
+returned, and one that was committed unfinished is no proof that the message was handled.
 """
 
 from __future__ import annotations
@@ -32,13 +36,14 @@ from sqlalchemy import (
     delete,
     func,
     select,
+    update,
 )
 
 from ledgerstone import errors, log_context
 from ledgerstone.engine.attempt_log import FailedAttempt
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.duties import Duty
-from ledgerstone.engine.outcomes import failure_of
+from ledgerstone.engine.outcomes import MESSAGE_CHARS_MAX, failure_of
 from ledgerstone.engine.source import Failure
 from ledgerstone.failpoints import hit
 from ledgerstone.messaging.consumers import Consumer
@@ -62,6 +67,10 @@ COUNTED_MAX = 250_000
 DAYS_MAX = 36_500
 PAUSE_SECONDS_MAX = 86_400.0
 EVERY_SECONDS = 60.0
+UNFINISHED = "unfinished: "
+"""What stands before the name in a receipt whose handler has not returned."""
+TRANSACTION_ENDED = "transaction_ended"
+"""The code of a message whose handler has ended the transaction and was not done."""
 DAY_MS = 86_400_000
 
 _log = logging.getLogger("ledgerstone.messaging")
@@ -100,6 +109,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     consumer: str
     message_name: str
     processed_at: datetime
+    finished: bool = True
+    """False: the handler has ended its transaction itself, and was not done."""
 
 
 class _FromHex(TypeDecorator[bytes]):
@@ -127,12 +138,16 @@ class _Statements:
             # Bytes do not travel with the rest; there is one message only.
             values=lambda _: {"message_id": message_id, "processed_at": second(now_ms())},
         )
-        self.there = Statement(
-            "inbox.there",
-            select(receipt.c.consumer).where(
-                receipt.c.message_id == message_id, receipt.c.consumer == consumer
-            ),
+        mine = (receipt.c.message_id == message_id, receipt.c.consumer == consumer)
+        unfinished = func.substr(receipt.c.message_name, 1, len(UNFINISHED)) == UNFINISHED
+        self.named = Statement("inbox.named", select(receipt.c.message_name).where(*mine))
+        self.finish = Statement(
+            "inbox.finish",
+            update(receipt)
+            .where(*mine, unfinished)
+            .values(message_name=bindparam("name", type_=receipt.c.message_name.type)),
         )
+        self.forget = Statement("inbox.forget", delete(receipt).where(*mine, unfinished))
         self.edge = Statement(
             "inbox.cleanup_edge",
             select(receipt.c.processed_at)
@@ -194,8 +209,9 @@ def _made(row: Row) -> Receipt:
     return Receipt(
         message_id=str(UUID(row[0])),
         consumer=row[1],
-        message_name=row[2],
+        message_name=row[2].removeprefix(UNFINISHED),
         processed_at=moment_of(row[3]),
+        finished=not row[2].startswith(UNFINISHED),
     )
 
 
@@ -205,6 +221,8 @@ def handle(
     """Run the handler in a transaction with its receipt, unless there is one.
 
     - What the handler wrote, what it published and the receipt are one commit.
+    - One whose handler has ended the transaction itself, and then failed or died, is DEAD: what was
+      written before that is kept, and another try would write it again.
     - A transaction that met another one is run again, and the handler in it.
     - An error that no message can be blamed for and no waiting helps is raised: tables that are
       missing, rights.
@@ -214,12 +232,13 @@ def handle(
         stage = _Stage()
         try:
             with database.transaction() as tx:
-                if not _received(tx, office, consumer, message):
-                    return Handled(Result.DUPLICATE)
+                there = _received(tx, office, consumer, message)
+                if there is not None:
+                    return there
                 stage.handling = True
                 with log_context.bound(**log_ids(consumer, message)):
                     consumer.run(tx, message)
-                _check_kept(tx, office, consumer, message)
+                _finish(tx, office, consumer, message)
                 hit("inbox.handled")
         except _FOR_THE_DRIVER:
             raise
@@ -229,10 +248,21 @@ def handle(
         except BaseException as error:
             if not stage.handling and not isinstance(error, _AGAIN):
                 raise
-            return _unhandled(error)
+            handled = _unhandled(error)
+            if handled.result is Result.FAILED and _is_left(database, office, consumer, message):
+                return _given_up(consumer, handled.failure)
+            return handled
         else:
             return Handled(Result.HANDLED)
     raise AssertionError(tries)
+
+
+def forget_unfinished(tx: Transaction, office: Office, consumer: str, message: Message) -> None:
+    """Remove the receipt of a try that has ended its transaction: the message may be retried."""
+    office.setup.ensure(tx, office.shared.receipt)
+    _statements(office.shared.receipt).forget.run(
+        tx, message_id=UUID(message.id).bytes, consumer=consumer
+    )
 
 
 def log_ids(consumer: Consumer, message: Message) -> dict[str, str | int]:
@@ -259,32 +289,68 @@ class _Stage:
     handling = False
 
 
-def _received(tx: Transaction, office: Office, consumer: Consumer, message: Message) -> bool:
-    """Write the receipt; False if there is one."""
+def _received(
+    tx: Transaction, office: Office, consumer: Consumer, message: Message
+) -> Handled | None:
+    """Write the receipt; if there is one, what that says of the message."""
     office.setup.ensure(tx, office.shared.receipt)
-    # Others name their messages as they like; this is a note for people.
-    name = message.name.replace("\0", "")[:NAME_CHARS_MAX]
-    taken = _statements(office.shared.receipt).take.run(
-        tx, [(consumer.name, name)], message_id=UUID(message.id).bytes
-    )
+    statements = _statements(office.shared.receipt)
+    unfinished = (UNFINISHED + _name_of(message))[:NAME_CHARS_MAX]
+    message_id = UUID(message.id).bytes
+    taken = statements.take.run(tx, [(consumer.name, unfinished)], message_id=message_id)
     hit("inbox.receipt")
-    return not taken
+    if not taken:
+        return None
+    row = statements.named.one(tx, message_id=message_id, consumer=consumer.name)
+    if row is not None and row[0].startswith(UNFINISHED):
+        return _given_up(consumer)
+    return Handled(Result.DUPLICATE)
 
 
-def _check_kept(tx: Transaction, office: Office, consumer: Consumer, message: Message) -> None:
-    """The transaction is still the one that has the receipt.
+def _name_of(message: Message) -> str:
+    """What a receipt says of the name, a note for people: others name theirs as they like."""
+    name = message.name.replace("\0", "")
+    return name.replace(UNFINISHED.strip(), "")[:NAME_CHARS_MAX]
+
+
+def _finish(tx: Transaction, office: Office, consumer: Consumer, message: Message) -> None:
+    """Note that the handler has returned, if the transaction is the one that has the receipt.
 
     A handler that catches an error of the database and goes on may have lost it: PostgreSQL would
     answer the commit and keep nothing, MySQL has undone what was before a deadlock and would keep
     the rest.
     """
-    row = _statements(office.shared.receipt).there.one(
-        tx, message_id=UUID(message.id).bytes, consumer=consumer.name
+    finished = _statements(office.shared.receipt).finish.run(
+        tx, message_id=UUID(message.id).bytes, consumer=consumer.name, name=_name_of(message)
     )
-    if row is None:
+    if not finished:
         words = f"the transaction of the consumer {consumer.name} was undone before its end"
         hint = "do not roll it back, and let errors of the database out of the handler"
         raise errors.NotAllowedNow(words, hint=hint)
+
+
+def _is_left(database: Database[Any], office: Office, consumer: Consumer, message: Message) -> bool:
+    """Whether a try that failed has left its receipt; if nobody can say, the next try will."""
+    try:
+        with database.reading() as tx:
+            row = _statements(office.shared.receipt).named.one(
+                tx, message_id=UUID(message.id).bytes, consumer=consumer.name
+            )
+    except errors.LedgerstoneError:
+        return False
+    return row is not None and row[0].startswith(UNFINISHED)
+
+
+def _given_up(consumer: Consumer, failure: Failure | None = None) -> Handled:
+    """A try has ended its transaction and was not done: people decide what is to be done."""
+    words = (
+        f"{consumer.name} ended its transaction and did not finish: what it wrote before that is"
+        " kept, and a retry writes it again"
+    )
+    if failure is None:
+        return Handled(Result.DEAD, Failure(TRANSACTION_ENDED, words))
+    message = f"{words}; it failed with {failure.code}: {failure.message}"[:MESSAGE_CHARS_MAX]
+    return Handled(Result.DEAD, Failure(TRANSACTION_ENDED, message, failure.traceback))
 
 
 def _unhandled(error: BaseException) -> Handled:

@@ -95,6 +95,13 @@ class Placed(msgspec.Struct):
     places: list[int]
     due_ms: int | None
     """When the first of them may leave; None is at once."""
+    returned: int | None = None
+    """The highest place into which a message was put back: then the lane looks at once."""
+
+    @property
+    def last(self) -> int:
+        """The highest of all."""
+        return max([*self.places, self.returned or 0])
 
 
 def lane_id(queue: str, partition: str) -> str:
@@ -268,10 +275,11 @@ def put_back(
         _place(tx, office, [(*row, None)])
         return
     # It is behind none that were committed since: the lane only has to look.
-    lanes = [(lane_id(queue, message.partition), queue, message.partition, place, None)]
-    _open_lanes.run(tx, lanes)
-    _look_again.run(tx, id_=lanes[0][0])
+    new = Placed(queue, message.partition, [], None)
+    placed = _noted(tx).setdefault(lane_id(queue, message.partition), new)
+    placed.returned = max(placed.returned or 0, place)
     tx.wake(channel_of(queue))
+    tx.at_commit("outbox.order", lambda: _follow_commits(tx, office))
 
 
 def open_lanes(tx: Transaction, queue: str, partitions: Sequence[str]) -> None:
@@ -385,9 +393,14 @@ def _follow_commits(tx: Transaction, office: Office) -> None:
     _noted(tx).clear()
     # Not in a joined one: at REPEATABLE READ, MySQL locks the gap in which a new lane is missing.
     if (len(lanes) == 1 and not tx.joined) or tx.database.dialect.one_writer:
-        rows = [_following(each, placed) for each, placed in lanes.items()]
-        left = {rows[i][0] for i in _follow.run(tx, rows)}
-        lanes = {each: placed for each, placed in lanes.items() if each in left}
+        rows = [
+            _following(each, placed)
+            for each, placed in lanes.items()
+            if placed.places and placed.returned is None
+        ]
+        left = {rows[i][0] for i in _follow.run(tx, rows)} if rows else set()
+        done = {row[0] for row in rows} - left
+        lanes = {each: placed for each, placed in lanes.items() if each not in done}
     if lanes:
         _take_places(tx, office, lanes)
 
@@ -400,7 +413,7 @@ def _take_places(tx: Transaction, office: Office, lanes: Mapping[str, Placed]) -
     """
     known = {str(row[0]) for row in _known_lanes.rows(tx, [(each,) for each in lanes])}
     new = [
-        (each, placed.queue, placed.partition, max(placed.places), placed.due_ms)
+        (each, placed.queue, placed.partition, placed.last, placed.due_ms)
         for each, placed in lanes.items()
         if each not in known
     ]
@@ -414,7 +427,9 @@ def _take_places(tx: Transaction, office: Office, lanes: Mapping[str, Placed]) -
             message = "the lane of a partition was removed at this very moment"
             raise StoreBusy(message, hint="run the transaction again")
         last, placed = found[0][0], lanes[each]
-        if last == max(placed.places):
+        if placed.returned is not None:
+            _look_again.run(tx, id_=each)
+        if not placed.places or last == max(placed.places):
             # It is as this transaction has just made it: nobody else was given this place.
             continue
         if last > min(placed.places):

@@ -67,7 +67,9 @@ _log = logging.getLogger("ledgerstone.messaging")
 CALLS_PER_BATCH = 3
 """A call takes a third of what may be under way: one is read, one is sent, one is settled."""
 CALLS_MAX = 16
-"""Calls at once: one whose lanes take their time keeps no other waiting."""
+"""Calls at once."""
+LONG_CALLS_MAX = 240
+"""Further calls, in place of those whose lanes take their time: each is a thread that waits."""
 AHEAD_MAX = 50
 """Messages of one lane that are read at once."""
 PAUSE_SECONDS_MIN = 0.1
@@ -125,7 +127,7 @@ class OrderedRelay:
         if self._handling:
             return None
         most = self._destination.batch_max
-        return Batches(CALLS_MAX, max(1, most // CALLS_PER_BATCH), most)
+        return Batches(CALLS_MAX, LONG_CALLS_MAX, max(1, most // CALLS_PER_BATCH), most)
 
     def handler(self, claim: Claim) -> Handler:
         return Handler(self._carry)

@@ -7,6 +7,7 @@ of what waits is read from partition to partition, not row by row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sqlalchemy import bindparam, select, type_coerce, update
@@ -15,7 +16,7 @@ from ledgerstone.engine.duties import Duty
 from ledgerstone.messaging.lanes import waiting_index
 from ledgerstone.messaging.publishing import channel_of, open_lanes
 from ledgerstone.messaging.tables import lane
-from ledgerstone.store.batch import UpdateEach
+from ledgerstone.store.batch import LockEach, UpdateEach
 from ledgerstone.store.distinct import STEPS_MAX, different
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.statement import Statement
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 PARTITIONS_MAX = STEPS_MAX
 """Partitions that one sweep passes."""
 
+_hold = LockEach("sweep.hold", lane, key=lane.c.id)
 _wake = UpdateEach(
     "sweep.wake",
     key=lane.c.id,
@@ -68,10 +70,18 @@ class Sweep:
         new = [row[0] for row in rows if row[1] is None]
         asleep = [row for row in rows if row[1] is not None and row[2] is None and row[3] is None]
         open_lanes(tx, self._queue, new)
-        woken = len(asleep) - len(_wake.run(tx, [(row[1],) for row in asleep])) if asleep else 0
+        woken = self._woken(tx, [str(row[1]) for row in asleep])
         if new or woken:
             tx.wake(channel_of(self._queue))
         return len(new) + woken
+
+    @staticmethod
+    def _woken(tx: Transaction, ids: Sequence[str]) -> int:
+        """Make these lanes due; how many were told."""
+        # A lane that a transaction has locked is told by that one, or by a later sweep.
+        locked = {ids[i] for i in _hold.run(tx, ids)} if ids else set()
+        free = sorted(each for each in ids if each not in locked)
+        return len(free) - len(_wake.run(tx, [(each,) for each in free])) if free else 0
 
 
 def duty(office: Office, queue: str) -> Duty:

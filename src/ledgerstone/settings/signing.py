@@ -36,6 +36,14 @@ class SigningSettings(msgspec.Struct, frozen=True, kw_only=True):
     value_bytes_max: Annotated[
         int, Meta(ge=1024, le=268_435_456, description="The largest value that is stored.")
     ] = 16_777_216
+    work_seconds: Annotated[
+        Annotated[float, Meta(ge=0.5, le=86_400)] | None,
+        Meta(
+            description="How often `up` and `work` look after the store, if there is one: they"
+            " expire requests, forget seen messages, and do what the next three settings say; none"
+            " means never."
+        ),
+    ] = 10.0
     publish: Annotated[
         bool,
         Meta(

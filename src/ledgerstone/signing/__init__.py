@@ -24,6 +24,8 @@ FAILPOINTS = declare(
     }
 )
 
+DUTIES = "signing."
+"""What the names of its duties begin with."""
 EXTRA = ("blake3", "coincurve", "cryptography")
 """The packages of the extra `ledgerstone[signing]`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ledgerstone.signing import keys
-from ledgerstone.signing.life.events import EventLink, EventUse
+from ledgerstone.signing.life.event_use import EventLink, EventUse
 from ledgerstone.signing.life.outgoing import FinishedRequest
 from ledgerstone.signing.life.trail import RequestContext, TrailEntry
 from ledgerstone.signing.values import (

@@ -9,14 +9,11 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from ledgerstone.engine.duties import Duty
 from ledgerstone.errors import BadInput, MessageReplayed, VoteChanged
 from ledgerstone.settings import Settings, SigningSettings
 from ledgerstone.signing import export, reading, sweeping, upkeep
 from ledgerstone.signing.app_config import AppConfig, decode_app_config, encode_app_config
 from ledgerstone.signing.batch import SigningBatch
-from ledgerstone.signing.duties import PublishIn
-from ledgerstone.signing.duties import duties as signing_duties
 from ledgerstone.signing.envelope import AGE_NANOS_MAX, AHEAD_NANOS_MAX, Envelope, PeerChecks
 from ledgerstone.signing.export import Imported
 from ledgerstone.signing.keys import AppConfigKey, Family
@@ -495,10 +492,6 @@ class Signing:
         if self._store_id is None:
             self._store_id = self._run(store_id)
         return self._store_id
-
-    def duties(self, publish: PublishIn) -> list[Duty]:
-        """The steady work of this store for a worker; `Ledger.signing_duties` gives `publish`."""
-        return signing_duties(self, publish)
 
     def relay(self, publish: Publish, *, rows_max: int = STEP_ROWS) -> int:
         """Publish requests that ended; how many were new. Repeat until it answers 0.

@@ -38,6 +38,7 @@ from ledgerstone.signing.rocksdb import (
 )
 from ledgerstone.signing.values import Stored
 from ledgerstone.signing.volume import added, volume_of, volume_value
+from ledgerstone.store.wakeup import ALL, Bells
 
 T = TypeVar("T")
 
@@ -130,8 +131,15 @@ class StoreTransaction:
     - Lock keys in one order everywhere, family by family and byte by byte: no deadlocks then.
     """
 
-    def __init__(self, transaction: Transaction, *, value_bytes_max: int) -> None:
+    def __init__(
+        self,
+        transaction: Transaction,
+        *,
+        value_bytes_max: int,
+        committed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._transaction = transaction
+        self._committed = committed
         self._value_bytes_max = value_bytes_max
         self._written_bytes = 0
 
@@ -218,6 +226,7 @@ class StoreTransaction:
         hit("signing.committing")
         self._transaction.commit()
         hit("signing.committed")
+        self._committed()
 
     def rollback(self) -> None:
         """Undo the changes, and end the transaction; done twice is fine."""
@@ -248,6 +257,8 @@ class Store:
         self.folder = folder
         self.settings = settings or SigningSettings()
         self.read_only = read_only
+        self.bells = Bells()
+        """They ring after each commit of this process."""
         if read_only:
             self.database = _opened_for_reading(folder, self.settings)
             self._reads: Readable | Database = _Unchanging(self.database)
@@ -302,7 +313,11 @@ class Store:
     def transaction(self) -> StoreTransaction:
         """Begin a transaction; it commits at the end of its block."""
         transaction = self.database.transaction()
-        return StoreTransaction(transaction, value_bytes_max=self.settings.value_bytes_max)
+        return StoreTransaction(
+            transaction,
+            value_bytes_max=self.settings.value_bytes_max,
+            committed=lambda: self.bells.ring((ALL,)),
+        )
 
     def run(self, work: Callable[[StoreTransaction], T]) -> T:
         """Run `work(tx)` in a transaction; all of it again if it met another transaction."""

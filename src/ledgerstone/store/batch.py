@@ -24,7 +24,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-from sqlalchemy import Text, literal, null, select
+from sqlalchemy import Text, bindparam, literal, null, select
 from sqlalchemy.sql.elements import (
     ClauseElement,
     ColumnClause,
@@ -60,6 +60,23 @@ class Incoming:
             return self._columns[name]
         except KeyError:
             raise AttributeError(name) from None
+
+
+class Alone:
+    """The columns of a single row, as parameters of a statement."""
+
+    def __init__(self, columns: Sequence[ColumnClause[Any]]) -> None:
+        self._names = [f"one_{column.name}" for column in columns]
+        self.incoming = Incoming(
+            {
+                column.name: bindparam(name, type_=column.type)
+                for name, column in zip(self._names, columns, strict=True)
+            }
+        )
+
+    def values(self, row: Row) -> dict[str, Any]:
+        """What the statement is given for this row."""
+        return dict(zip(self._names, row, strict=True))
 
 
 class Journal(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,6 +196,7 @@ class Adding:
         self.name = name
         self.table = table
         self.incoming = incoming
+        self.alone = Alone(incoming)
         self.values = values
         self.statements: dict[str, Statement] = {}
 
@@ -380,6 +398,7 @@ class FirstEach:
         self.table = table
         self.index = index
         self.incoming = incoming
+        self.alone = Alone(incoming)
         self.build = build
         self.statements: dict[str, Statement] = {}
 
@@ -463,6 +482,9 @@ def _parts(
     rows: Sequence[Row], columns: Sequence[ColumnClause[Any]]
 ) -> Iterator[tuple[int, Sequence[Row]]]:
     """What goes into one statement each, and where it begins."""
+    if len(rows) == 1:
+        yield 0, rows
+        return
     long = [i for i, column in enumerate(columns) if isinstance(column.type, Text)]
     start = 0
     while start < len(rows):

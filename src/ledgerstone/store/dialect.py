@@ -46,6 +46,12 @@ class Dialect(Protocol):
       `claim_each` answers reads the rows.
     - `pipeline` answers what sends the statements of a transaction of ours together, or None where
       each goes by itself.
+    - `begin` begins a transaction without a pipeline on the driver's connection, and `commit` ends
+      it; False where SQLAlchemy has to begin it. One that `reads` holds off no writer.
+    - `would_end` is asked before each statement of the caller's: whether this text, sent now on the
+      driver's connection, would end the transaction.
+    - `watch_open` is told that a transaction of ours has begun, on the driver's connection: from
+      now on it is remembered there if something ends it.
     - `check_open` is asked before a statement of ours, and before a commit, on the driver's
       connection: an error if it shows that the transaction that was begun is open no more. `used`
       says that the caller has sent statements of their own.
@@ -107,6 +113,14 @@ class Dialect(Protocol):
     ) -> tuple[Statement, dict[str, Any]]: ...
 
     def pipeline(self, lent: PoolProxiedConnection) -> Pipeline | None: ...
+
+    def begin(self, driver: Any, *, reads: bool) -> bool: ...
+
+    def commit(self, driver: Any) -> None: ...
+
+    def would_end(self, driver: Any, text: str) -> bool: ...
+
+    def watch_open(self, driver: Any) -> None: ...
 
     def check_open(self, driver: Any, *, used: bool) -> None: ...
 

@@ -19,9 +19,11 @@ _HINT = (
     "leave the end to the block; use a savepoint (`with tx.savepoint():`, or begin_nested) for what"
     " may be undone, and a connection of your own for what is kept by itself"
 )
+BEFORE = r"(?:\s|/\*(?!M?!).*?\*/|--[^\n]*\n|#[^\n]*\n)*"
+"""What may stand before the first word of a statement; what `/*!` begins is no comment on MySQL."""
+SHOWN_CHARS_MAX = 80
 _ENDS = re.compile(
-    r"(?:\s|/\*.*?\*/|--[^\n]*\n)*"
-    r"(?:COMMIT|END|ABORT|START\s+TRANSACTION|BEGIN(?!\s+NOT\s+ATOMIC)"
+    BEFORE + r"(?:COMMIT|END|ABORT|START\s+TRANSACTION|BEGIN(?!\s+NOT\s+ATOMIC)"
     r"|ROLLBACK(?!(?:\s+(?:WORK|TRANSACTION))?\s+TO\b))\b",
     re.IGNORECASE | re.DOTALL,
 )
@@ -31,6 +33,12 @@ _ENDS = re.compile(
 def ends(statement: str) -> bool:
     """Whether this text would end the transaction that it is sent in."""
     return _ENDS.match(statement) is not None
+
+
+def shown(statement: str) -> str:
+    """A statement as an error names it."""
+    words = " ".join(statement.split())
+    return words if len(words) <= SHOWN_CHARS_MAX else f"{words[: SHOWN_CHARS_MAX - 1]}…"
 
 
 def refused(what: str) -> NotAllowedNow:

@@ -61,7 +61,7 @@ class Lender:
         event.listen(engine, "checkin", self._returned)
         event.listen(engine, "checkout", self._taken)
         event.listen(engine, "commit", _refuse_commit)
-        event.listen(engine, "before_cursor_execute", _check_statement)
+        event.listen(engine, "before_cursor_execute", self._check_statement)
         event.listen(engine, "after_cursor_execute", _note_use)
         event.listen(engine, "handle_error", _note_broken_off)
 
@@ -116,6 +116,16 @@ class Lender:
                 self._at_pool += 1
             return taken
 
+    def _check_statement(self, connection: Connection, _: Any, statement: str, *__: Any) -> None:
+        """Before each statement of the caller's: the handler may go on, and it ends nothing."""
+        cancellation.check()
+        info = connection.info
+        if _IN_BLOCK in info:
+            driver = connection.connection.dbapi_connection
+            if self.dialect.would_end(driver, statement):
+                raise ended.refused(ended.shown(statement))
+        info[_CALLS] = True
+
     def _returned(self, _: Any, record: Any) -> None:
         if self._retired:
             record.invalidate()
@@ -143,14 +153,6 @@ def _refuse_commit(connection: Connection) -> None:
         raise ended.refused("a commit")
 
 
-def _check_statement(connection: Connection, _: Any, statement: str, *__: Any) -> None:
-    """Before each statement of the caller's: the handler may go on, and it ends no transaction."""
-    cancellation.check()
-    if ended.ends(statement) and _IN_BLOCK in connection.info:
-        raise ended.refused(statement.strip())
-    connection.info[_CALLS] = True
-
-
 def _note_broken_off(context: ExceptionContext) -> None:
     connection = context.connection
     if connection is not None and connection.info.pop(_CALLS, False):
@@ -169,7 +171,7 @@ class Lent:
     """The driver's connection; SQLAlchemy's is laid over it when it is first asked for.
 
     Making one, beginning and ending it costs as much as a short statement, and most transactions of
-    ours have no use for it.
+    ours have no use for it: they begin and commit on the driver.
     """
 
     def __init__(self, lender: Lender, fairy: PoolProxiedConnection, *, reads: bool) -> None:
@@ -177,6 +179,7 @@ class Lent:
         self.fairy = fairy
         self._lender = lender
         self._reads = reads
+        self._began = False
         self._committed = False
         self._connection: Connection | None = None
         self._begun: RootTransaction | None = None
@@ -184,17 +187,24 @@ class Lent:
     @property
     def connection(self) -> Connection:
         """SQLAlchemy's connection, its transaction begun."""
-        return self._connection if self._connection is not None else self.begin()
+        if self._connection is None:
+            self.check_open()
+            self._connection = self._laid_over()
+        return self._connection
 
-    def begin(self) -> Connection:
-        """Begin the transaction."""
+    def begin(self) -> None:
+        """Begin the transaction: on the driver, where the dialect can."""
+        self._began = self._lender.dialect.begin(self.fairy.dbapi_connection, reads=self._reads)
+        if not self._began:
+            self._connection = self._laid_over()
+
+    def _laid_over(self) -> Connection:
+        """SQLAlchemy's connection, over the transaction if it is open, otherwise it begins one."""
         made = Connection(self._lender.engine, self.fairy)
-        if self._reads:
-            made = made.execution_options(ledgerstone_read=True)
-        self._connection = made
         self._begun = made.begin()
         if not self._reads:
             self.fairy.info[_IN_BLOCK] = False
+            self._lender.dialect.watch_open(self.fairy.dbapi_connection)
         return made
 
     def check_open(self) -> None:
@@ -206,6 +216,8 @@ class Lent:
             raise ended.broken_off()
         connection = self._connection
         if connection is None:
+            if self._began:
+                self._lender.dialect.check_open(self.fairy.dbapi_connection, used=False)
             return
         if connection.invalidated:
             raise ended.lost()
@@ -227,10 +239,12 @@ class Lent:
         self.fairy.info[_BROKEN_OFF] = True
 
     def commit(self) -> None:
-        """Commit what SQLAlchemy's connection began, if it was asked for; the rest is committed."""
+        """Commit; what a pipeline began it has committed itself."""
         if self._connection is not None:
             self.fairy.info.pop(_IN_BLOCK, None)
             self._connection.commit()
+        elif self._began:
+            self._lender.dialect.commit(self.fairy.dbapi_connection)
         self._committed = True
 
     def close(self) -> None:

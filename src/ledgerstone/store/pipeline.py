@@ -148,6 +148,10 @@ class Pipeline:
         except Exception as error:
             raise (commit_unknown(error) if ends else None) or refused(error) from error
         self._begun = not ends
+        if ends:
+            # By us, and not behind our back.
+            watched: Any = self.driver
+            watched.watch_open()
         seconds = perf_counter() - began
         for answer in held:
             if answer.noted is not None and answer.result is not None:

@@ -6,7 +6,10 @@ from functools import cache
 from typing import Any
 
 from ledgerstone.store.deadlines import Deadline, Watch, keep_alive
+from ledgerstone.store.mysql_ends import Guarded
 
+_IDLE = 0
+"""What libpq says of a connection that is in no transaction."""
 OVER = "the worker has stopped: no connection is made any more"
 
 
@@ -39,11 +42,25 @@ def _psycopg_class() -> Any:
     import psycopg
 
     class WatchedConnection(psycopg.Connection[Any]):
-        """Every wait of psycopg for the server goes through `wait`."""
+        """Every wait of psycopg for the server goes through `wait`.
+
+        `was_ended`: a wait has ended outside of a transaction since `watch_open`.
+        """
 
         watch: Watch | None = None
+        was_ended = False
+
+        def watch_open(self) -> None:
+            self.was_ended = False
 
         def wait(self, *arguments: Any, **named: Any) -> Any:
+            try:
+                return self._watched(*arguments, **named)
+            finally:
+                if self.pgconn.transaction_status == _IDLE:
+                    self.was_ended = True
+
+        def _watched(self, *arguments: Any, **named: Any) -> Any:
             watch = self.watch
             if watch is None:
                 return super().wait(*arguments, **named)
@@ -63,7 +80,7 @@ def _pymysql_class() -> Any:
     import pymysql
     from pymysql.connections import Connection
 
-    class WatchedConnection(Connection):  # type: ignore[misc]
+    class WatchedConnection(Guarded, Connection):  # type: ignore[misc]
         """Every wait of PyMySQL for the server is a read or a write of bytes."""
 
         watch: Watch | None = None

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ledgerstone.signing import hashes
 from ledgerstone.signing.access import Reader, Transaction
 from ledgerstone.signing.keys import (
     AckKey,
     ArchivedRequestKey,
     ContextKey,
-    EventIdKey,
     EventKey,
     EventUseKey,
     InputKey,
@@ -28,8 +26,14 @@ from ledgerstone.signing.keys import (
     request_prefix,
 )
 from ledgerstone.signing.life import records
-from ledgerstone.signing.life.events import EventLink, EventUse
-from ledgerstone.signing.life.requests import find_context, has_signatures
+from ledgerstone.signing.life.event_use import (
+    EventLink,
+    EventUse,
+    LockedEvent,
+    has_signatures,
+    lock_event,
+)
+from ledgerstone.signing.life.requests import find_context
 from ledgerstone.signing.states import FINISHED, Status
 from ledgerstone.signing.values import RequestId, SigningEvent, SigningRequest
 
@@ -61,7 +65,7 @@ def archive_request(tx: Transaction, request_id: RequestId, *, before_nanos: int
     found = records.find(tx, SigningRequest, key)
     if found is None:
         return False
-    event = _lock_event(tx, found)
+    event = lock_event(tx, found.event_hash)
     request = records.lock(tx, SigningRequest, key)
     if request is None or request.decision.status not in FINISHED:
         return False
@@ -75,26 +79,7 @@ def archive_request(tx: Transaction, request_id: RequestId, *, before_nanos: int
     return True
 
 
-class _LockedEvent(NamedTuple):
-    by_id: EventIdKey | None
-    use: EventUse | None
-
-    def is_of(self, request: SigningRequest) -> bool:
-        """Whether the event has no other request by now."""
-        return self.use is None or self.use.request_id == request.request_id
-
-
-def _lock_event(tx: Transaction, request: SigningRequest) -> _LockedEvent:
-    """Lock the keys of an event in the order of every other change, before those of a request."""
-    event = records.find(tx, SigningEvent, EventKey(event_hash=request.event_hash))
-    by_id = None if event is None else EventIdKey(source_hash=hashes.source_hash(event))
-    if by_id is not None:
-        tx.get_for_update(by_id.family, by_id.encode())
-    use = records.lock(tx, EventUse, EventUseKey(event_hash=request.event_hash))
-    return _LockedEvent(by_id, use)
-
-
-def _mark_spent(tx: Transaction, request: SigningRequest, event: _LockedEvent) -> None:
+def _mark_spent(tx: Transaction, request: SigningRequest, event: LockedEvent) -> None:
     used = EventUse(request_id=request.request_id, spent=True)
     records.save(tx, EventUseKey(event_hash=request.event_hash), used)
     if event.by_id is not None:
@@ -150,7 +135,7 @@ def _delete_page(
 
 def _event_keys(tx: Transaction, request: SigningRequest) -> list[Key]:
     """What goes with the request of its event: nothing if the event has another request by now."""
-    event = _lock_event(tx, request)
+    event = lock_event(tx, request.event_hash)
     if not event.is_of(request):
         return []
     found: list[Key] = [EventKey(event_hash=request.event_hash)]

@@ -12,7 +12,8 @@ from ledgerstone.signing.access import Reader, Transaction
 from ledgerstone.signing.kaspa import derivation_index
 from ledgerstone.signing.keys import EventIdKey, EventKey, EventUseKey
 from ledgerstone.signing.life import records
-from ledgerstone.signing.values import EventHash, RequestId, SigningEvent, Stored
+from ledgerstone.signing.life.event_use import EventLink, EventUse, find_foreign_use
+from ledgerstone.signing.values import EventHash, SigningEvent, Stored
 
 EVENT_ID_BYTES_MAX = 256
 METADATA_ENTRIES_MAX = 64
@@ -21,20 +22,6 @@ METADATA_VALUE_BYTES_MAX = 2048
 METADATA_BYTES_MAX = 16 * 1024
 SOURCE_BYTES_MAX = 4096
 SIGNATURE_BYTES_MAX = 64 * 64
-
-
-class EventLink(msgspec.Struct, frozen=True, kw_only=True):
-    """The event to which a source gave an id."""
-
-    event_hash: EventHash
-
-
-class EventUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The one request that an event has."""
-
-    request_id: RequestId
-    spent: bool = False
-    """The request was archived with a signature: the event is never signed for again."""
 
 
 class InsertedEvent(NamedTuple):
@@ -64,8 +51,18 @@ def insert_event(tx: Transaction, event: SigningEvent) -> InsertedEvent:
         raise EventReplayed(f"the event had the request {use.request_id!r}")
     stored = records.insert(tx, EventKey(event_hash=event_hash), event, "event with this hash")
     if known is None:
+        _take_over(tx, event_hash, use, stored)
         records.save(tx, by_id, EventLink(event_hash=event_hash))
     return InsertedEvent(event_hash, stored)
+
+
+def _take_over(
+    tx: Transaction, event_hash: EventHash, use: EventUse | None, stored: Stored
+) -> None:
+    """Note the request of an event that another program stored."""
+    foreign = find_foreign_use(tx, event_hash) if stored is Stored.SAME and use is None else None
+    if foreign is not None:
+        records.save(tx, EventUseKey(event_hash=event_hash), foreign)
 
 
 def check_event(event: SigningEvent) -> None:

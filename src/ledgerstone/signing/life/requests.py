@@ -24,11 +24,18 @@ from ledgerstone.signing.keys import (
     EventUseKey,
     GroupKey,
     RequestKey,
-    SignatureKey,
-    request_prefix,
 )
 from ledgerstone.signing.life import records, trail, volume
-from ledgerstone.signing.life.events import EventUse, get_event
+from ledgerstone.signing.life.event_use import (
+    EventLink,
+    EventUse,
+    LockedEvent,
+    accepted_here,
+    find_foreign_use,
+    has_signatures,
+    lock_event,
+)
+from ledgerstone.signing.life.events import get_event
 from ledgerstone.signing.life.outgoing import add_outgoing
 from ledgerstone.signing.life.trail import Created, Moved, RequestContext, TrailEntry
 from ledgerstone.signing.states import FINISHED, Status, check_move
@@ -84,7 +91,7 @@ def insert_request(
     _check_new(request)
     # Locked before the event is read: nobody deletes the event meanwhile.
     used_by = records.lock(tx, EventUse, EventUseKey(event_hash=request.event_hash))
-    get_event(tx, request.event_hash)
+    event = get_event(tx, request.event_hash)
     config = get_group_config(tx, group_id)
     member_key(roster(config), request.coordinator_peer_id)
     known = records.lock(tx, SigningRequest, RequestKey(request_id=request.request_id))
@@ -95,6 +102,8 @@ def insert_request(
         return _same_request(tx, known, request, group_id)
     if request.expires_at_nanos <= now_nanos:
         raise BadInput("expires_at_nanos is in the past")
+    if used_by is None and not accepted_here(tx, event, request.event_hash):
+        used_by = find_foreign_use(tx, request.event_hash)
     if used_by is not None and not _is_over(tx, used_by):
         raise EventReplayed(f"the event has the request {used_by.request_id!r}")
     records.save(
@@ -140,12 +149,6 @@ def _is_over(tx: Transaction, use: EventUse) -> bool:
     return not has_signatures(tx, use.request_id)
 
 
-def has_signatures(reader: Reader, request_id: RequestId) -> bool:
-    """Whether a signature is stored, so that the transaction could be sent."""
-    prefix = request_prefix(SignatureKey, request_id)
-    return bool(reader.page(SignatureKey.family, prefix, rows_max=1).rows)
-
-
 def _add_due(tx: Transaction, request: SigningRequest) -> None:
     key = due_key(request)
     tx.put(key.family, key.encode(), b"")
@@ -159,7 +162,15 @@ def due_key(request: SigningRequest) -> DueKey:
 def adopt_request(
     tx: Transaction, request_id: RequestId, *, group_id: GroupId, now_nanos: int
 ) -> Stored:
-    """Give a request that another program stored its group; KeyConflict if it has another one."""
+    """Give a request that another program stored its group, and its event this one request.
+
+    KeyConflict if it has another group; EventReplayed if it is open, and its event has another
+    request.
+    """
+    found = records.load(
+        tx, SigningRequest, RequestKey(request_id=request_id), f"request {request_id!r}"
+    )
+    event = lock_event(tx, found.event_hash)
     request = lock_request(tx, request_id)
     get_group_config(tx, group_id)
     known = records.find(tx, RequestContext, ContextKey(request_id=request_id))
@@ -167,12 +178,26 @@ def adopt_request(
         if known.group_id != group_id:
             raise KeyConflict(f"the request {request_id!r} belongs to another group")
         return Stored.SAME
+    _take_over_event(tx, request, event)
     context = RequestContext(group_id=group_id, created_at_nanos=now_nanos)
     if request.decision.status not in FINISHED:
         _add_due(tx, request)
     entry = TrailEntry(at_nanos=now_nanos, actor=SERVICE, happened=Created(), detail="adopted")
     trail.append(tx, request, context, entry)
     return Stored.NEW
+
+
+def _take_over_event(tx: Transaction, request: SigningRequest, event: LockedEvent) -> None:
+    use = event.use or find_foreign_use(tx, request.event_hash)
+    assert use is not None, "the request itself was found"
+    if use.request_id != request.request_id and request.decision.status not in FINISHED:
+        if not _is_over(tx, use):
+            raise EventReplayed(f"the event has the request {use.request_id!r}")
+        use = EventUse(request_id=request.request_id)
+    if use != event.use:
+        records.save(tx, EventUseKey(event_hash=request.event_hash), use)
+    if event.by_id is not None and records.find(tx, EventLink, event.by_id) is None:
+        records.save(tx, event.by_id, EventLink(event_hash=request.event_hash))
 
 
 def get_request(reader: Reader, request_id: RequestId) -> SigningRequest:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -32,7 +31,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from ledgerstone.errors import Duplicate, StoreBusy, Unsupported
-from ledgerstone.store import ended
+from ledgerstone.store import ended, mysql_ends
 from ledgerstone.store.batch import (
     AddEach,
     Adding,
@@ -77,11 +76,6 @@ MIGRATION_LOCK = "CONCAT('ledgerstone.migrate.', MD5(DATABASE()))"
 """A lock of this kind belongs to the whole server: its name tells the databases apart."""
 MIGRATION_WAIT_SECONDS_MAX = 60
 _DEADLOCK, _CHANGED_SINCE, _LOCKS_FULL, _WAITED_TOO_LONG = 1213, 1020, 1206, 1205
-_UNDOING, _ENDED = "ledgerstone_undoing", "ledgerstone_ended"
-"""On a driver's connection: errors for which the server undoes a whole transaction, and what there
-is to say if it was ended. The server says nothing: what comes next begins another in silence."""
-_WORDS_MAX = 200
-"""What is read of a text to see whether it ends the transaction."""
 
 
 class MySQL:
@@ -98,7 +92,7 @@ class MySQL:
         driver = url.get_driver_name()
         load("MySQLdb" if driver == "mysqldb" else driver)
         patience = max(1, round(settings.connect_timeout_seconds))
-        given = {"connect_timeout": patience, "cursorclass": _watched_cursor(driver)}
+        given: dict[str, Any] = {"connect_timeout": patience}
         if driver == "pymysql":
             # Its connect_timeout ends when the port answers; a server may still say nothing.
             given["read_timeout"] = patience
@@ -106,6 +100,7 @@ class MySQL:
             # Its sockets are out of reach: it has limits of its own.
             limit = max(1, round(deadline.seconds_max))
             given |= {"read_timeout": limit, "write_timeout": limit}
+            given["cursorclass"] = mysql_ends.watched_cursor()
         engine = create_engine(
             url.update_query_dict({"charset": CHARSET}),
             isolation_level="READ COMMITTED",
@@ -124,7 +119,8 @@ class MySQL:
             )
         event.listen(engine, "reset", _undo_quietly)
         event.listen(engine, "connect", lambda connection, _: _configure(connection, settings))
-        event.listen(engine, "begin", _forget_ended)
+        for name in ("begin", "commit", "rollback"):
+            event.listen(engine, name, _outside)
         return engine
 
     def describe(self, connection: Connection) -> Mapping[str, str]:
@@ -330,10 +326,23 @@ class MySQL:
     def pipeline(self, lent: PoolProxiedConnection) -> None:
         return None
 
+    def begin(self, driver: Any, *, reads: bool) -> bool:
+        # The server begins it with the first statement.
+        mysql_ends.begin(driver)
+        return True
+
+    def commit(self, driver: Any) -> None:
+        mysql_ends.end(driver)
+        driver.commit()
+
+    def would_end(self, driver: Any, text: str) -> bool:
+        return ended.ends(text) or (mysql_ends.commits(text) and mysql_ends.is_open(driver))
+
+    def watch_open(self, driver: Any) -> None:
+        mysql_ends.begin(driver)
+
     def check_open(self, driver: Any, *, used: bool) -> None:
-        say: Callable[[], Exception] | None = getattr(driver, _ENDED)
-        if say is not None:
-            raise say()
+        mysql_ends.check(driver)
 
     def check_joined(self, driver: Any) -> None:
         charset = _charset(driver)
@@ -373,8 +382,13 @@ def _undo_quietly(connection: Any, record: Any, state: Any) -> None:
 
     SQLAlchemy would do the same, and log a lost one with a traceback.
     """
+    if mysql_ends.is_spoiled(connection):
+        record.invalidate()
+        return
     if state.transaction_was_reset or state.terminate_only:
         return
+    # The pool ends it, not the code in its block.
+    mysql_ends.end(connection)
     try:
         connection.rollback()
     except Exception as error:  # noqa: BLE001 - whatever a driver says of one that is gone
@@ -390,7 +404,7 @@ def _configure(connection: Any, settings: StoreSettings) -> None:
     _check_version(str(version))
     undoing = {_DEADLOCK, _CHANGED_SINCE, _LOCKS_FULL}
     undoing |= {_WAITED_TOO_LONG} if all_on_timeout else set()
-    setattr(connection, _UNDOING, undoing)
+    mysql_ends.prepare(connection, undoing)
     wait = max(1, round(settings.lock_timeout_seconds))
     cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {wait}")
     if "mariadb" in str(version).lower():
@@ -410,35 +424,9 @@ def _charset(driver: Any) -> str | None:
     return found
 
 
-def _forget_ended(connection: Connection) -> None:
-    setattr(connection.connection.dbapi_connection, _ENDED, None)
-
-
-@cache
-def _watched_cursor(driver: str | None) -> Any:
-    """The driver's cursor; it remembers that a transaction was ended, or undone by the server.
-
-    Here and not where statements are sent: the caller's own come this way, too.
-    """
-    if driver == "pymysql":
-        from pymysql.cursors import Cursor
-    else:
-        from MySQLdb.cursors import Cursor  # type: ignore[import-untyped]
-
-    class WatchedCursor(Cursor):  # type: ignore[misc]
-        def _query(self, text: Any) -> Any:
-            try:
-                answer = super()._query(text)
-            except Exception as error:
-                if error.args and error.args[0] in getattr(self.connection, _UNDOING, ()):
-                    setattr(self.connection, _ENDED, ended.met_another)
-                raise
-            words = text[:_WORDS_MAX]
-            if ended.ends(words if isinstance(words, str) else bytes(words).decode("latin-1")):
-                setattr(self.connection, _ENDED, ended.over)
-            return answer
-
-    return WatchedCursor
+def _outside(connection: Connection) -> None:
+    """SQLAlchemy's own begin, commit and rollback are seen where they are made."""
+    mysql_ends.end(connection.connection.dbapi_connection)
 
 
 def _check_version(version: str) -> None:

@@ -39,6 +39,7 @@ from sqlalchemy.sql.visitors import iterate
 from ledgerstone.errors import StoreError, Unsupported
 from ledgerstone.ids import new_id
 from ledgerstone.store import ended
+from ledgerstone.store.arrays import array
 from ledgerstone.store.batch import (
     AddEach,
     Adding,
@@ -315,9 +316,25 @@ class PostgreSQL:
         driver: Any = lent.dbapi_connection
         return Pipeline(driver, lent.info, prepares=self._prepares)
 
+    def begin(self, driver: Any, *, reads: bool) -> bool:
+        # Behind a pooler, where nothing is sent together, each transaction sets its session.
+        return False
+
+    def commit(self, driver: Any) -> None:
+        driver.commit()
+
+    def would_end(self, driver: Any, text: str) -> bool:
+        return ended.ends(text)
+
+    def watch_open(self, driver: Any) -> None:
+        driver.watch_open()
+
     def check_open(self, driver: Any, *, used: bool) -> None:
         # Otherwise it may not have begun yet; what a pipeline has begun, that looks after.
-        if (used or self.pooled) and driver.pgconn.transaction_status == _TRANSACTION_STATUS_IDLE:
+        begun = used or self.pooled
+        idle = driver.pgconn.transaction_status == _TRANSACTION_STATUS_IDLE
+        # What is open now may be another one: the driver begins it by itself.
+        if driver.was_ended or (begun and idle):
             raise ended.over()
 
     def check_joined(self, driver: Any) -> None:
@@ -337,7 +354,7 @@ class PostgreSQL:
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
         if self._notify:
-            _announce.send(tx, channels="{" + ",".join(map(_word, sorted(channels))) + "}")
+            _announce.send(tx, channels=array(sorted(channels)))
 
     def watcher(self, url: URL, settings: StoreSettings, bells: Bells) -> Watcher | None:
         if settings.notify == "off" or self.pooled:
@@ -559,7 +576,7 @@ def _uncut(kind: Any) -> Any:
 def _arrays(columns: Sequence[Any], rows: Sequence[Row]) -> dict[str, str]:
     """Each column as the text of an array: the driver takes twenty times as long for a list."""
     return {
-        f"in_{c.name}": _array(values)
+        f"in_{c.name}": array(values)
         for c, values in zip(columns, zip(*rows, strict=True), strict=True)
     }
 
@@ -572,27 +589,6 @@ def _in_short(columns: Sequence[Any], rows: Sequence[Row], *, whole: int = 1) ->
     sent: dict[str, Any] = _arrays(columns[:whole], [row[:whole] for row in rows])
     for c, values in zip(columns[whole:], list(zip(*rows, strict=True))[whole:], strict=True):
         alike = values.count(values[0]) == len(values)
-        sent[f"in_{c.name}"] = "{}" if alike else _array(values)
+        sent[f"in_{c.name}"] = "{}" if alike else array(values)
         sent[f"all_{c.name}"] = values[0] if alike else None
     return sent
-
-
-def _array(values: Sequence[Any]) -> str:
-    first = values[0]
-    if values.count(first) == len(values):
-        return "{" + ",".join([_word(first)] * len(values)) + "}"
-    if all(type(value) is str for value in values):
-        # Nothing in them has to be spelled for it, as in no id: then they are joined as they are.
-        joined = '","'.join(values)
-        if "\\" not in joined and joined.count('"') == 2 * (len(values) - 1):
-            return '{"' + joined + '"}'
-    return "{" + ",".join(map(_word, values)) + "}"
-
-
-def _word(value: Any) -> str:
-    """One element of the text of an array."""
-    if value is None:
-        return "NULL"
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return str(value)

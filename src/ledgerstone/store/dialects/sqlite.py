@@ -75,7 +75,6 @@ FOLDER_MODE = 0o700
 WRITE = "BEGIN IMMEDIATE"
 READ = "BEGIN"
 _SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
-READ_OPTION = "ledgerstone_read"
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 
 
@@ -152,12 +151,27 @@ class SQLite:
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> None:
+        if len(rows) == 1:
+            self._append_one(operation, tx, rows[0], common)
+            return
         statement = operation.statements.get(self.name)
         if statement is None:
             statement = operation.statements[self.name] = Statement(
                 operation.name, _inserting(operation)
             )
         statement.run(tx, rows=_document(operation, rows), **common)
+
+    def _append_one(
+        self, operation: AppendEach, tx: Transaction, row: Row, common: dict[str, Any]
+    ) -> None:
+        """A single row needs no document: most enqueues are one."""
+        name = f"{self.name}.one"
+        statement = operation.statements.get(name)
+        if statement is None:
+            values = operation.assignments(operation.alone.incoming)
+            inserting = insert(operation.table).values(values)
+            statement = operation.statements[name] = Statement(operation.name, inserting)
+        statement.run(tx, **operation.alone.values(row), **common)
 
     def add_each(
         self, operation: AddEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
@@ -211,20 +225,16 @@ class SQLite:
         statement = operation.statements.get(self.name)
         if statement is None:
             # No trip to a server, and no join that could be turned round: group by group.
-            alone = Incoming(
-                {c.name: bindparam(f"one_{c.name}", type_=c.type) for c in operation.incoming}
-            )
-            first = operation.build(alone).limit(bindparam("each", type_=BigInteger()))
+            first = operation.build(operation.alone.incoming)
+            first = first.limit(bindparam("each", type_=BigInteger()))
             # Without figures about the table it would take any index that begins alike.
             quoted = tx.driver.identifier_preparer.format_table(operation.table)
             named = f"FROM {quoted} INDEXED BY {operation.index} "
             statement = operation.statements[self.name] = Statement(
                 operation.name, first, amend=lambda text: text.replace(f"FROM {quoted} ", named)
             )
-        names = [f"one_{c.name}" for c in operation.incoming]
         return [
-            statement.rows(tx, each=each, **common, **dict(zip(names, row, strict=True)))
-            for row in rows
+            statement.rows(tx, each=each, **common, **operation.alone.values(row)) for row in rows
         ]
 
     def with_rows(
@@ -239,6 +249,19 @@ class SQLite:
 
     def pipeline(self, lent: PoolProxiedConnection) -> None:
         return None
+
+    def begin(self, driver: Any, *, reads: bool) -> bool:
+        driver.execute(READ if reads else WRITE)
+        return True
+
+    def commit(self, driver: Any) -> None:
+        driver.execute("COMMIT")
+
+    def would_end(self, driver: Any, text: str) -> bool:
+        return ended.ends(text)
+
+    def watch_open(self, driver: Any) -> None:
+        """Nothing: the driver says whether one is open."""
 
     def check_open(self, driver: Any, *, used: bool) -> None:
         # Also SQLite itself ends one, if the disk is full.
@@ -354,8 +377,10 @@ def _configure(connection: Any, settings: StoreSettings) -> None:
 
 
 def _begin(connection: Connection) -> None:
-    reading = connection.get_execution_options().get(READ_OPTION, False)
-    connection.exec_driver_sql(READ if reading else WRITE)
+    driver: Any = connection.connection.dbapi_connection
+    # SQLAlchemy's connection may be laid over a transaction that is open already.
+    if not driver.in_transaction:
+        connection.exec_driver_sql(WRITE)
 
 
 def _travelling(columns: Sequence[Any]) -> Incoming:

@@ -362,7 +362,7 @@ class InboxContract:
         assert answer.result is Result.FAILED
         assert answer.failure is not None
         assert answer.failure.code == NotAllowedNow.code
-        assert "mailer" in answer.failure.message
+        assert "the transaction" in answer.failure.message
         assert (receipts(ledger, office), notes_kept(ledger)) == ([], [])
 
     def test_a_handler_that_rolls_back(self, ledger: Ledger, office: Office) -> None:

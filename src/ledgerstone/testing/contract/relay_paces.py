@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from ledgerstone.engine.worker import Worker
+from ledgerstone.messaging import sweeping
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.transport import Answer, Heard
+from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import PATIENCE_SECONDS, signaled, together
+from ledgerstone.testing.contract.relays import run, symfony, write
 from ledgerstone.testing.fixtures import Home
-from ledgerstone.testing.shelf import NAME, Shelf, Shop
+from ledgerstone.testing.shelf import NAME, REFUSED, SHOP, Shelf, Shop
 from ledgerstone.testing.waiting import until
 from ledgerstone.testing.workshop import started
 
@@ -22,6 +25,9 @@ OTHERS = [f"p{number}" for number in range(10)]
 EACH = 20
 PUBLISHERS = 4
 TURNS = 15
+SLOW_ONES = 24
+"""More than a relay has calls at once."""
+SLOW_PAIR = (f"{SLOW}-a", f"{SLOW}-b")
 
 
 class RelayPaceContract:
@@ -73,6 +79,97 @@ class RelayPaceContract:
             assert shelf.bodies_of(partition) == list(range(EACH))
         assert len(shelf.sent) == 2 + EACH * len(OTHERS)
 
+    def test_many_slow_partitions_hold_no_other(self, home: Home) -> None:
+        """Partitions that became due one by one, and all wait for their answers, hold no other."""
+        shelf = _Patient()
+        with Shop(home.url, shelf=shelf) as shop, started(shop.relay()):
+            for number in range(SLOW_ONES):
+                shop.publish(number, partition=f"{SLOW}-{number}")
+                until(lambda: shelf.asking > number, what="that it is sent")  # noqa: B023
+            for partition in OTHERS:
+                shop.publish(*range(EACH), partition=partition)
+            until(lambda: len(shop.waiting()) == SLOW_ONES, what="the delivery of all others")
+            shelf.answer.set()
+            until(lambda: not shop.waiting(), what="the delivery of the slow ones")
+
+        for partition in OTHERS:
+            assert shelf.bodies_of(partition) == list(range(EACH))
+
+    def test_a_transaction_may_publish_to_what_is_settled(self, home: Home) -> None:
+        """One that has a partition locked can lock another: no settlement waits with that one."""
+        shelf = _Patient()
+        with Shop(home.url, shelf=shelf) as shop:
+            if shop.ledger.database.dialect.one_writer:
+                return
+            with shop.ledger.transaction() as tx:
+                for partition in SLOW_PAIR:
+                    tx.outbox.publish(NAME, 0, partition=partition)
+            worker = shop.relay()
+            with started(worker):
+                signaled(shelf.asked)
+                # Both ways round: one of them is against the order in which they are settled.
+                for first, second in (SLOW_PAIR, SLOW_PAIR[::-1]):
+                    with shop.ledger.transaction() as tx:
+                        tx.outbox.publish(NAME, 1, partition=first)
+                        tx.finish()
+                        shelf.answer.set()
+                        until(lambda: _put_off(worker), what="that a settlement is put off")
+                        tx.outbox.publish(NAME, 1, partition=second)
+                        tx.finish()
+                    until(lambda: not shop.waiting(), what="the delivery of all")
+                    if first == SLOW_PAIR[0]:
+                        shelf.patient_again()
+                        shop.publish(2, partition=SLOW_PAIR[0])
+                        shop.publish(2, partition=SLOW_PAIR[1])
+                        signaled(shelf.asked)
+
+        for partition in SLOW_PAIR:
+            assert shelf.bodies_of(partition) == [0, 1, 2, 1]
+
+    def test_a_sweep_waits_for_no_transaction(self, home: Home, clock: ManualClock) -> None:
+        """One that has published and stays open keeps no row of others from being found."""
+        with Shop(home.url, clock) as shop:
+            if shop.ledger.database.dialect.one_writer:
+                return
+            for partition in SLOW_PAIR:
+                shop.publish(0, partition=partition)
+            shop.tick(2)
+            for partition in SLOW_PAIR:
+                write(shop, clock, "1", symfony(NAME), partition)
+            sweep = sweeping.Sweep(shop.ledger.office, SHOP)
+            with shop.ledger.transaction() as tx:
+                tx.outbox.publish(NAME, 2, partition=SLOW_PAIR[0])
+                tx.finish()
+                told = shop.ledger.run(sweep)
+                shop.tick()
+                meanwhile = list(shop.shelf.bodies)
+            shop.tick()
+
+        assert told == 1
+        assert meanwhile == [0, 0, 1]
+        assert shop.shelf.bodies_of(SLOW_PAIR[0]) == [0, 1, 2]
+
+    def test_a_retry_locks_no_partition_before_its_commit(self, home: Home) -> None:
+        """While a transaction puts failed messages back, others publish beside them, and commit."""
+        with Shop(home.url, on_failure="skip", max_attempts=1) as shop:
+            if shop.ledger.database.dialect.one_writer:
+                return
+            shop.shelf.tell("poison", REFUSED, times=2)
+            for partition in SLOW_PAIR:
+                shop.publish("poison", partition=partition)
+            relays = [shop.relay()]
+            run(relays, shop)
+
+            with shop.ledger.transaction() as tx:
+                for each in tx.failed.find().rows:
+                    tx.failed.retry(each.id)
+                for partition in SLOW_PAIR:
+                    shop.publish("behind", partition=partition)
+            run(relays, shop)
+
+        for partition in SLOW_PAIR:
+            assert shop.shelf.bodies_of(partition) == ["poison", "behind"]
+
     def test_lanes_in_hand_have_an_end(self, home: Home) -> None:
         """A relay holds so many lanes and no more, however many wait for their answers."""
         shelf = _Patient()
@@ -110,6 +207,13 @@ class _Patient(Shelf):
         super().__init__()
         self.asked = threading.Event()
         self.answer = threading.Event()
+        self.asking = 0
+        self._counting = threading.Lock()
+
+    def patient_again(self) -> None:
+        """From now on slow partitions wait for their answers again."""
+        self.asked.clear()
+        self.answer.clear()
 
     def send(
         self, messages: Sequence[Message], *, seconds_max: float, heard: Heard | None = None
@@ -120,6 +224,8 @@ class _Patient(Shelf):
                 i for i, each in enumerate(messages) if each.partition.startswith(SLOW) is slow
             ]
             if slow and chosen:
+                with self._counting:
+                    self.asking += len(chosen)
                 self.asked.set()
                 signaled(self.answer)
             said = super().send([messages[i] for i in chosen], seconds_max=seconds_max)

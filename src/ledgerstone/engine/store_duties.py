@@ -1,0 +1,112 @@
+"""Duties on a store that is not the ledger's database, such as one of RocksDB.
+
+    worker ──▶ keeper: duties of the database, one lease a turn
+           └─▶ keeper of each such store: its duties, in a thread of their own
+
+The engine asks little of the store: `DutyStore`. A slow disk of one store keeps neither leases nor
+the duties of another waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from ledgerstone.engine.turns import Turns
+from ledgerstone.errors import LedgerstoneError, Unsupported
+from ledgerstone.store.wakeup import Bell
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+R = TypeVar("R")
+
+
+class DutyStore(Protocol[T_co]):
+    """What the engine asks of a store.
+
+    - `monotonic` never goes back; turns are counted by it.
+    - `one_writer` says that one process at a time can write: a turn needs no lease then.
+    - `signal` answers a bell that rings after commits of this process in the channel.
+    - `run` calls `work` with what the store lends for it, and answers what `work` does.
+    - `rest` gives back what others may wait for: nothing is due for now. `run` may follow.
+    - What cannot be had now is raised as an error of the one tree, and tried again a turn later.
+    """
+
+    @property
+    def one_writer(self) -> bool: ...
+
+    def monotonic(self) -> float: ...
+
+    def signal(self, channel: str) -> Bell: ...
+
+    def run(self, work: Callable[[T_co], R], /) -> R: ...
+
+    def rest(self) -> None: ...
+
+
+class StoreDuty(msgspec.Struct, Generic[T], frozen=True):
+    """Something to be done every so often, a bounded piece at a time; answers how much it did.
+
+    One that is `prompt` is also due when the store's bell has rung.
+    """
+
+    name: str
+    every_seconds: float
+    do: Callable[[T], int]
+    prompt: bool = False
+
+
+class StoreDuties(Generic[T]):
+    """Does each duty of a store when its turn has come.
+
+    - A duty that fails is reported, and has its next turn like any other.
+    - After the last one that was due the store rests.
+    """
+
+    def __init__(
+        self, store: DutyStore[T], duties: Sequence[StoreDuty[T]], *, channel: str
+    ) -> None:
+        if not store.one_writer:
+            raise Unsupported("duties of a store with several writers need leases")
+        self._store = store
+        self._duties = duties
+        self._bell = store.signal(channel)
+        self._turns = Turns((duty.name for duty in duties), store.monotonic)
+
+    @property
+    def done(self) -> dict[str, int]:
+        """How much each did so far."""
+        return self._turns.done
+
+    @property
+    def trouble(self) -> dict[str, str]:
+        """Why a duty cannot be done now."""
+        return self._turns.trouble
+
+    def wait(self, seconds: float) -> None:
+        """Until the bell of the store rings, at most so long: then what is prompt is due."""
+        if self._bell.wait(seconds):
+            for duty in self._duties:
+                if duty.prompt:
+                    self._turns.advance(duty.name)
+
+    def tick(self) -> dict[str, int]:
+        """Do what is due now; how much each did."""
+        due = [duty for duty in self._duties if self._turns.is_due(duty.name)]
+        if not due:
+            return {}
+        did: dict[str, int] = {}
+        try:
+            for duty in due:
+                self._turns.take(duty.name, seconds=duty.every_seconds)
+                try:
+                    did[duty.name] = self._store.run(duty.do)
+                except LedgerstoneError as error:
+                    self._turns.failed(duty.name, error)
+                else:
+                    self._turns.did(duty.name, did[duty.name])
+        finally:
+            self._store.rest()
+        return did

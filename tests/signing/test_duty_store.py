@@ -1,0 +1,219 @@
+"""Duties on the store of the settings: opened for a turn, and left to others between turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledgerstone import Ledger, failpoints
+from ledgerstone.engine.store_duties import StoreDuties
+from ledgerstone.failpoints import FailpointHit
+from ledgerstone.settings import Settings, SigningSettings
+from ledgerstone.signing.folder import FOLDER
+from ledgerstone.signing.signing import Signing
+from ledgerstone.signing.states import Status
+from ledgerstone.signing.values import RequestId
+from ledgerstone.testing.clock import ManualClock
+from tests.signing.people import group, payment
+from tests.signing.world import World
+
+LATE = RequestId("late")
+PAID = RequestId("paid")
+LOCKED = "store_locked: another process has the store in"
+
+Opener = Callable[..., StoreDuties[Any]]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """The data folder of the settings."""
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The ledger's clock, by which turns come."""
+    return ManualClock()
+
+
+@pytest.fixture
+def ledgers() -> Iterator[list[Ledger]]:
+    """The ledgers that a test has opened."""
+    opened: list[Ledger] = []
+    yield opened
+    for ledger in opened:
+        ledger.close()
+
+
+@pytest.fixture
+def duties_of(tmp_path: Path, data: Path, clock: ManualClock, ledgers: list[Ledger]) -> Opener:
+    """Makes the duties of a ledger with these settings of signing."""
+
+    def make(**changes: Any) -> StoreDuties[Any]:
+        section = SigningSettings(**({"data_dir": str(data)} | changes))
+        settings = Settings(url=f"sqlite:///{tmp_path}/ledger.db", signing=section)
+        ledgers.append(Ledger(settings=settings, clock=clock))
+        (duties,) = ledgers[-1].store_duties()
+        return duties
+
+    return make
+
+
+def messages(ledger: Ledger) -> int:
+    """How many messages the outbox has."""
+    with ledger.reading() as tx:
+        return len(tx.outbox.find(limit=100).rows)
+
+
+def open_world(data: Path) -> World:
+    """A store that is open, with a group."""
+    return World(data / FOLDER, group(2, 3))
+
+
+def test_a_turn(duties_of: Opener, data: Path, ledgers: list[Ledger]) -> None:
+    """It expires and publishes what is due, and leaves the store closed."""
+    world = open_world(data)
+    world.propose(LATE, payment(1))
+    world.finalize(world.signed(PAID, payment(2)))
+    world.signing.close()
+    duties = duties_of(publish=True)
+
+    did = duties.tick()
+
+    assert did == {"signing.expire": 1, "signing.forget": 0, "signing.publish": 1}
+    assert messages(ledgers[0]) == 1
+    with Signing(data / FOLDER) as signing:
+        assert signing.get_request(LATE).decision.status is Status.EXPIRED
+        assert signing.list_outgoing() == []
+
+
+def test_a_store_that_is_not_there(duties_of: Opener, data: Path, clock: ManualClock) -> None:
+    """It is not made; when it is there, it is looked after."""
+    duties = duties_of()
+
+    before = duties.tick()
+    made = data.exists()
+    world = open_world(data)
+    world.propose(LATE, payment(1))
+    world.signing.close()
+    clock.advance(60)
+    after = duties.tick()
+
+    assert (sum(before.values()), made) == (0, False)
+    assert after["signing.expire"] == 1
+
+
+def test_another_process_has_it_open(duties_of: Opener, data: Path, clock: ManualClock) -> None:
+    """That is said where there is something to do; it is done when the store is free."""
+    world = open_world(data)
+    duties = duties_of()
+
+    idle = dict(duties.tick()), dict(duties.trouble)
+    world.propose(LATE, payment(1))
+    clock.advance(60)
+    duties.tick()
+    trouble = dict(duties.trouble)
+    world.signing.close()
+    clock.advance(60)
+    after = duties.tick()
+
+    assert idle == ({"signing.expire": 0, "signing.forget": 0}, {})
+    assert list(trouble) == ["signing.expire"]
+    assert trouble["signing.expire"].startswith(LOCKED)
+    assert (after["signing.expire"], duties.trouble) == (1, {})
+
+
+def test_a_store_that_may_not_be_read(duties_of: Opener, data: Path, clock: ManualClock) -> None:
+    """Damage is reported turn after turn, and ends nothing."""
+    world = open_world(data)
+    world.signing.close()
+    current = data / FOLDER / "CURRENT"
+    whole = current.read_bytes()
+    current.write_bytes(b"MANIFEST-999999\n")
+    duties = duties_of()
+
+    duties.tick()
+    trouble = dict(duties.trouble)
+    current.write_bytes(whole)
+    clock.advance(60)
+    duties.tick()
+
+    assert set(trouble) == {"signing.expire", "signing.forget"}
+    assert duties.trouble == {}
+
+
+def test_an_error_of_the_system(duties_of: Opener) -> None:
+    """A folder that the system refuses to look at is reported like damage."""
+    duties = duties_of(data_dir="x" * 5000)
+
+    duties.tick()
+
+    assert set(duties.trouble) == {"signing.expire", "signing.forget"}
+    assert duties.trouble["signing.expire"].startswith("disk_failed: ")
+
+
+def test_a_crash_between_publish_and_confirm(
+    duties_of: Opener, data: Path, clock: ManualClock, ledgers: list[Ledger]
+) -> None:
+    """The store is closed also then, and the outbox keeps one message."""
+    world = open_world(data)
+    world.finalize(world.signed(PAID, payment(2)))
+    world.signing.close()
+    duties = duties_of(publish=True)
+
+    failpoints.arm("signing.published=fail")
+    try:
+        with pytest.raises(FailpointHit):
+            duties.tick()
+    finally:
+        failpoints.arm("")
+    with Signing(data / FOLDER) as signing:
+        waiting = len(signing.list_outgoing())
+    clock.advance(60)
+    duties.tick()
+
+    assert waiting == 1
+    assert messages(ledgers[0]) == 1
+    with Signing(data / FOLDER) as signing:
+        assert signing.list_outgoing() == []
+
+
+def test_archive_and_delete(duties_of: Opener, data: Path) -> None:
+    """What the settings say is archived and deleted; without them nothing is."""
+    world = open_world(data)
+    world.finalize(world.signed(PAID, payment(2)))
+    world.signing.close()
+
+    kept = duties_of().tick()
+    gone = duties_of(archive_days=0, delete_days=0).tick()
+
+    assert "signing.archive" not in kept
+    assert (gone["signing.archive"], gone["signing.delete"]) == (1, 1)
+
+
+def test_settings_say_never(tmp_path: Path) -> None:
+    """Without `work_seconds` there are no duties."""
+    section = SigningSettings(work_seconds=None)
+    settings = Settings(url=f"sqlite:///{tmp_path}/ledger.db", signing=section)
+
+    with Ledger(settings=settings) as ledger:
+        assert ledger.store_duties() == []
+
+
+def test_a_commit_makes_publishing_prompt(tmp_path: Path, data: Path, clock: ManualClock) -> None:
+    """Where the application has the store open, an end is published without a turn's wait."""
+    world = open_world(data)
+    world.signing.settings = SigningSettings(publish=True)
+    with world.signing, Ledger(f"sqlite:///{tmp_path}/ledger.db", clock=clock) as ledger:
+        duties = ledger.signing_duties(world.signing)
+        duties.tick()
+
+        world.finalize(world.signed(PAID, payment(2)))
+        duties.wait(0)
+        did = duties.tick()
+
+        assert did == {"signing.publish": 1}
+        assert messages(ledger) == 1
