@@ -15,7 +15,9 @@ import pytest
 
 from ledgerstone import errors, settings
 from ledgerstone.errors import LedgerstoneError, SettingsError
+from ledgerstone.jobs.room import JOBS
 from ledgerstone.settings import EngineSettings, Settings
+from ledgerstone.settings.registered import remember
 from ledgerstone.store.batch import ROWS_MAX
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
@@ -72,7 +74,9 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 
 
+remember(JOBS)
 EXAMPLES: dict[str, Any] = {
+    "rooms": ["jobs"],
     "url": "postgresql://db/shop",
     "messaging.outbox_table": "outbox",
     "messaging.failed_table": "failed",
@@ -100,7 +104,7 @@ def example(key: str) -> Any:
 
 def text_of(value: Any) -> str:
     """The value as the environment holds it."""
-    return msgspec.json.encode(value).decode() if isinstance(value, dict) else str(value)
+    return msgspec.json.encode(value).decode() if isinstance(value, dict | list) else str(value)
 
 
 def toml_of(value: Any) -> str:
@@ -619,7 +623,7 @@ def test_password_masked(url: str, masked: str) -> None:
 
     assert loaded.url == url
     assert loaded.url_masked == masked
-    assert repr(loaded).startswith(f"Settings(url='{masked}', store=StoreSettings(")
+    assert repr(loaded).startswith(f"Settings(url='{masked}', rooms=[], store=StoreSettings(")
     assert PASSWORD not in f"{loaded} {loaded.__rich_repr__()}"
 
 

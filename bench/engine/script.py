@@ -141,9 +141,7 @@ class _Cursor:
 def listening(ledger: Ledger) -> Iterator[tuple[Transaction, list[Heard]]]:
     """A transaction, and what went through its cursors."""
     with ledger.transaction() as tx:
-        overheard = _Overheard(
-            ledger.database, tx.connection, kinds=ledger.kinds, office=ledger.office
-        )
+        overheard = _Overheard(ledger.database, tx.connection, rooms=ledger.rooms)
         overheard.heard = []
         overheard.hopeful = True
         yield overheard, overheard.heard

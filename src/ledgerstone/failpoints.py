@@ -9,34 +9,20 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 VARIABLE = "LEDGERSTONE_FAILPOINTS"
-NAMES = frozenset(
-    {
-        "transaction.before_commit",
-        "transaction.after_commit",
-        "pump.claimed",
-        "pump.ran",
-        "pump.settling",
-        "pump.settled",
-        "rescue.rescued",
-        "migrate.step",
-        "relay.sending",
-        "relay.sent",
-        "relay.marked",
-        "inbox.receipt",
-        "inbox.handled",
-        "inbox.committed",
-        "signing.committing",
-        "signing.committed",
-        "signing.migrating",
-        "signing.restoring",
-        "signing.deleting",
-        "signing.published",
-        "demo.step",
-    }
-)
+_names = {
+    "transaction.before_commit",
+    "transaction.after_commit",
+    "pump.claimed",
+    "pump.ran",
+    "pump.settling",
+    "pump.settled",
+    "rescue.rescued",
+    "migrate.step",
+    "demo.step",
+}
 
 
 class FailpointHit(Exception):
@@ -45,25 +31,62 @@ class FailpointHit(Exception):
 
 _armed: dict[str, list[tuple[str, int]]] = {}
 _hits: dict[str, int] = {}
+_undeclared: list[str] = []
+"""What the environment asks for and nobody has declared yet: a room may."""
+
+
+def names() -> frozenset[str]:
+    """Every failpoint that was declared, by the kernel and by the rooms of this process."""
+    return frozenset(_names)
+
+
+def declare(names: Iterable[str]) -> frozenset[str]:
+    """Failpoints of a room; what the environment asked of them is armed."""
+    declared = frozenset(names)
+    _names.update(declared)
+    waiting, _undeclared[:] = list(_undeclared), []
+    for part in waiting:
+        _arm(part, later=True)
+    return declared
 
 
 def arm(text: str) -> None:
     """Arm the failpoints that the text names; an empty text disarms all."""
     _armed.clear()
     _hits.clear()
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, action = part.partition("=")
-        verb, _, count = action.partition("@")
-        if name not in NAMES or verb not in {"kill", "stop", "fail"}:
-            message = f"no such failpoint: {part!r}"
-            raise ValueError(message)
-        _armed.setdefault(name, []).append((verb, int(count or 1)))
+    _undeclared.clear()
+    for part in _parts(text):
+        _arm(part)
 
 
 def arm_from(environ: Mapping[str, str]) -> None:
-    """Arm what the environment asks for."""
-    if VARIABLE in environ:
-        arm(environ[VARIABLE])
+    """Arm what the environment asks for; names that a room declares later are armed then."""
+    for part in _parts(environ.get(VARIABLE, "")):
+        _arm(part, later=True)
+
+
+def check() -> None:
+    """ValueError if the environment asks for a failpoint that nobody has declared."""
+    if _undeclared:
+        message = f"no such failpoint: {_undeclared[0]!r}"
+        raise ValueError(message)
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _arm(part: str, *, later: bool = False) -> None:
+    name, _, action = part.partition("=")
+    verb, _, count = action.partition("@")
+    known = name in _names
+    if verb not in {"kill", "stop", "fail"} or not (known or later):
+        message = f"no such failpoint: {part!r}"
+        raise ValueError(message)
+    if known:
+        _armed.setdefault(name, []).append((verb, int(count or 1)))
+    else:
+        _undeclared.append(part)
 
 
 def hit(name: str) -> None:

@@ -11,25 +11,29 @@ from uuid import UUID
 
 import msgspec
 
-from ledgerstone import messaging
+from ledgerstone import failpoints
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.source import Source
 from ledgerstone.engine.store_duties import StoreDuties
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import BadInput, CommitUnknown, KeyConflict, StoreUnavailable
-from ledgerstone.jobs import Jobs, JobSource, Kinds, Limit, retention, schedules
+from ledgerstone.jobs import Jobs, JobSource, Limit
 from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.jobs.cron import Misfire
-from ledgerstone.jobs.schedules import Declared, NewSchedule, Schedules
+from ledgerstone.jobs.room import JOBS
+from ledgerstone.jobs.schedules import NewSchedule, Schedules
 from ledgerstone.jobs.tables import DEFAULT_QUEUE, MAX_ATTEMPTS
-from ledgerstone.messaging import CompetingRelay, Failed, Inbox, Office, OrderedRelay, Outbox
+from ledgerstone.messaging import CompetingRelay, Failed, Inbox, OrderedRelay, Outbox
 from ledgerstone.messaging.carriers import receiver_of, relay_of
 from ledgerstone.messaging.publishing import Accepted, NewMessage
 from ledgerstone.messaging.receiving import Receiver
-from ledgerstone.messaging.routing import RETRY
+from ledgerstone.messaging.room import MESSAGING
+from ledgerstone.room import Calls, Room, Rooms
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import LOCAL
+from ledgerstone.settings.registered import rooms_of
+from ledgerstone.signing.room import SIGNING
 from ledgerstone.store import migrating
 from ledgerstone.store.clock import Clock
 from ledgerstone.store.database import Database
@@ -53,6 +57,8 @@ ErrorType = type[BaseException]
 RELAY_STEPS_MAX = 1000
 RELAY_TURN_STEPS_MAX = 4
 """A duty's turn: two times published and confirmed."""
+SHIPPED: tuple[Room[Any, Any], ...] = (JOBS, MESSAGING, SIGNING)
+"""The rooms that every ledger has."""
 SyncJoinable = Any
 """A SQLAlchemy Connection or Session, a Django connection, or one of psycopg, sqlite3, PyMySQL."""
 
@@ -69,39 +75,41 @@ class Transaction(StoreTransaction):
         database: Database[Any],
         connection: Connection,
         *,
-        kinds: Kinds,
-        office: Office,
+        rooms: Rooms,
         joined: bool = False,
         ending: Ending | None = None,
     ) -> None:
         super().__init__(database, connection, joined=joined, ending=ending)
-        self._kinds = kinds
-        self._office = office
+        self.rooms = rooms
+
+    def room(self, room: Room[Calls, Any]) -> Calls:
+        """What the room can be asked in this transaction; BadInput if the ledger has it not."""
+        return room.calls(self, self.rooms.state(room))
 
     @property
     def jobs(self) -> Jobs:
         """Functions to be run later."""
-        return Jobs(self, self._kinds)
+        return self.room(JOBS)
 
     @property
     def schedules(self) -> Schedules:
         """Jobs that come again and again."""
-        return Schedules(self, self._kinds)
+        return Schedules(self, self.rooms.state(JOBS).kinds)
 
     @property
     def outbox(self) -> Outbox:
         """Messages to be carried elsewhere."""
-        return Outbox(self, self._office)
+        return self.room(MESSAGING)
 
     @property
     def inbox(self) -> Inbox:
         """Messages that were handled."""
-        return Inbox(self, self._office)
+        return Inbox(self, self.rooms.state(MESSAGING))
 
     @property
     def failed(self) -> Failed:
         """Messages that could not be handled or delivered."""
-        return Failed(self, self._office)
+        return Failed(self, self.rooms.state(MESSAGING))
 
     def awaited(self, carry: Carry) -> AsyncTransaction:
         """The same transaction for an event loop, if `carry` does its work beside the loop."""
@@ -156,6 +164,10 @@ class AsyncTransaction:
         """Messages that could not be handled or delivered; each call is awaited."""
         return _AsyncRoom(self, "failed")
 
+    def room(self, room: Room[Any, Any]) -> Any:
+        """What the room can be asked in this transaction; each call is awaited."""
+        return _AsyncRoom(self, room)
+
     async def run(self, work: Callable[[Transaction], T]) -> T:
         """`work(tx)` inside the transaction."""
         return await self._carry(work)
@@ -164,17 +176,20 @@ class AsyncTransaction:
 class _AsyncRoom:
     """A room whose calls are awaited."""
 
-    def __init__(self, tx: AsyncTransaction, room: str) -> None:
+    def __init__(self, tx: AsyncTransaction, room: str | Room[Any, Any]) -> None:
         self._tx = tx
         self._room = room
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         async def call(*arguments: Any, **named: Any) -> Any:
             return await self._tx.run(
-                lambda tx: getattr(getattr(tx, self._room), name)(*arguments, **named)
+                lambda tx: getattr(self._calls(tx), name)(*arguments, **named)
             )
 
         return call
+
+    def _calls(self, tx: Transaction) -> Any:
+        return getattr(tx, self._room) if isinstance(self._room, str) else tx.room(self._room)
 
 
 class Ledger:
@@ -184,6 +199,8 @@ class Ledger:
     - `join(x)` adopts the caller's: what is written through it commits or vanishes with theirs.
     - `run(work)` calls a function in a transaction, and again if nothing of the first run was kept.
     - `worker(*sources)` answers what does the work.
+    - `rooms` are rooms beside those of Ledgerstone; those that the setting `rooms` names come after
+      them.
     """
 
     def __init__(
@@ -192,19 +209,20 @@ class Ledger:
         *,
         settings: Settings | None = None,
         clock: Clock | None = None,
+        rooms: Sequence[Room[Any, Any]] = (),
     ) -> None:
-        self.settings = settings or (Settings.load(url=url) if url else Settings.load())
-        if url is not None:
-            self.settings = msgspec.structs.replace(self.settings, url=url)
-        self.kinds = Kinds()
-        self._declared = Declared()
-        self.office = Office(self.settings.messaging)
-        self.database: Database[Transaction] = Database(
-            self.settings.url,
-            self.settings.store,
-            wrap=partial(Transaction, kinds=self.kinds, office=self.office),
-            clock=clock,
-        )
+        if settings is None:
+            overrides = {"url": url} if url else {}
+            settings = Settings.load(None, None, with_rooms=rooms, **overrides)
+        elif url is not None:
+            settings = msgspec.structs.replace(settings, url=url)
+        self.rooms = rooms_for(settings, rooms)
+        # Who is handed the settings alone finds the rooms by their names.
+        others = [room.name for room in self.rooms if room not in SHIPPED]
+        self.settings = msgspec.structs.replace(settings, rooms=others)
+        self.kinds = self.rooms.state(JOBS).kinds
+        self.office = self.rooms.state(MESSAGING)
+        self.database: Database[Transaction] = opened_database(self.settings, self.rooms, clock)
         self._joiner = Joiner(self.database)
         self._checked = False
         if self._migrates_itself:
@@ -357,7 +375,7 @@ class Ledger:
         - Each worker that is made puts it into the database; the same content changes nothing.
         - One that is declared no longer stays there: `ledgerstone schedules remove NAME`.
         """
-        self._declared.add(
+        self.rooms.state(JOBS).declared.add(
             NewSchedule(
                 name=name,
                 job=job,
@@ -463,24 +481,16 @@ class Ledger:
 
         `stores` are duties on other stores than the database, such as `signing_duties`.
 
-        Without any: of the queues of all its jobs, and of the messages for its consumers. Jobs that
-        are declared later are run where their queue is among them.
+        Without any: of the queues of all its jobs, of the messages for its consumers, and of its
+        other rooms. Jobs that are declared later are run where their queue is among them.
         """
         self._ready()
+        opened = [(room, self.rooms.opened(room, self.database)) for room in self.rooms]
         if not sources:
-            queues = sorted({kind.queue for kind in self.kinds.all().values()})
-            local = (LOCAL, RETRY) if self.office.consumers.all() else ()
-            sources = (
-                *(self.job_source(queue) for queue in queues),
-                *(self.relay_source(name) for name in local),
-            )
-        if self._declared:
-            self.database.run(lambda tx: self._declared.put(tx, self.kinds))
-        own = [
-            retention.duty(self.settings.jobs),
-            schedules.duty(self.kinds),
-            *messaging.duties(self.office, sources),
-        ]
+            sources = tuple(each for room, at in opened for each in room.sources(at))
+        for room, at in opened:
+            room.begin(at)
+        own = [duty for room, at in opened for duty in room.duties(at, sources)]
         return Worker(
             self.database,
             sources,
@@ -504,8 +514,7 @@ class Ledger:
         return Transaction(
             self.database,
             connection,
-            kinds=self.kinds,
-            office=self.office,
+            rooms=self.rooms,
             joined=True,
             ending=self._joiner.ending_of(connection),
         )
@@ -515,12 +524,31 @@ class Ledger:
         if self._checked:
             return
         with self.database.reading() as tx:
-            schema = migrating.look(tx.connection)
+            schema = migrating.look(tx.connection, self.database.rooms)
             if schema.up_to_date or not self._migrates_itself:
-                migrating.check(tx.connection, self.database.url)
+                migrating.check(tx.connection, self.database.url, self.database.rooms)
         if not schema.up_to_date:
             self.migrate()
         self._checked = True
+
+
+def rooms_for(settings: Settings, rooms: Sequence[Room[Any, Any]] = ()) -> Rooms:
+    """The rooms of Ledgerstone, these, and those that the settings name."""
+    given = {room.name for room in rooms}
+    named = cast(
+        "list[Room[Any, Any]]", rooms_of(name for name in settings.rooms if name not in given)
+    )
+    found = Rooms([*SHIPPED, *rooms, *named], settings)
+    failpoints.check()
+    return found
+
+
+def opened_database(
+    settings: Settings, rooms: Rooms, clock: Clock | None = None
+) -> Database[Transaction]:
+    """The database of the settings, whose transactions have these rooms."""
+    wrap = partial(Transaction, rooms=rooms)
+    return Database(settings.url, settings.store, wrap=wrap, clock=clock, rooms=rooms.stored)
 
 
 def _announce(tx: StoreTransaction, announcements: Sequence[Announcement]) -> list[bool]:

@@ -56,8 +56,8 @@ def shop(program: Program) -> Program:
 
 def all_commands() -> Iterator[tuple[str, Any]]:
     """Every command by its path."""
-    for name in COMMANDS:
-        found = _loaded(name)
+    for name, place in COMMANDS.items():
+        found = _loaded(name, place)
         yield name, found
         if isinstance(found, TyperGroup):
             for each, command in found.commands.items():

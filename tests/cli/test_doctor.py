@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import func, select, update
 
 from ledgerstone.cli import checks
-from ledgerstone.cli.checks import Verdict
 from ledgerstone.engine.workers import WorkerReport, sign_in
 from ledgerstone.ids import new_id
 from ledgerstone.jobs.tables import job_event
 from ledgerstone.ledger import Ledger
+from ledgerstone.room import Verdict
 from ledgerstone.store.dialects import sqlite
 from ledgerstone.store.leases import acquire
 from ledgerstone.store.tables import leases, worker

@@ -146,13 +146,13 @@ def test_a_store_that_may_not_be_read(duties_of: Opener, data: Path, clock: Manu
 
 
 def test_an_error_of_the_system(duties_of: Opener) -> None:
-    """A folder that the system refuses to look at is reported like damage."""
+    """A folder that the system refuses to look at is reported by its own error."""
     duties = duties_of(data_dir="x" * 5000)
 
     duties.tick()
 
     assert set(duties.trouble) == {"signing.expire", "signing.forget"}
-    assert duties.trouble["signing.expire"].startswith("disk_failed: ")
+    assert duties.trouble["signing.expire"].startswith("bad_input: ")
 
 
 def test_a_crash_between_publish_and_confirm(

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import inspect, select, update
 from sqlalchemy.engine import make_url
 
-from ledgerstone.cli.checks import Verdict, diagnose
+from ledgerstone.cli.checks import diagnose
 from ledgerstone.engine.source import Failure
 from ledgerstone.errors import StoreError
 from ledgerstone.ledger import Ledger
@@ -21,6 +21,7 @@ from ledgerstone.messaging import foreign
 from ledgerstone.messaging.failed import Failed
 from ledgerstone.messaging.failed_rows import Raw
 from ledgerstone.messaging.tables import OWN_FAILED_QUEUE, SYMFONY_FAILED_QUEUE
+from ledgerstone.room import Verdict
 from ledgerstone.testing.contract.failed import message_of, put
 from ledgerstone.testing.contract.inbox import new_office
 from ledgerstone.testing.fixtures import Home

@@ -12,35 +12,18 @@ import stat
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from enum import Enum
+from typing import Any
 
 import msgspec
 from sqlalchemy import inspect, select
 
 from ledgerstone.cli.database import file_of, must_exist, opened
-from ledgerstone.cli.output import counted, foldable
-from ledgerstone.cli.reaching import Place, reached
-from ledgerstone.cli.signing import standing
-from ledgerstone.cli.status import (
-    WorkerState,
-    failed_messages_of,
-    jobs_of,
-    leases_of,
-    workers_of,
-)
-from ledgerstone.engine.source import Ask, Outcome
-from ledgerstone.engine.source import Verdict as ItemVerdict
+from ledgerstone.cli.output import foldable
+from ledgerstone.engine.status import WorkerState, leases_of, workers_of
 from ledgerstone.errors import LedgerstoneError, SettingsError
-from ledgerstone.ids import new_id
-from ledgerstone.jobs.kinds import Kinds
-from ledgerstone.jobs.source import JobSource
-from ledgerstone.ledger import Transaction
-from ledgerstone.messaging import Office, foreign
-from ledgerstone.messaging.setup import NOT_OURS
+from ledgerstone.ledger import Transaction, rooms_for
+from ledgerstone.room import Check, Room, Rooms, Verdict, refused
 from ledgerstone.settings import Settings
-from ledgerstone.settings.messaging import LOCAL
-from ledgerstone.signing.folder import store_folder
 from ledgerstone.store import migrating
 from ledgerstone.store.database import Database
 from ledgerstone.store.dialects import sqlite
@@ -54,28 +37,8 @@ LATENCY_MS_MAX = 50.0
 SKEW_MS_MAX = 1000
 FREE_BYTES_LOW = 1 << 30
 FREE_BYTES_MIN = 100 << 20
-TYPES_NAMED_MAX = 5
-ROUND_TRIP = "ledgerstone.doctor"
-"""The type of the job with which the way from enqueue to settlement is tried."""
 DUTY_LATE_MS = 600_000
 """A duty is late when nobody has done it for so long, though there are workers."""
-
-
-class Verdict(Enum):
-    """How something is."""
-
-    OK = "ok"
-    WARNING = "warning"
-    PROBLEM = "problem"
-
-
-class Check(msgspec.Struct, frozen=True):
-    """One thing that was looked at: how it is, what was found, and what to do."""
-
-    name: str
-    verdict: Verdict
-    found: str
-    todo: str | None = None
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -104,27 +67,40 @@ def _checks(load: Callable[[], Settings]) -> Iterator[Check]:
     try:
         settings = load()
         # Routes may lead nowhere, though each setting by itself is right.
-        Office(settings.messaging)
+        rooms = rooms_for(settings)
     except SettingsError as error:
         todo = "correct it in the file, the environment or the call"
         yield from (_problem("settings", problem, todo) for problem in error.problems)
         return
     yield _ok("settings", settings.url_masked)
-    # Before the database: the store of signing is there without it.
-    yield from _signing(settings)
-    with opened(settings, tell=False) as database:
+    # What a room keeps elsewhere is there also where the database is not.
+    elsewhere = [room for room in rooms if not room.tables]
+    others = [room for room in rooms if room.tables]
+    with opened(settings, rooms, tell=False) as database:
+        yield from _rooms(rooms, elsewhere, database)
         try:
             yield from _file(database)
             yield from _reached(database)
         except LedgerstoneError as error:
             # What cannot be reached cannot be looked at.
-            yield _refused("database", error)
+            yield refused("database", error)
             return
         for name, look in _LOOKS.items():
             try:
                 yield from look(database, settings)
             except LedgerstoneError as error:
-                yield _refused(name, error)
+                yield refused(name, error)
+        yield from _rooms(rooms, others, database)
+
+
+def _rooms(rooms: Rooms, looked_at: list[Room[Any, Any]], database: Examined) -> Iterator[Check]:
+    """The checks of these rooms."""
+    for room in looked_at:
+        for name, look in room.doctor.items():
+            try:
+                yield from look(rooms.opened(room, database))
+            except LedgerstoneError as error:
+                yield refused(name, error)
 
 
 def _ok(name: str, found: str) -> Check:
@@ -137,23 +113,6 @@ def _warning(name: str, found: str, todo: str) -> Check:
 
 def _problem(name: str, found: str, todo: str | None) -> Check:
     return Check(name, Verdict.PROBLEM, found, todo)
-
-
-def _refused(name: str, error: LedgerstoneError) -> Check:
-    return _problem(name, " ".join(error.message.split()), error.hint)
-
-
-def _signing(settings: Settings) -> Iterator[Check]:
-    """The store of signing, if there is one, is whole, private and looked after."""
-    found = standing.examine(settings.signing)
-    if found is None:
-        return
-    if not found:
-        yield _ok("signing", f"{store_folder(settings.signing)} is whole")
-    for each in found:
-        yield Check(
-            "signing", Verdict.PROBLEM if each.grave else Verdict.WARNING, each.found, each.todo
-        )
 
 
 def _file(database: Examined) -> Iterator[Check]:
@@ -315,7 +274,7 @@ def _wakeups(database: Examined, _: Settings) -> Iterator[Check]:
 
 def _schema(database: Examined, _: Settings) -> Iterator[Check]:
     with database.reading() as tx:
-        migrating.check(tx.connection, database.url)
+        migrating.check(tx.connection, database.url, database.rooms)
         yield _ok("schema", f"{migrating.newest()}, up to date")
 
 
@@ -334,40 +293,16 @@ def _clock(database: Examined, _: Settings) -> Iterator[Check]:
         yield _ok("clock", f"within {max(skew, 1):.0f} ms of that of this machine")
 
 
-class _Undo(Exception):
-    """Rolls the transaction back."""
-
-
-def _round_trip(database: Examined, settings: Settings) -> Iterator[Check]:
-    """Accept, claim and settle a job, in a transaction that leaves nothing behind."""
-    with database.reading() as tx:
-        if not migrating.look(tx.connection).up_to_date:
-            return
-    kinds = Kinds()
-    kinds.add(ROUND_TRIP, lambda: None, queue=f"{ROUND_TRIP}-{new_id()}")
-    queue = kinds.all()[ROUND_TRIP].queue
-    source = JobSource(queue, kinds, database, crashes_max=settings.engine.crashes_max)
-    began = time.perf_counter()
-    refused = None
-    with suppress(_Undo), database.transaction() as tx:
-        tx.jobs.enqueue(ROUND_TRIP, queue=queue)
-        claims = source.claim(tx, Ask(1, "doctor", 1.0))
-        refused = source.settle(tx, [Outcome(claim, ItemVerdict.DONE) for claim in claims])
-        raise _Undo
-    took = (time.perf_counter() - began) * 1000
-    if claims and not refused:
-        yield _ok("round trip", f"accept, claim, settle in {took:.1f} ms, undone")
-    else:
-        yield _problem("round trip", "what was accepted could not be claimed and settled", None)
-
-
 def _workers(database: Examined, settings: Settings) -> Iterator[Check]:
     with database.reading() as tx:
         if not inspect(tx.connection).has_table(worker.name):
             return
-        found = workers_of(tx, settings)
+        found = workers_of(tx, lease_seconds=settings.engine.lease_seconds)
         leases = leases_of(tx)
-        waiting = migrating.look(tx.connection).up_to_date and jobs_of(tx).queued
+        schema = migrating.look(tx.connection, database.rooms)
+        waiting = schema.up_to_date and any(
+            room.waiting(tx.rooms.opened(room, database), tx) for room in tx.rooms
+        )
     states = [one.state for one in found]
     alive, silent = states.count(WorkerState.ALIVE), states.count(WorkerState.SILENT)
     seen = f"{alive} alive, {silent} silent, {states.count(WorkerState.STOPPED)} stopped"
@@ -389,97 +324,10 @@ def _workers(database: Examined, settings: Settings) -> Iterator[Check]:
         yield _ok("duties", "each has been done lately")
 
 
-def _jobs(database: Examined, settings: Settings) -> Iterator[Check]:
-    """Dead letters, and jobs of types that nobody runs."""
-    with database.reading() as tx:
-        if not migrating.look(tx.connection).up_to_date:
-            return
-        found = jobs_of(tx)
-        failed = failed_messages_of(tx, settings)
-    dead = counted(found.dead_letters, found.counted_max)
-    if found.dead_letters:
-        todo = "`ledgerstone jobs list --status dead_letter` shows why; then `jobs retry --all`"
-        yield _warning("dead letters", dead, todo)
-    else:
-        yield _ok("dead letters", "none")
-    if failed:
-        todo = "`ledgerstone failed show --group` shows why; then `failed retry --all`"
-        yield _warning("failed messages", counted(failed, found.counted_max), todo)
-    elif failed is not None:
-        yield _ok("failed messages", "none")
-    if found.unserved:
-        named = [f"{each.type} ({each.queue})" for each in found.unserved[:TYPES_NAMED_MAX]]
-        rest = len(found.unserved) - len(named)
-        words = ", ".join([*named, *([f"and {rest} more"] if rest else [])])
-        todo = "start `ledgerstone work -A MODULE:LEDGER` with the code that has them"
-        yield _warning("types", f"queued, and run by no worker: {words}", todo)
-    else:
-        yield _ok("types", "each type that is queued is run by a worker")
-
-
-def _messages(database: Examined, settings: Settings) -> Iterator[Check]:
-    """The tables that are shared with others are there, as they should be."""
-    setup = Office(settings.messaging).setup
-    lost = setup.lost(database)
-    if lost is not None:
-        todo = f"run `ledgerstone messaging setup --apply`; then {NOT_OURS}"
-        yield _problem("messages", lost, todo)
-        return
-    if setup.shared_setup(database):
-        found = "Symfony Messenger sets up the outbox, too, and would drop partition_key"
-        yield _warning("symfony", found, f"{NOT_OURS}; then drop its indexes IDX_… of the outbox")
-    lacking = setup.plan(database)
-    if not lacking:
-        yield _ok("messages", "the tables are there")
-        yield from _foreign_rows(database, settings)
-        return
-    words = list(dict.fromkeys(step.words for step in lacking))
-    rest = f" and {len(words) - 1} more" if words[1:] else ""
-    todo = "run `ledgerstone messaging setup --apply`; with --dry-run it shows what that does"
-    yield _warning("messages", f"not done yet: {words[0]}{rest}", todo)
-
-
-def _foreign_rows(database: Examined, settings: Settings) -> Iterator[Check]:
-    """Rows that others wrote into the outbox hold nothing up."""
-    office = Office(settings.messaging)
-    with database.reading() as tx:
-        if not migrating.look(tx.connection).up_to_date:
-            return
-        ahead = foreign.from_the_future(tx, office)
-        queues = foreign.held_up(tx, office)
-    if ahead:
-        found = f"{ahead} of the newest messages were written later than now"
-        todo = "moments are read as UTC: run PHP with date.timezone = UTC, or set the clock"
-        yield _warning("time zones", found, todo)
-    if queues:
-        found = f"one delayed message without a partition holds all others to {', '.join(queues)}"
-        todo = 'let them have partitions, or set mode = "competing" for the destination'
-        yield _warning("partitions", found, todo)
-
-
-def _destinations(_: Examined, settings: Settings) -> Iterator[Check]:
-    """What messages are carried to and received from can be reached, within seconds."""
-    places: dict[str, Place] = {}
-    for name, destination in settings.messaging.destinations.items():
-        if name != LOCAL:
-            places[f"destination {name}"] = destination
-    for name, subscription in settings.messaging.subscriptions.items():
-        places[f"subscription {name}"] = subscription
-    for name, place in places.items():
-        try:
-            yield _ok(name, reached(name, place))
-        except LedgerstoneError as error:
-            yield _refused(name, error)
-
-
 _LOOKS = {
     "settings of the server": _server_settings,
     "wake-ups": _wakeups,
     "schema": _schema,
     "clock": _clock,
-    "round trip": _round_trip,
     "workers": _workers,
-    "jobs": _jobs,
-    "messages": _messages,
-    "destinations": _destinations,
 }

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from ledgerstone.cli import output
 from ledgerstone.errors import SchemaMissing
-from ledgerstone.jobs import Kinds
-from ledgerstone.ledger import Transaction
-from ledgerstone.messaging import Office
+from ledgerstone.ledger import Transaction, opened_database, rooms_for
+from ledgerstone.room import Rooms
 from ledgerstone.settings import Settings
 from ledgerstone.store.database import Database
 from ledgerstone.store.dialects import sqlite
@@ -23,14 +21,15 @@ _ELSEWHERE = (
 
 
 @contextmanager
-def opened(settings: Settings, *, tell: bool = True) -> Iterator[Database[Transaction]]:
+def opened(
+    settings: Settings, rooms: Rooms | None = None, *, tell: bool = True
+) -> Iterator[Database[Transaction]]:
     """The database; closed at the end. Unlike a `Ledger` it never migrates by itself.
 
     `tell`: the command does not say by itself which database that is.
     """
     output.on_database(settings.url_masked, tell=tell)
-    wrap = partial(Transaction, kinds=Kinds(), office=Office(settings.messaging))
-    database = Database(settings.url, settings.store, wrap=wrap)
+    database = opened_database(settings, rooms or rooms_for(settings))
     try:
         yield database
     finally:

@@ -8,8 +8,9 @@ from rich.table import Table
 
 from ledgerstone.cli import output
 from ledgerstone.cli.call import EXIT_REFUSED, Call
-from ledgerstone.cli.checks import Diagnosis, Verdict, diagnose
+from ledgerstone.cli.checks import Diagnosis, diagnose
 from ledgerstone.cli.output import Text
+from ledgerstone.room import Verdict
 
 _STYLE = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
 

@@ -19,7 +19,7 @@ from ledgerstone.cli.call import EXIT_SOMETHING_TO_DO, Call, flag
 from ledgerstone.cli.database import file_of, opened
 from ledgerstone.cli.output import Text
 from ledgerstone.errors import BadInput
-from ledgerstone.ledger import Transaction
+from ledgerstone.ledger import Transaction, rooms_for
 from ledgerstone.messaging import Office
 from ledgerstone.settings import Settings
 from ledgerstone.store import migrating, security
@@ -104,16 +104,16 @@ def migrate(
             _separate(database, settings, role, json=call.json)
             return
         migrated = brought_up_to_date(database, settings)
-        output.show(migrated, _done(migrated), json=call.json)
+        output.show(migrated, _done(migrated, database), json=call.json)
 
 
 def looked_up(database: Database[Transaction]) -> migrating.Schema:
     """Where the database stands; a file that is not there yet is not made."""
     file = file_of(database)
     if file is not None and not file.exists():
-        return migrating.Schema(None, migrating.newest(), tuple(migrating.titles()))
+        return migrating.nothing(database.rooms)
     with database.reading() as tx:
-        return migrating.look(tx.connection)
+        return migrating.look(tx.connection, database.rooms)
 
 
 def brought_up_to_date(database: Database[Transaction], settings: Settings) -> Migrated:
@@ -122,7 +122,7 @@ def brought_up_to_date(database: Database[Transaction], settings: Settings) -> M
     set_up = Office(settings.messaging).setup
     steps = set_up.apply(database) if settings.messaging.auto_setup else []
     words = list(dict.fromkeys(step.words for step in steps))
-    return Migrated(before.current, before.newest, before.pending, words)
+    return Migrated(before.current, before.newest, before.everything_pending, words)
 
 
 def _separate(
@@ -135,7 +135,7 @@ def _separate(
     migrated = brought_up_to_date(database, settings)
     separated = security.separate(database, role=role)
     facts = {**msgspec.structs.asdict(migrated), "separated": separated}
-    output.show(facts, Group(_done(migrated), _apart(separated)), json=json)
+    output.show(facts, Group(_done(migrated, database), _apart(separated)), json=json)
 
 
 def written(
@@ -147,14 +147,14 @@ def written(
     role: str | None = None,
 ) -> Script:
     """The SQL, for a database that need not be there."""
-    if since is not None and since not in migrating.titles():
-        raise BadInput(
-            f"no revision is called {since}", hint=f"known: {', '.join(migrating.titles())}"
-        )
+    rooms = rooms_for(settings).stored
+    known = migrating.titles(rooms)
+    if since is not None and since not in known:
+        raise BadInput(f"no revision is called {since}", hint=f"known: {', '.join(known)}")
     url, _ = dialect_of(settings.url)
     kind = kind or Kind(url.get_backend_name())
-    further = security.script(kind.value, role=role) if separated else ""
-    return Script(kind, since, migrating.script(kind.value, since=since) + further)
+    further = security.script(kind.value, rooms, role=role) if separated else ""
+    return Script(kind, since, migrating.script(kind.value, since=since, rooms=rooms) + further)
 
 
 def _facts(schema: migrating.Schema) -> dict[str, object]:
@@ -167,16 +167,16 @@ def _standing(schema: migrating.Schema, database: Database[Transaction]) -> Rend
         return f"at {at}, up to date"
     return Group(
         f"at {at}, {schema.newest} is needed; pending:",
-        _listed(schema.pending),
+        _listed(schema.everything_pending, database),
         Text(migrate_hint(database.url)),
     )
 
 
-def _done(migrated: Migrated) -> RenderableType:
+def _done(migrated: Migrated, database: Database[Transaction]) -> RenderableType:
     parts: list[RenderableType] = []
     if migrated.applied:
         parts.append(f"{migrated.before or 'nothing'} → {migrated.after}; applied:")
-        parts.append(_listed(migrated.applied))
+        parts.append(_listed(migrated.applied, database))
     if migrated.set_up:
         parts.append("for messages:")
         parts.append(escape("\n".join(f"  {words}" for words in migrated.set_up)))
@@ -192,6 +192,6 @@ def _apart(separated: security.Separated) -> RenderableType:
     return escape("\n".join(lines))
 
 
-def _listed(revisions: tuple[str, ...]) -> RenderableType:
-    known = migrating.titles()
+def _listed(revisions: tuple[str, ...], database: Database[Transaction]) -> RenderableType:
+    known = migrating.titles(database.rooms)
     return "\n".join(f"  {revision}  {known[revision]}" for revision in revisions)

@@ -22,6 +22,7 @@ from ledgerstone.cli.call import (
     flag,
 )
 from ledgerstone.cli.groups import show_help
+from ledgerstone.settings.registered import Named
 
 COMMANDS = {
     "up": "ledgerstone.cli.up:up",
@@ -39,24 +40,30 @@ COMMANDS = {
     "messaging": "ledgerstone.cli.messaging:app",
     "signing": "ledgerstone.cli.signing.commands:app",
 }
-"""Where each is; only the one that is called is loaded."""
+"""Where each is; only the one that is called is loaded.
+
+The groups of the shipped rooms are written here again: to read them off the rooms would
+import all of them before the help is shown.
+"""
 
 
 class Commands(TyperGroup):
     """The commands, loaded when they are asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *_of_rooms(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.commands and cmd_name in COMMANDS:
-            self.commands[cmd_name] = _loaded(cmd_name)
+        if cmd_name not in self.commands:
+            place = COMMANDS.get(cmd_name) or _of_rooms(ctx).get(cmd_name)
+            if place is not None:
+                self.commands[cmd_name] = _loaded(cmd_name, place)
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in COMMANDS:
             # What may have been meant is looked for among those that are loaded.
-            for name in COMMANDS:
+            for name in self.list_commands(ctx):
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
@@ -83,8 +90,34 @@ def _misused(error: typer.TyperException) -> dict[str, object]:
     }
 
 
-def _loaded(name: str) -> Any:
-    module, _, attribute = COMMANDS[name].partition(":")
+def _of_rooms(context: Any) -> dict[str, str]:
+    """The groups of rooms beside Ledgerstone's: those of the application, or of the settings.
+
+    What is wrong with either is told by the command that is called, not by the list of commands.
+    """
+    from ledgerstone.errors import LedgerstoneError
+    from ledgerstone.settings.registered import rooms_of
+
+    given = context.params
+    rooms: list[Named]
+    try:
+        if given.get("application") is not None:
+            from ledgerstone.cli.application import loaded
+
+            with loaded(given["application"]) as ledger:
+                rooms = [*ledger.rooms]
+        else:
+            from ledgerstone.settings import Settings
+
+            rooms = rooms_of(Settings.load(given.get("config")).rooms)
+    except LedgerstoneError:
+        return {}
+    found = {name: place for room in rooms for name, place in room.cli.items()}
+    return {name: place for name, place in found.items() if name not in COMMANDS}
+
+
+def _loaded(name: str, place: str) -> Any:
+    module, _, attribute = place.partition(":")
     found = getattr(import_module(module), attribute)
     if isinstance(found, typer.Typer):
         group = typer.main.get_command(found)

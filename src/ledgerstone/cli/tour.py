@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,7 +24,7 @@ from ledgerstone.jobs import Accepted as Answer
 from ledgerstone.jobs import JobEvent, NewJob, Status
 from ledgerstone.jobs.retention import permitted
 from ledgerstone.jobs.tables import job, job_event, job_key
-from ledgerstone.ledger import Ledger, Transaction
+from ledgerstone.ledger import Ledger, Transaction, opened_database
 from ledgerstone.store.database import Database
 from ledgerstone.store.expressions import json_text
 from ledgerstone.store.tables import worker
@@ -140,8 +139,8 @@ class Tour:
         quick = msgspec.structs.replace(
             self._ledger.settings.store, busy_timeout_seconds=BUSY_SECONDS_MAX
         )
-        wrap = partial(Transaction, kinds=self._ledger.kinds, office=self._ledger.office)
-        database = Database(self._ledger.settings.url, quick, wrap=wrap)
+        settings = msgspec.structs.replace(self._ledger.settings, store=quick)
+        database = opened_database(settings, self._ledger.rooms)
         try:
             for _ in range(DISTURB_TRIES_MAX):
                 process.pause()

@@ -35,6 +35,7 @@ from ledgerstone.cli.carrying import (
 )
 from ledgerstone.cli.output import Console, Text
 from ledgerstone.engine.source import Source
+from ledgerstone.engine.status import DUTY
 from ledgerstone.engine.store_duties import StoreDuties
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import LedgerstoneError, StoreUnavailable
@@ -52,8 +53,6 @@ COUNTED_MAX = 1000
 """Jobs of a status that are counted every second; above it `1,000+` is shown."""
 CONNECTING = "connecting"
 """What a subscription says before it knows more."""
-DUTY = "duty "
-"""What the trouble of a duty begins with."""
 SAY_SECONDS = 5.0
 """Without a terminal, changes are said at most so often."""
 

@@ -114,7 +114,11 @@ class Setup:
     def plan(self, database: Database[Any]) -> list[Step]:
         """What is missing."""
         with database.reading() as tx:
-            return self._plan(tx.connection, self.tables)
+            return self.lacking(tx.connection)
+
+    def lacking(self, connection: Connection) -> list[Step]:
+        """What is missing, as this connection sees it."""
+        return self._plan(connection, self.tables)
 
     def lost(self, database: Database[Any]) -> str | None:
         """What Symfony's setup() has taken from the outbox; None if it has not run there."""

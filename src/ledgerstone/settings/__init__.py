@@ -8,9 +8,9 @@ the reference document.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
@@ -23,6 +23,7 @@ from ledgerstone.settings.messaging import (
     masked,
 )
 from ledgerstone.settings.reading import Known, Reading
+from ledgerstone.settings.registered import Named, rooms_of
 from ledgerstone.settings.sections import EngineSettings, JobSettings, LogSettings, StoreSettings
 from ledgerstone.settings.signing import SigningSettings
 
@@ -38,6 +39,8 @@ __all__ = [
     "SubscriptionSettings",
     "reference",
 ]
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 # What SQLAlchemy reads, but a password with a raw "@" is refused instead of half understood.
 _URL_PATTERN = (
@@ -68,6 +71,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             description="The database that keeps everything.",
         ),
     ] = "sqlite:///.ledgerstone/ledgerstone.db"
+    rooms: Annotated[
+        list[str],
+        Meta(
+            description="Rooms beside those of Ledgerstone, by the names under which they are"
+            " installed; each may have a section of its name."
+        ),
+    ] = []
     store: StoreSettings = StoreSettings()
     engine: EngineSettings = EngineSettings()
     jobs: JobSettings = JobSettings()
@@ -80,6 +90,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         cls,
         path: Path | None = None,
         environ: Mapping[str, str] | None = None,
+        *,
+        with_rooms: Sequence[Named] = (),
         **overrides: object,
     ) -> Settings:
         """Settings from overrides, before environment, before file, before defaults.
@@ -89,16 +101,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         - Overrides have the shape of the file: `load(url=..., engine={"concurrency": 4})`.
         - A wrong value is a problem also where a later source replaces it.
         - All problems of all sources are raised together, as one `SettingsError`.
+        - `with_rooms` have their sections too, as those that the setting `rooms` names.
         """
         environ = os.environ if environ is None else environ
-        reading = Reading(_KNOWN)
-        reading.take_file(path, environ)
-        reading.take_environment(environ)
-        reading.take_tree("argument ", overrides)
+        reading = _read(_KNOWN if cls is Settings else Known(cls), path, environ, overrides)
+        named = cast("list[str]", reading.values["rooms"])
+        try:
+            rooms = [*with_rooms, *rooms_of(named)]
+        except SettingsError as error:
+            raise SettingsError([*reading.problems, *error.problems]) from error
+        if any(room.settings is not None for room in rooms):
+            reading = _read(Known(_with_sections(cls, rooms)), path, environ, overrides)
         reading.compare()
         if reading.problems:
             raise SettingsError(reading.problems)
-        return msgspec.convert(reading.tree(), cls)
+        return msgspec.convert(reading.tree(), reading.declared)
+
+    def section(self, name: str, kind: type[S]) -> S:
+        """The section of a room; its defaults where the settings were loaded without the room."""
+        found = getattr(self, name, None)
+        return found if isinstance(found, kind) else kind()
 
     @property
     def url_masked(self) -> str:
@@ -111,6 +133,35 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
         return f"Settings({fields})"
+
+
+def _read(
+    known: Known[Settings],
+    path: Path | None,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, object],
+) -> Reading[Settings]:
+    """What all sources give."""
+    reading: Reading[Settings] = Reading(known)
+    reading.take_file(path, environ)
+    reading.take_environment(environ)
+    reading.take_tree("argument ", overrides)
+    return reading
+
+
+def _with_sections(base: type[Settings], rooms: Sequence[Named]) -> type[Settings]:
+    """Settings that have the sections of these rooms, too."""
+    sections = {room.name: room.settings for room in rooms if room.settings is not None}
+    taken = sorted(set(sections) & set(base.__struct_fields__))
+    if taken:
+        raise SettingsError(
+            [f"rooms: {taken[0]} is a section of Ledgerstone; allowed: another name"]
+        )
+    fields = [(name, kind, kind()) for name, kind in sections.items()]
+    made = msgspec.defstruct(
+        base.__name__, fields, bases=(base,), module=base.__module__, frozen=True, kw_only=True
+    )
+    return cast("type[Settings]", made)
 
 
 def reference() -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -32,10 +32,13 @@ SHOWN_CHARS_MAX = 60
 _ENVIRONMENT_OTHERS = {ENVIRONMENT_CONFIG, failpoints.VARIABLE}
 
 
-class Known:
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Known(Generic[S]):
     """The settings that a class declares, by their keys."""
 
-    def __init__(self, declared: type[msgspec.Struct]) -> None:
+    def __init__(self, declared: type[S]) -> None:
         self.declared = declared
 
     @cached_property
@@ -224,13 +227,13 @@ _RULES = (
 )
 
 
-class Reading:
+class Reading(Generic[S]):
     """What the sources gave so far, later over earlier, and everything that was wrong with it."""
 
-    def __init__(self, known: Known) -> None:
+    def __init__(self, known: Known[S]) -> None:
         self._known = known.settings
         self._sections = known.sections
-        self._declared = known.declared
+        self.declared = known.declared
         self.problems: list[str] = []
         self.values = {key: setting.default for key, setting in self._known.items()}
         self.origins = dict.fromkeys(self._known, "default")
@@ -277,7 +280,7 @@ class Reading:
         alone = {setting.name: value}
         try:
             tree = {setting.section: alone} if setting.section else alone
-            msgspec.convert(tree, self._declared)
+            msgspec.convert(tree, self.declared)
         # The environment may hold bytes that are no text; they arrive as lone surrogates.
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
             shown = _shown_secret(value) if setting.secret else _shown(value)

@@ -6,11 +6,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ledgerstone.errors import Unsupported
+from ledgerstone.failpoints import declare
 
 if TYPE_CHECKING:
     from ledgerstone.signing.signing import Signing
 
 __all__ = ["Signing"]
+
+FAILPOINTS = declare(
+    {
+        "signing.committing",
+        "signing.committed",
+        "signing.migrating",
+        "signing.restoring",
+        "signing.deleting",
+        "signing.published",
+    }
+)
 
 DUTIES = "signing."
 """What the names of its duties begin with."""
@@ -30,3 +42,8 @@ def __getattr__(name: str) -> object:
             raise
         message = f"signing needs the package {error.name}"
         raise Unsupported(message, hint="install ledgerstone[signing]") from error
+
+
+def check_extra() -> None:
+    """Unsupported, which names the package, unless everything that signing needs is installed."""
+    __getattr__("Signing")

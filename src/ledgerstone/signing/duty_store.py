@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ledgerstone.engine.store_duties import DutyStore
-from ledgerstone.errors import DiskFailed, StoreDenied, StoreLocked
+from ledgerstone.errors import StoreLocked
 from ledgerstone.settings import SigningSettings
 from ledgerstone.signing.folder import store_folder
-from ledgerstone.signing.rocksdb import exists
+from ledgerstone.signing.rocksdb import exists, file_errors
 from ledgerstone.store.wakeup import Bell
 
 if TYPE_CHECKING:
@@ -109,12 +109,8 @@ class StoreOnDemand:
         return Bell()
 
     def run(self, work: Callable[[Access], R], /) -> R:
-        try:
+        with file_errors(self._folder):
             return work(self)
-        except PermissionError as error:
-            raise StoreDenied(f"{self._folder}: {error.strerror}") from error
-        except OSError as error:
-            raise DiskFailed(f"{self._folder}: {error.strerror}") from error
 
     def rest(self) -> None:
         reader, writer = self._reader, self._writer

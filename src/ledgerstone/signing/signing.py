@@ -16,7 +16,7 @@ from ledgerstone.signing.app_config import AppConfig, decode_app_config, encode_
 from ledgerstone.signing.batch import SigningBatch
 from ledgerstone.signing.envelope import AGE_NANOS_MAX, AHEAD_NANOS_MAX, Envelope, PeerChecks
 from ledgerstone.signing.export import Imported
-from ledgerstone.signing.keys import AppConfigKey, Family
+from ledgerstone.signing.keys import NANOS_PER_DAY, AppConfigKey, Family
 from ledgerstone.signing.life import (
     acks,
     audit,
@@ -64,7 +64,9 @@ from ledgerstone.signing.values import (
 
 T = TypeVar("T")
 
-SEEN_NANOS = AGE_NANOS_MAX + AHEAD_NANOS_MAX
+CLOCK_NANOS_MAX = NANOS_PER_DAY
+"""So far our clock may be ahead and come back, and no message is accepted again."""
+SEEN_NANOS = AGE_NANOS_MAX + AHEAD_NANOS_MAX + CLOCK_NANOS_MAX
 """Seen messages are kept for as long by default: no message that is older is accepted."""
 U64_MAX = 2**64 - 1
 STEP_ROWS = 500

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from random import random
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -29,6 +29,7 @@ from ledgerstone.store.faults import MIGRATE_SOMEWHERE, commit_unknown, migrate_
 from ledgerstone.store.lending import Lender, Lent
 from ledgerstone.store.measure import Measure
 from ledgerstone.store.outage import Outage
+from ledgerstone.store.rooms import StoredRoom
 from ledgerstone.store.sharing import library_of, shared_file
 from ledgerstone.store.statement import Statement
 from ledgerstone.store.tables import ledger_identity
@@ -69,8 +70,10 @@ class Database(Generic[Tx]):
         *,
         wrap: Callable[..., Tx],
         clock: Clock | None = None,
+        rooms: Sequence[StoredRoom] = (),
     ) -> None:
         self.settings = settings
+        self.rooms = tuple(rooms)
         self.url, self.dialect = dialect_of(url)
         self.clock = clock or DatabaseClock()
         self.measure = Measure(slow_ms=settings.slow_statement_ms)
@@ -210,6 +213,7 @@ class Database(Generic[Tx]):
             ),
             wrap=self._wrap,
             clock=self.clock,
+            rooms=self.rooms,
         )
         twin.measure = self.measure
         twin.bells = self.bells

@@ -1,9 +1,14 @@
 """Migrations: the schema is brought up to date by Alembic, one revision after the other.
 
-`schema_version` is kept true by every step: its highest version is the revision the database is at.
-Only one process migrates at a time; the others wait and find nothing to do. On PostgreSQL and
-SQLite a step happens completely or not at all. MySQL commits every DDL statement by itself, so each
-step is written to be repeatable: what an interrupted one has made is found and kept.
+The kernel has a line of revisions (`0001`, …) and a version table, and each room that brings
+migrations has its own: `acme_0001`, … in `ledgerstone_revision_acme`. They are applied in this
+order: the kernel's, then those of the rooms as they are listed.
+
+`schema_version` is kept true by every step of the kernel: its highest version is the revision the
+database is at. Only one process migrates at a time; the others wait and find nothing to do. On
+PostgreSQL and SQLite a step happens completely or not at all. MySQL commits every DDL statement by
+itself, so each step is written to be repeatable: what an interrupted one has made is found and
+kept.
 
 To look where a database stands, which every process does, takes no Alembic: the revisions are
 numbered, and their numbers are the beginnings of their files' names.
@@ -12,14 +17,17 @@ numbered, and their numbers are the beginnings of their files' names.
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import Column, String, Table, inspect, select
+from sqlalchemy import Column, String, Table, inspect, literal, select, union_all
 
-from ledgerstone.errors import SchemaMissing, SchemaOutdated
+from ledgerstone.errors import BadInput, SchemaMissing, SchemaOutdated
 from ledgerstone.store.faults import migrate_hint, translated
+from ledgerstone.store.rooms import StoredRoom
 from ledgerstone.store.schema import plain_metadata
 
 if TYPE_CHECKING:
@@ -33,59 +41,136 @@ VERSION_TABLE = "ledgerstone_revision"
 """Not `alembic_version`: that one is the user's own."""
 LOCATION = Path(__file__).with_name("migrations")
 
-_revision = Table(
-    VERSION_TABLE, plain_metadata(), Column("version_num", String(32), primary_key=True)
-)
+
+class Line(msgspec.Struct, frozen=True):
+    """The revisions of the kernel, whose name is empty, or of a room, and where they are."""
+
+    name: str
+    version_table: str
+    folder: Path
+
+    def titles(self) -> dict[str, str]:
+        """Each revision that is known, in order, and what it is about."""
+        files = sorted(self.folder.glob("[0-9]*_*.py"))
+        parts = [path.stem.partition("_") for path in files]
+        prefix = f"{self.name}_" if self.name else ""
+        return {f"{prefix}{number}": words.replace("_", " ") for number, _, words in parts}
 
 
-class Schema(msgspec.Struct, frozen=True):
-    """Where a database stands: its revision, the newest one, and what lies between."""
+class Standing(msgspec.Struct, frozen=True):
+    """Where the tables of a room stand: their revision, the newest one, and what lies between."""
 
     current: str | None
     newest: str
     pending: tuple[str, ...]
 
+
+class Schema(msgspec.Struct, frozen=True):
+    """Where a database stands: its revision, the newest one, and what lies between.
+
+    `rooms` tells the same of each room that has migrations of its own, by its name.
+    """
+
+    current: str | None
+    newest: str
+    pending: tuple[str, ...]
+    rooms: dict[str, Standing] = {}
+
     @property
     def up_to_date(self) -> bool:
-        return self.current == self.newest
+        return not self.everything_pending
+
+    @property
+    def everything_pending(self) -> tuple[str, ...]:
+        """What is to be applied, the kernel's and the rooms', in order."""
+        theirs = (revision for room in self.rooms.values() for revision in room.pending)
+        return (*self.pending, *theirs)
 
 
-def titles() -> dict[str, str]:
-    """Each revision that this version of Ledgerstone knows, in order, and what it is about."""
-    files = sorted((LOCATION / "versions").glob("[0-9]*_*.py"))
-    parts = [path.stem.partition("_") for path in files]
-    return {number: words.replace("_", " ") for number, _, words in parts}
+def kernel() -> Line:
+    """The kernel's revisions."""
+    return Line("", VERSION_TABLE, LOCATION / "versions")
+
+
+def lines(rooms: Iterable[StoredRoom]) -> list[Line]:
+    """The kernel's revisions, then those of each room that has some."""
+    return [kernel(), *(_line(room) for room in rooms if room.migrations is not None)]
+
+
+def _line(room: StoredRoom) -> Line:
+    assert room.migrations is not None
+    found = find_spec(room.migrations)
+    if found is None or not found.submodule_search_locations:
+        message = f"the migrations of the room {room.name} are no package: {room.migrations}"
+        raise BadInput(message, hint="name the package of its revisions, as acme.migrations")
+    line = Line(room.name, room.version_table, Path(next(iter(found.submodule_search_locations))))
+    if not line.titles():
+        raise BadInput(f"the package {room.migrations} has no revision such as 0001_tables.py")
+    return line
+
+
+def titles(rooms: Iterable[StoredRoom] = ()) -> dict[str, str]:
+    """Each revision that this version of Ledgerstone and these rooms know, in order."""
+    return {name: words for line in lines(rooms) for name, words in line.titles().items()}
 
 
 def newest() -> str:
-    """The newest revision that this version of Ledgerstone knows."""
-    return list(titles())[-1]
+    """The newest revision of the kernel."""
+    return list(kernel().titles())[-1]
 
 
-def look(connection: Connection) -> Schema:
+def nothing(rooms: Iterable[StoredRoom]) -> Schema:
+    """Where a database stands that is not there yet."""
+    return _schema(lines(rooms), {})
+
+
+def look(connection: Connection, rooms: Sequence[StoredRoom] = ()) -> Schema:
     """Where the database stands."""
-    current: str | None = None
-    if inspect(connection).has_table(VERSION_TABLE):
-        current = connection.execute(select(_revision.c.version_num)).scalar()
-    known = list(titles())
+    listed = lines(rooms)
+    there = [line for line in listed if inspect(connection).has_table(line.version_table)]
+    current: dict[str, str] = {}
+    if there:
+        found = connection.execute(union_all(*map(_selected, there)))
+        current = {str(name): str(revision) for name, revision in found}
+    return _schema(listed, current)
+
+
+def _selected(line: Line) -> Any:
+    table = Table(line.version_table, plain_metadata(), Column("version_num", String(32)))
+    return select(literal(line.name), table.c.version_num)
+
+
+def _schema(listed: Sequence[Line], current: dict[str, str]) -> Schema:
+    kernel, *others = (_standing(line, current.get(line.name)) for line in listed)
+    rooms = {line.name: each for line, each in zip(listed[1:], others, strict=True)}
+    return Schema(kernel.current, kernel.newest, kernel.pending, rooms)
+
+
+def _standing(line: Line, current: str | None) -> Standing:
+    known = list(line.titles())
     if current is not None and current not in known:
-        message = f"the database is at revision {current}, this version knows up to {known[-1]}"
-        raise SchemaOutdated(message, hint="update Ledgerstone")
+        knows = f"the room {line.name}" if line.name else "this version"
+        message = f"the database is at revision {current}, {knows} knows up to {known[-1]}"
+        raise SchemaOutdated(message, hint=f"update {line.name or 'Ledgerstone'}")
     pending = known[known.index(current) + 1 :] if current in known else known
-    return Schema(current, known[-1], tuple(pending))
+    return Standing(current, known[-1], tuple(pending))
 
 
 def migrate(database: Database[Any], *, to: str = "head") -> Schema:
-    """Bring the database to a revision; answers where it stood before."""
+    """Bring the database to the newest revisions; answers where it stood before.
+
+    `to`: only the kernel, to this revision.
+    """
     engine = database.engine
     try:
         with engine.connect() as connection, database.dialect.migrating(connection):
-            before = look(connection)
-            config = _config()
-            config.attributes["connection"] = connection
-            from alembic import command
+            before = look(connection, database.rooms)
+            for line in lines(database.rooms if to == "head" else ()):
+                config = _config(line)
+                config.attributes["connection"] = connection
+                from alembic import command
 
-            command.upgrade(config, to)
+                command.upgrade(config, to)
             connection.commit()
         # SQLite writes to a table three to four times slower on the connection that made it.
         engine.dispose()
@@ -97,34 +182,50 @@ def migrate(database: Database[Any], *, to: str = "head") -> Schema:
     return before
 
 
-def script(dialect_name: str, *, since: str | None = None) -> str:
-    """The migrations as SQL text, for a dialect, without a database."""
-    out = io.StringIO()
-    config = _config(out)
-    config.attributes["dialect"] = dialect_name
-    from alembic import command
+def script(dialect_name: str, *, since: str | None = None, rooms: Sequence[StoredRoom] = ()) -> str:
+    """The migrations as SQL text, for a dialect, without a database.
 
-    command.upgrade(config, f"{since}:head" if since else "head", sql=True)
+    `since`: only what comes after this revision of the kernel or of a room.
+    """
+    out = io.StringIO()
+    for line in lines(rooms):
+        if since is not None and since not in line.titles():
+            continue
+        config = _config(line, out)
+        config.attributes["dialect"] = dialect_name
+        from alembic import command
+
+        command.upgrade(config, f"{since}:head" if since else "head", sql=True)
     return out.getvalue()
 
 
-def check(connection: Connection, url: URL) -> None:
+def check(connection: Connection, url: URL, rooms: Sequence[StoredRoom] = ()) -> None:
     """An error that says what to do, unless the schema is the one this version needs.
 
     `url` is that of the database, as people named it.
     """
-    schema = look(connection)
+    schema = look(connection, rooms)
     if schema.current is None:
         message = "Ledgerstone's tables are not in this database"
         raise SchemaMissing(message, hint=migrate_hint(url))
-    if not schema.up_to_date:
+    if schema.pending:
         message = f"the database is at revision {schema.current}, {schema.newest} is needed"
         raise SchemaOutdated(message, hint=migrate_hint(url))
+    for name, room in schema.rooms.items():
+        if room.current is None:
+            message = f"the tables of the room {name} are not in this database"
+            raise SchemaMissing(message, hint=migrate_hint(url))
+        if room.pending:
+            message = f"the room {name} is at revision {room.current}, {room.newest} is needed"
+            raise SchemaOutdated(message, hint=migrate_hint(url))
 
 
-def _config(out: io.StringIO | None = None) -> Config:
+def _config(line: Line, out: io.StringIO | None = None) -> Config:
     from alembic.config import Config
 
     config = Config(output_buffer=out) if out is not None else Config()
     config.set_main_option("script_location", str(LOCATION).replace("%", "%%"))
+    config.set_main_option("version_locations", str(line.folder).replace("%", "%%"))
+    config.set_main_option("path_separator", "newline")
+    config.attributes["line"] = line
     return config

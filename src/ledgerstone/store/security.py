@@ -1,4 +1,4 @@
-"""Organisations kept apart by PostgreSQL itself: row-level security on everything of jobs.
+"""Organisations kept apart by PostgreSQL itself: row-level security on the tables of the rooms.
 
     connection ──says──▶ ledgerstone.org_id ──compared with──▶ job, job_key, job_schedule
                                                                 │
@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -24,6 +24,7 @@ from sqlalchemy import Text, bindparam, func, literal, select, text, true
 from ledgerstone.errors import BadInput, NotFound, Unsupported
 from ledgerstone.store.faults import translated
 from ledgerstone.store.names import check_name
+from ledgerstone.store.rooms import ChildTable, RowSecurity, StoredRoom
 from ledgerstone.store.statement import Statement
 from ledgerstone.store.transaction import Transaction
 
@@ -39,76 +40,18 @@ SETTING = "ledgerstone.org_id"
 POLICY = "ledgerstone_org"
 LOCK_POLICY, LOOK_POLICY, KNOW_POLICY = (f"ledgerstone_{verb}" for verb in ("lock", "look", "know"))
 ROLE_CHARS_MAX = 63
-OWNED = ("job", "job_key", "job_schedule")
-"""Tables whose rows name their organisation."""
-BY_JOB = ("job_event", "job_step")
-"""Tables whose rows belong to a job."""
-SHARED = "job_queue"
-"""Its rows are the same for all."""
-FIXED = (
-    "id",
-    "org_id",
-    "type",
-    "max_attempts",
-    "backoff_policy",
-    "priority",
-    "idempotency_key",
-    "requested_by",
-    "created_at",
-    "queue",
-    "payload",
-    "limit_key",
-    "limit_max",
-    "correlation_id",
-    "trace_context",
+KERNEL = RowSecurity(
+    grants={
+        "ledgerstone_revision": "SELECT",
+        "ledger_identity": "SELECT",
+        "worker": "SELECT, INSERT, UPDATE (seen_at_ms, state, report)",
+    },
+    refused=("history_permit", "leases", "schema_version"),
 )
-"""What was accepted: nobody changes it."""
-MOVING = (
-    "status",
-    "attempt",
-    "updated_at",
-    "started_at",
-    "finished_at",
-    "last_error_code",
-    "last_error_message",
-    "result",
-    "run_at_ms",
-    "gate",
-    "token",
-    "lease_until_ms",
-    "worker",
-    "crashes",
-    "stage",
-    "progress",
-    "cancel_requested",
-)
-"""What the moves of a job change."""
-GRANTS = {
-    "ledgerstone_revision": "SELECT",
-    "ledger_identity": "SELECT",
-    "job": f"SELECT, INSERT, UPDATE ({', '.join(MOVING)})",
-    "job_key": "SELECT, INSERT",
-    "job_event": "SELECT, INSERT",
-    "job_step": "SELECT, INSERT",
-    "job_schedule": "SELECT, INSERT, UPDATE",
-    # A limit is kept by locking the row of its queue, which takes the right to change it; the
-    # policies of this table let nobody use that right.
-    SHARED: "SELECT, INSERT (name), UPDATE (name)",
-    "worker": "SELECT, INSERT, UPDATE (seen_at_ms, state, report)",
-}
-REFUSED = (
-    "history_permit",
-    "leases",
-    "schema_version",
-    "outbox_lane",
-    "outbox_pause",
-    "outbox_key",
-    "message_event",
-)
-"""Tables that an organisation has no business with.
+"""Tables of no room.
 
-Leases above all: a duty that one organisation takes is done for it alone and missed by the others.
-Messages belong to no organisation; rights on the tables that are shared with Symfony are its own.
+Nobody who acts for one organisation takes a lease: a duty would be done for it alone and missed by
+the others.
 """
 
 # A setting that was local to a transaction is left behind empty, not missing.
@@ -169,9 +112,11 @@ def separate(database: Database[Any], *, role: str | None = None) -> Separated:
         with database.engine.connect() as connection, database.dialect.migrating(connection):
             if role is not None:
                 _check_role(connection, role)
-            for statement in _statements(role):
+            for statement in _statements(database.rooms, role):
                 connection.exec_driver_sql(statement)
-            done = Separated((*OWNED, *BY_JOB, SHARED), role, _apart(connection))
+            rules = [room.security for room in database.rooms]
+            tables = [table for rule in rules for table in _separated(rule)]
+            done = Separated(tuple(tables), role, _apart(connection, database.rooms))
             connection.commit()
     except Exception as error:
         fault = translated(error)
@@ -181,10 +126,10 @@ def separate(database: Database[Any], *, role: str | None = None) -> Separated:
     return done
 
 
-def script(kind: str, *, role: str | None = None) -> str:
-    """The same as SQL text."""
+def script(kind: str, rooms: Sequence[StoredRoom], *, role: str | None = None) -> str:
+    """The same as SQL text, for these rooms."""
     _check_kind(kind)
-    return "".join(f"{line};\n\n" for line in ("BEGIN", *_statements(role), "COMMIT"))
+    return "".join(f"{line};\n\n" for line in ("BEGIN", *_statements(rooms, role), "COMMIT"))
 
 
 def _check_kind(kind: str) -> None:
@@ -193,17 +138,35 @@ def _check_kind(kind: str) -> None:
         raise Unsupported(message, hint="give each organisation a database of its own there")
 
 
-def _statements(role: str | None) -> Iterator[str]:
-    for table in OWNED:
-        yield from _guarded(table, _MINE, written=_MINE)
-    for table in BY_JOB:
-        # The policy of `job` decides what is found here. What is written may be of a job that the
-        # same statement adds: that is seen only by a function, which looks anew.
-        own = f"EXISTS (SELECT 1 FROM job WHERE job.id = {table}.job_id)"  # noqa: S608 - names of ours
-        yield from _guarded(table, own, written="ledgerstone_sees(job_id)")
-    yield from _locked_not_changed(SHARED)
+def _separated(rule: RowSecurity) -> tuple[str, ...]:
+    """The tables of a room whose rows are kept apart."""
+    return (*rule.owned, *(child.table for child in rule.children), *rule.shared)
+
+
+def _statements(rooms: Sequence[StoredRoom], role: str | None) -> Iterator[str]:
+    rules = [room.security for room in rooms]
+    for rule in rules:
+        for table in rule.owned:
+            yield from _guarded(table, _MINE, written=_MINE)
+        for child in rule.children:
+            yield from _guarded_with_parent(child)
+        for table in rule.shared:
+            yield from _locked_not_changed(table)
     if role is not None:
-        yield from _granted(_quoted(role))
+        own = [room for room in rooms if room.migrations is not None]
+        looked_at = RowSecurity(grants={room.version_table: "SELECT" for room in own})
+        yield from _granted([KERNEL, *rules, looked_at], _quoted(role))
+
+
+def _guarded_with_parent(child: ChildTable) -> Iterator[str]:
+    """The policy of the parent decides what is found in the child.
+
+    What is written may be of a parent that the same statement adds: that is seen only by a
+    function, which looks anew.
+    """
+    found = f"{child.parent}.id = {child.table}.{child.column}"
+    own = f"EXISTS (SELECT 1 FROM {child.parent} WHERE {found})"  # noqa: S608 - names of ours
+    yield from _guarded(child.table, own, written=f"{child.seen_by}({child.column})")
 
 
 def _guarded(table: str, own: str, *, written: str) -> Iterator[str]:
@@ -226,12 +189,14 @@ def _locked_not_changed(table: str) -> Iterator[str]:
         yield f"CREATE POLICY {name} ON {table} {rule}"
 
 
-def _granted(role: str) -> Iterator[str]:
+def _granted(rules: Sequence[RowSecurity], role: str) -> Iterator[str]:
     """Exactly these rights: what the role had before on our tables is taken away."""
     usage = f"'GRANT USAGE ON SCHEMA ' || quote_ident(current_schema()) || ' TO {role}'"
     yield f"DO $ledgerstone$ BEGIN EXECUTE {usage}; END $ledgerstone$"
-    yield f"REVOKE ALL ON {', '.join([*GRANTS, *REFUSED])} FROM {role}"
-    for table, rights in GRANTS.items():
+    grants = {table: rights for rule in rules for table, rights in rule.grants.items()}
+    refused = [table for rule in rules for table in rule.refused]
+    yield f"REVOKE ALL ON {', '.join([*grants, *refused])} FROM {role}"
+    for table, rights in grants.items():
         yield f"GRANT {rights} ON {table} TO {role}"
 
 
@@ -248,7 +213,7 @@ def _check_role(connection: Connection, role: str) -> None:
     query = text(
         "SELECT rolsuper OR rolbypassrls OR pg_has_role(pg_roles.oid, COALESCE(relowner, "
         "(SELECT oid FROM pg_roles WHERE rolname = current_user)), 'MEMBER') "
-        "FROM pg_roles LEFT JOIN pg_class ON pg_class.oid = to_regclass('job') "
+        "FROM pg_roles LEFT JOIN pg_class ON pg_class.oid = to_regclass('ledger_identity') "
         "WHERE rolname = :role"
     )
     above = connection.execute(query, {"role": role}).scalar()
@@ -261,14 +226,19 @@ def _check_role(connection: Connection, role: str) -> None:
         raise BadInput(message, hint=hint)
 
 
-def _apart(connection: Connection) -> tuple[str, ...]:
-    """Whoever has a right on jobs, is not above security, and has no policy of its own."""
+def _apart(connection: Connection, rooms: Sequence[StoredRoom]) -> tuple[str, ...]:
+    """Each role with a right on an owned table, not above security, without a policy of its own."""
     query = text(
         "SELECT DISTINCT COALESCE(rolname, 'PUBLIC') AS name "
         "FROM pg_class CROSS JOIN aclexplode(relacl) AS granted "
         "LEFT JOIN pg_roles ON pg_roles.oid = grantee "
-        "WHERE pg_class.oid = 'job'::regclass AND (grantee = 0 OR NOT (rolsuper OR rolbypassrls "
+        "WHERE pg_class.oid = to_regclass(:owned) "
+        "AND (grantee = 0 OR NOT (rolsuper OR rolbypassrls "
         "OR pg_has_role(grantee, relowner, 'USAGE') OR EXISTS (SELECT 1 FROM pg_policy "
         "WHERE polrelid = pg_class.oid AND grantee = ANY (polroles)))) ORDER BY name"
     )
-    return tuple(connection.execute(query).scalars())
+    owned = [table for room in rooms for table in room.security.owned]
+    found = {
+        name for each in owned for name in connection.execute(query, {"owned": each}).scalars()
+    }
+    return tuple(sorted(found))

@@ -12,6 +12,7 @@ import msgspec
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs import JobRow, Status
 from ledgerstone.jobs.accepting import org_of
+from ledgerstone.jobs.room import JOBS
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.store.pages import LIMIT_MAX
 
@@ -101,7 +102,7 @@ class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, tx: Transaction, job: AnyJob | None, like: Like) -> _Wanted:
-        kinds = tx._kinds  # noqa: SLF001 - only the ledger has them in the open
+        kinds = tx.rooms.state(JOBS).kinds
         known: dict[str, Any] = {**like}
         payload, status = known.get("payload"), known.get("status")
         if payload is not None and not isinstance(payload, Mapping):

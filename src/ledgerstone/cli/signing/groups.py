@@ -17,10 +17,11 @@ from ledgerstone.cli.message_calls import LIST_ROWS, LimitOption
 from ledgerstone.cli.output import Text
 from ledgerstone.cli.signing import views
 from ledgerstone.cli.signing.documents import bytes_of, record
-from ledgerstone.cli.signing.opening import DataOption, check_extra, reading_of, signing_of
+from ledgerstone.cli.signing.opening import DataOption, reading_of, signing_of
 from ledgerstone.cli.signing.pages import CursorOption, cursor_of, encoded
 from ledgerstone.cli.signing.private_key import KeyFileOption, private_key
 from ledgerstone.errors import BadInput, SignatureInvalid
+from ledgerstone.signing import check_extra
 from ledgerstone.signing.hexadecimal import in_hex
 from ledgerstone.signing.kaspa import Network, parse_kas
 from ledgerstone.signing.values import GroupConfig, GroupId, GroupMetadata, GroupPolicy

@@ -7,9 +7,9 @@ import time
 
 import msgspec
 
-from ledgerstone.cli.signing.opening import check_extra
 from ledgerstone.errors import LedgerstoneError
 from ledgerstone.settings import SigningSettings
+from ledgerstone.signing import check_extra
 from ledgerstone.signing.folder import store_folder
 
 COUNTED_MAX = 10_000

@@ -1,0 +1,118 @@
+"""Workers and leases at a glance, for `status` and `doctor`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import Integer, bindparam, select
+
+from ledgerstone.engine import workers
+from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.statement import Statement
+from ledgerstone.store.tables import leases
+
+if TYPE_CHECKING:
+    from ledgerstone.store.transaction import Transaction
+
+LEASES_MAX = 500
+DUTY = "duty "
+"""What the trouble of a duty begins with."""
+
+
+class WorkerState(Enum):
+    """Whether a worker is there."""
+
+    ALIVE = "alive"
+    SILENT = "silent"
+    """It has not been seen for longer than its claims hold: dead, paused or cut off."""
+    STOPPED = "stopped"
+    """It ended in good order."""
+
+
+class WorkerFacts(msgspec.Struct, frozen=True):
+    """One worker, by its last report."""
+
+    id: str
+    host: str
+    pid: int
+    state: WorkerState
+    seen_ms_ago: int
+    running: int
+    done: int
+    failed: int
+    refused: int
+    trouble: str | None
+    duties: dict[str, int] = {}
+    """How much it did, by duty."""
+
+
+class LeaseFacts(msgspec.Struct, frozen=True):
+    """One lease; where `expires_in_ms` is not above zero, nobody holds it."""
+
+    name: str
+    holder: str
+    expires_in_ms: int
+
+
+_leases = Statement(
+    "status.leases",
+    select(leases.c.lease, leases.c.owner, leases.c.expires_at_ms - now_ms())
+    .order_by(leases.c.lease)
+    .limit(bindparam("limit", type_=Integer())),
+)
+
+
+def workers_of(tx: Transaction, *, lease_seconds: float) -> list[WorkerFacts]:
+    """The workers: those that are there first, then the latest seen."""
+    # A heartbeat comes at least twice within a lease.
+    silent_after_ms = 1000 * lease_seconds
+    found = [_worker(seen, silent_after_ms) for seen in workers.listed(tx)]
+    order = list(WorkerState)
+    return sorted(found, key=lambda worker: order.index(worker.state))
+
+
+def _worker(seen: workers.WorkerSeen, silent_after_ms: float) -> WorkerFacts:
+    state = WorkerState.ALIVE
+    if seen.state == WorkerState.STOPPED.value:
+        state = WorkerState.STOPPED
+    elif seen.silent_ms > silent_after_ms:
+        state = WorkerState.SILENT
+    tallies: list[dict[str, Any]] = list(seen.report.get("sources", {}).values())
+
+    def total(name: str) -> int:
+        return sum(tally.get(name, 0) for tally in tallies)
+
+    return WorkerFacts(
+        id=seen.id,
+        host=seen.host,
+        pid=seen.pid,
+        state=state,
+        seen_ms_ago=seen.silent_ms,
+        running=seen.report.get("running", 0),
+        done=total("done"),
+        failed=total("failed"),
+        refused=total("refused"),
+        trouble=_one_line(next(filter(None, map(_trouble, tallies)), _duty_trouble(seen))),
+        duties=seen.report.get("duties", {}),
+    )
+
+
+def _duty_trouble(seen: workers.WorkerSeen) -> str | None:
+    troubles: dict[str, str] = seen.report.get("duty_troubles", {})
+    return next((f"{DUTY}{name}: {words}" for name, words in troubles.items()), None)
+
+
+def _trouble(tally: dict[str, Any]) -> str | None:
+    return tally.get("trouble") or tally.get("stalled")
+
+
+def leases_of(tx: Transaction) -> list[LeaseFacts]:
+    """The leases, by name."""
+    return [LeaseFacts(*row) for row in _leases.rows(tx, limit=LEASES_MAX)]
+
+
+def _one_line(words: str | None) -> str | None:
+    """What a driver said in several lines, in one."""
+    return None if words is None else " ".join(words.split())

@@ -1,0 +1,1 @@
+"""What people see of jobs: facts, and what is wrong with them."""

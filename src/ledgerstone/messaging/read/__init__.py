@@ -1,0 +1,1 @@
+"""What people see of messages: facts, and what is wrong with them."""

@@ -1,0 +1,61 @@
+"""Messages at a glance, for `status` and `doctor`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+from sqlalchemy import inspect, select
+
+from ledgerstone.messaging.failed import Failed
+from ledgerstone.messaging.office import Office
+from ledgerstone.messaging.outbox import Backlog, Outbox
+from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.statement import Statement
+
+if TYPE_CHECKING:
+    from ledgerstone.store.transaction import Transaction
+
+COUNTED_MAX = 10_000
+"""Nothing is counted further than this."""
+_now = Statement("messaging.now", select(now_ms()))
+
+
+class BacklogFacts(msgspec.Struct, frozen=True):
+    """What waits for a destination, and for how long the oldest does."""
+
+    destination: str
+    waiting: int
+    oldest_ms: int | None
+    parked: int
+    """Partitions that wait for an operator."""
+    paused: bool
+
+
+def backlog_of(tx: Transaction, office: Office) -> list[BacklogFacts] | None:
+    """What waits, for each destination; None if the outbox is not there as it should be."""
+    lacking = office.setup.lacking(tx.connection)
+    if any(office.shared.outbox.name in step.words.split() for step in lacking):
+        return None
+    ((ms,),) = _now.rows(tx)
+    now = datetime.fromtimestamp(ms / 1000, UTC)
+
+    def facts(found: Backlog) -> BacklogFacts:
+        age = None if found.oldest_at is None else now - found.oldest_at
+        return BacklogFacts(
+            destination=found.destination,
+            waiting=found.waiting,
+            oldest_ms=None if age is None else max(0, round(age.total_seconds() * 1000)),
+            parked=found.parked,
+            paused=found.paused,
+        )
+
+    return [facts(found) for found in Outbox(tx, office).backlog(counted_max=COUNTED_MAX)]
+
+
+def failed_messages_of(tx: Transaction, office: Office) -> int | None:
+    """How many messages are in the failed table, up to a most; None where there is no table."""
+    if not inspect(tx.connection).has_table(office.shared.failed.name):
+        return None
+    return Failed(tx, office).count(most=COUNTED_MAX)

@@ -1,0 +1,84 @@
+"""The room of messages, as a ledger takes it in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ledgerstone import messaging
+from ledgerstone.engine.duties import Duty
+from ledgerstone.engine.source import Source
+from ledgerstone.messaging.carriers import relay_of
+from ledgerstone.messaging.office import Office
+from ledgerstone.messaging.outbox import Outbox
+from ledgerstone.messaging.read import checks
+from ledgerstone.messaging.read.status import BacklogFacts, backlog_of, failed_messages_of
+from ledgerstone.messaging.routing import RETRY
+from ledgerstone.messaging.tables import tables
+from ledgerstone.room import Opened, Room
+from ledgerstone.settings import Settings
+from ledgerstone.settings.messaging import LOCAL
+from ledgerstone.store.rooms import RowSecurity
+from ledgerstone.store.transaction import Transaction
+
+# Messages belong to no organisation; rights on the tables that are shared with Symfony are its own.
+SECURITY = RowSecurity(refused=("outbox_lane", "outbox_pause", "outbox_key", "message_event"))
+
+
+def _open(settings: Settings) -> Office:
+    return Office(settings.messaging)
+
+
+def _calls(tx: Transaction, office: Office) -> Outbox:
+    return Outbox(tx, office)
+
+
+def _sources(opened: Opened[Office]) -> list[Source]:
+    """What carries messages to the consumers of this process, if there are some."""
+    local = (LOCAL, RETRY) if opened.state.consumers.all() else ()
+    return [relay_of(name, opened.state, opened.database) for name in local]
+
+
+def _duties(opened: Opened[Office], sources: Sequence[Source]) -> list[Duty]:
+    return messaging.duties(opened.state, sources)
+
+
+def _backlog(opened: Opened[Office], tx: Transaction | None) -> list[BacklogFacts] | None:
+    return None if tx is None else backlog_of(tx, opened.state)
+
+
+def _failed(opened: Opened[Office], tx: Transaction | None) -> int | None:
+    return None if tx is None else failed_messages_of(tx, opened.state)
+
+
+MESSAGING: Room[Outbox, Office] = Room(
+    name="messaging",
+    open=_open,
+    calls=_calls,
+    tables=tuple(tables.tables),
+    sources=_sources,
+    duties=_duties,
+    status={"messages": _backlog, "failed_messages": _failed},
+    doctor={
+        "failed messages": checks.failed_messages,
+        "messages": checks.tables,
+        "destinations": checks.destinations,
+    },
+    security=SECURITY,
+    failpoints=frozenset(
+        {
+            "relay.sending",
+            "relay.sent",
+            "relay.marked",
+            "inbox.receipt",
+            "inbox.handled",
+            "inbox.committed",
+        }
+    ),
+    history=("message_event",),
+    cli={
+        "outbox": "ledgerstone.cli.outbox:app",
+        "inbox": "ledgerstone.cli.inbox:app",
+        "failed": "ledgerstone.cli.failed:app",
+        "messaging": "ledgerstone.cli.messaging:app",
+    },
+)

@@ -1,0 +1,1 @@
+"""What people see of signing: facts, and what is wrong with them."""

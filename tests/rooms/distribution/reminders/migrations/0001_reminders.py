@@ -1,0 +1,21 @@
+"""The table of reminders; what an interrupted run has made is kept."""
+
+import sqlalchemy as sa
+from alembic import op
+
+from ledgerstone.store.migrations import steps
+from ledgerstone.store.schema import MYSQL_TABLE, id_type
+
+revision, down_revision = "reminders_0001", None
+
+
+def upgrade() -> None:
+    """Add the table, and the index by which what is due is found."""
+    columns = (
+        sa.Column("id", id_type(), primary_key=True),
+        sa.Column("words", sa.String(200), nullable=False),
+        sa.Column("due_ms", sa.BigInteger),
+        sa.Column("token", sa.BigInteger, nullable=False),
+    )
+    op.create_table("reminder", *columns, if_not_exists=True, **MYSQL_TABLE)
+    steps.add_index("idx_reminder_due", "reminder", ["due_ms", "id"])
