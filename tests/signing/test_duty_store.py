@@ -146,7 +146,7 @@ def test_a_store_that_may_not_be_read(duties_of: Opener, data: Path, clock: Manu
 
 
 def test_an_error_of_the_system(duties_of: Opener) -> None:
-    """A folder that the system refuses to look at is reported like damage."""
+    """A folder that the system refuses to look at is reported by its own error."""
     duties = duties_of(data_dir="x" * 5000)
 
     duties.tick()

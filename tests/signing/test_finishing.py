@@ -184,10 +184,10 @@ def test_a_signed_request_is_swept_once(worlds: Worlds) -> None:
 
 
 def test_one_stuck_transaction_ends_the_step(tmp_path: Path) -> None:
-    """A sweep waits once for what a transaction holds, and goes on behind it in its next step."""
+    """A sweep waits twice for what a transaction holds, and goes on behind it in its next step."""
     with Worlds(tmp_path, lock_timeout_seconds=0.01) as worlds:
         world = worlds()
-        requests = [world.approved(f"r{n}", payment(n)) for n in range(4)]
+        requests = [world.approved(f"r{n}", payment(n)) for n in range(6)]
         world.now += MINUTE
         key = ReservedKey()
         with world.store.transaction() as stuck:
@@ -197,31 +197,31 @@ def test_one_stuck_transaction_ends_the_step(tmp_path: Path) -> None:
         rest = world.signing.expire_requests(after=second.after)
         again = world.signing.expire_requests()
 
-    assert [*first.errors, *second.errors] == requests[:2]
+    assert ([*first.errors], [*second.errors]) == (requests[:2], requests[2:4])
     assert isinstance(first.errors[requests[0]], LockTimeout)
     assert (first.expired, second.expired) == ([], [])
-    assert (rest.expired, rest.errors, rest.after) == (requests[2:], {}, None)
-    assert again.expired == requests[:2]
+    assert (rest.expired, rest.errors, rest.after) == (requests[4:], {}, None)
+    assert again.expired == requests[:4]
 
 
-def test_one_stuck_request_stops_no_other(tmp_path: Path) -> None:
-    """Archive and deletion go on behind a request that a transaction holds, in the next step."""
+def test_stuck_requests_stop_no_other(tmp_path: Path) -> None:
+    """Archive and deletion go on beside one request that is held, and behind two."""
     with Worlds(tmp_path, lock_timeout_seconds=0.01) as worlds:
         world = worlds()
-        requests = [world.propose(f"r{n}", payment(n)) for n in range(3)]
+        requests = [world.propose(f"r{n}", payment(n)) for n in range(4)]
         for request in requests:
             world.abort(request)
         late = world.now + 1
         with world.store.transaction() as stuck:
             records.lock(stuck, SigningRequest, RequestKey(request_id=requests[0]))
-            held = world.signing.archive_old_requests(late)
-            archived = world.signing.archive_old_requests(late, after=held.after)
+            beside = world.signing.archive_old_requests(late)
+        world.signing.archive_old_requests(late)
         with world.store.transaction() as stuck:
-            records.lock(stuck, SigningRequest, ArchivedRequestKey(request_id=requests[1]))
-            kept = world.signing.delete_old_archives(late)
-            deleted = world.signing.delete_old_archives(late, after=kept.after)
+            for request in requests[:2]:
+                records.lock(stuck, SigningRequest, ArchivedRequestKey(request_id=request))
+            held = world.signing.delete_old_archives(late)
+            behind = world.signing.delete_old_archives(late, after=held.after)
 
-    assert (held.archived, [*held.errors]) == ([], requests[:1])
-    assert archived.archived == requests[1:]
-    assert (kept.requests, [*kept.errors]) == ([], requests[1:2])
-    assert (deleted.requests, deleted.after) == (requests[2:], None)
+    assert (beside.archived, [*beside.errors]) == (requests[1:], requests[:1])
+    assert (held.requests, [*held.errors]) == ([], requests[:2])
+    assert (behind.requests, behind.after) == (requests[2:], None)

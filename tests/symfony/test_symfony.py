@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import inspect, select, update
 from sqlalchemy.engine import make_url
 
+from ledgerstone.cli.checks import diagnose
 from ledgerstone.engine.source import Failure
 from ledgerstone.errors import StoreError
 from ledgerstone.ledger import Ledger
@@ -20,6 +21,7 @@ from ledgerstone.messaging import foreign
 from ledgerstone.messaging.failed import Failed
 from ledgerstone.messaging.failed_rows import Raw
 from ledgerstone.messaging.tables import OWN_FAILED_QUEUE, SYMFONY_FAILED_QUEUE
+from ledgerstone.room import Verdict
 from ledgerstone.testing.contract.failed import message_of, put
 from ledgerstone.testing.contract.inbox import new_office
 from ledgerstone.testing.fixtures import Home
@@ -93,6 +95,12 @@ def serializer(tmp_path: Path) -> str:
     file = tmp_path / "LedgerstoneSerializer.php"
     file.write_text(block[1])
     return str(file)
+
+
+def doctor(ledger: Ledger) -> dict[str, tuple[Verdict, str]]:
+    """What the doctor finds, by the name of the check."""
+    checks = diagnose(lambda: ledger.settings).checks
+    return {check.name: (check.verdict, check.found) for check in checks}
 
 
 def rows_of(ledger: Ledger, table: Any) -> list[Any]:
@@ -206,6 +214,7 @@ def test_its_setup(
     lost = setup.lost(ledger.database)
     assert lost is not None
     assert "3 messages that wait have lost their partition" in lost
+    assert doctor(ledger)["messages"] == (Verdict.PROBLEM, lost)
     with pytest.raises(StoreError) as raised, ledger.transaction() as tx:
         tx.outbox.publish("order.placed", {"n": 3}, partition="order-3")
     assert "ledgerstone doctor" in str(raised.value)
@@ -215,6 +224,8 @@ def test_its_setup(
             tx.outbox.publish("order.placed", {"n": 4}, partition="order-4")
         assert (setup.lost(next_start.database), setup.plan(next_start.database)) == (None, [])
         assert setup.shared_setup(next_start.database)
+        told = doctor(next_start)
+        assert (told["messages"][0], told["symfony"][0]) == (Verdict.OK, Verdict.WARNING)
 
     assert any("has lost its column partition_key" in each.message for each in caplog.records)
 
@@ -240,6 +251,7 @@ def test_time_zones(ledger: Ledger, home: Home, zone: str) -> None:
         ahead = foreign.from_the_future(tx, ledger.office)
 
     assert ahead == (0 if zone == "UTC" else 1)
+    assert ("time zones" in doctor(ledger)) == bool(ahead)
 
 
 def test_a_delayed_row(ledger: Ledger, application: Application) -> None:
@@ -253,3 +265,6 @@ def test_a_delayed_row(ledger: Ledger, application: Application) -> None:
         after = foreign.held_up(tx, ledger.office)
 
     assert (before, after) == ([], ["local"])
+    verdict, found = doctor(ledger)["partitions"]
+    assert verdict is Verdict.WARNING
+    assert "local" in found

@@ -66,11 +66,8 @@ def ready_to_carry(ledger: Ledger, destinations: Sequence[str]) -> None:
 
 
 def relays_of(ledger: Ledger, destinations: Sequence[str]) -> list[Relay]:
-    """The relays of these destinations, each watched."""
-    relays = [ledger.relay_source(name) for name in destinations]
-    for relay in relays:
-        relay.transport = Watched(relay.queue, relay.transport)
-    return relays
+    """The relays of these destinations."""
+    return [ledger.relay_source(name) for name in destinations]
 
 
 def facts_of(ledger: Ledger, relay: Relay) -> CarriedFacts:

@@ -119,22 +119,9 @@ def screen(facts: StatusFacts) -> RenderableType:
         parts.append(_leases_table(facts.leases))
     for name, found in facts.rooms.items():
         if found is not None:
-            parts += _VIEWS[name](found) if name in _VIEWS else [_plain_line(name, found)]
-    if facts.rooms.get("signing") is not None:
-        parts.append(_signing_work(facts.workers))
+            view = _VIEWS.get(name)
+            parts += [_plain_line(name, found)] if view is None else view(found, facts)
     return Group(*parts)
-
-
-def _signing_work(found: list[WorkerFacts]) -> RenderableType:
-    """Whether a living worker looks after the store, and what it did."""
-    total: Counter[str] = Counter()
-    for each in found:
-        if each.state is WorkerState.ALIVE:
-            total.update(signing_work(each.duties))
-    if not total:
-        return Text("  no worker looks after it; `ledgerstone up` does", "yellow")
-    told = ", ".join(f"{name} {count:,}" for name, count in total.items())
-    return Text(f"  workers so far: {told}", "dim")
 
 
 def _plain_line(name: str, facts: object) -> RenderableType:
@@ -147,22 +134,23 @@ def _plain_line(name: str, facts: object) -> RenderableType:
     return words
 
 
-def _messages_lines(messages: list[BacklogFacts]) -> list[RenderableType]:
+def _messages_lines(messages: list[BacklogFacts], _: StatusFacts) -> list[RenderableType]:
     standing = [each for each in messages if each.waiting or each.parked or each.paused]
     return [_messages_table(standing) if standing else "[bold]Messages[/]  none waits"]
 
 
-def _failed_lines(count: int) -> list[RenderableType]:
+def _failed_lines(count: int, _: StatusFacts) -> list[RenderableType]:
     if not count:
         return []
     failed = output.counted(count, COUNTED_MAX)
     return [f"[bold]Failed messages[/]  [bold red]{failed}[/]; `ledgerstone failed show --group`"]
 
 
-def _signing_lines(facts: SigningFacts) -> list[RenderableType]:
+def _signing_lines(facts: SigningFacts, status: StatusFacts) -> list[RenderableType]:
     words = Text.assemble(("Signing", "bold"), "  ")
     if facts.trouble is not None:
-        return [words.append(output.one_line(facts.trouble) or "", "bold red")]
+        words.append(output.one_line(facts.trouble) or "", "bold red")
+        return [words, _signing_work(status.workers)]
 
     def number(count: int) -> str:
         return output.counted(count, facts.counted_max)
@@ -174,10 +162,10 @@ def _signing_lines(facts: SigningFacts) -> list[RenderableType]:
         words.append(f"  overdue {number(facts.overdue)}", "yellow")
     if facts.unpublished:
         words.append(f"  to publish {number(facts.unpublished)}", "cyan")
-    return [words]
+    return [words, _signing_work(status.workers)]
 
 
-def _jobs_lines(jobs: JobFacts) -> list[RenderableType]:
+def _jobs_lines(jobs: JobFacts, _: StatusFacts) -> list[RenderableType]:
     """One line of numbers; one more for dead letters, and one for each type that nobody runs."""
 
     def number(count: int) -> str:
@@ -194,6 +182,18 @@ def _jobs_lines(jobs: JobFacts) -> list[RenderableType]:
         told = f"  nobody runs {each.type} of the queue {each.queue}: {waiting} wait"
         lines.append(Text(told, "yellow"))
     return [*lines, *_rest(jobs.unserved), ""]
+
+
+def _signing_work(found: list[WorkerFacts]) -> RenderableType:
+    """Whether a living worker looks after the store, and what it did."""
+    total: Counter[str] = Counter()
+    for each in found:
+        if each.state is WorkerState.ALIVE:
+            total.update(signing_work(each.duties))
+    if not total:
+        return Text("  no worker looks after it; `ledgerstone up` does", "yellow")
+    told = ", ".join(f"{name} {count:,}" for name, count in total.items())
+    return Text(f"  workers so far: {told}", "dim")
 
 
 def _database_rows(facts: StatusFacts) -> dict[str, RenderableType]:
@@ -266,7 +266,7 @@ def _messages_table(found: list[BacklogFacts]) -> RenderableType:
     return Group(table, *_rest(found))
 
 
-_VIEWS: dict[str, Callable[[Any], list[RenderableType]]] = {
+_VIEWS: dict[str, Callable[[Any, StatusFacts], list[RenderableType]]] = {
     "jobs": _jobs_lines,
     "messages": _messages_lines,
     "failed_messages": _failed_lines,

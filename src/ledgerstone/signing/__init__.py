@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Signing"]
 
-DUTIES = "signing."
-"""What the names of its duties begin with."""
 FAILPOINTS = declare(
     {
         "signing.committing",
@@ -26,6 +24,8 @@ FAILPOINTS = declare(
     }
 )
 
+DUTIES = "signing."
+"""What the names of its duties begin with."""
 EXTRA = ("blake3", "coincurve", "cryptography")
 """The packages of the extra `ledgerstone[signing]`."""
 

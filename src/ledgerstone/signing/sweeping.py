@@ -22,6 +22,9 @@ from ledgerstone.signing.values import RequestId, SigningRequest
 TRANSACTION_ROWS_MAX = 1000
 """Rows that one transaction of a deletion removes."""
 
+STUCK_MAX = 2
+"""Requests of one step whose locks are waited for in vain."""
+
 Errors = dict[str, LedgerstoneError]
 """What was wrong, by request id."""
 
@@ -105,11 +108,11 @@ def delete_old_archives(
     gone: list[RequestId] = []
     errors: Errors = {}
     for row in page.rows:
-        deleted, failed, stopped = _each([(row.key, _id_of(row.key, prefix))], delete_one)
+        deleted, failed, _ = _each([(row.key, _id_of(row.key, prefix))], delete_one)
         gone += deleted
         errors |= failed
-        if stopped:
-            return Deleted(gone, rows_deleted, errors, stopped)
+        if _is_stuck(errors):
+            return Deleted(gone, rows_deleted, errors, row.key)
         if rows_deleted >= rows_max:
             # Its request may not be gone yet: the next step begins with it.
             return Deleted(gone, rows_deleted, errors, after)
@@ -143,8 +146,8 @@ def _each(
 ) -> tuple[list[RequestId], Errors, bytes | None]:
     """The requests that `change` changed, what was wrong with others, and where it stopped.
 
-    A request whose lock is not free ends the step behind its row: each such wait takes as long as
-    all tries of a transaction, and what holds the lock may hold that of the next request, too.
+    One request whose lock is not free stops no other. A second one ends the step behind its row:
+    what holds the locks may hold those of all, and each wait takes all tries of a transaction.
     """
     changed: list[RequestId] = []
     errors: Errors = {}
@@ -154,7 +157,8 @@ def _each(
                 changed.append(RequestId(request_id))
         except LockTimeout as error:
             errors[request_id] = error
-            return changed, errors, key
+            if _is_stuck(errors):
+                return changed, errors, key
         except StoreBusy as error:
             errors[request_id] = error
         except StoreError:
@@ -163,3 +167,7 @@ def _each(
         except LedgerstoneError as error:
             errors[request_id] = error
     return changed, errors, None
+
+
+def _is_stuck(errors: Errors) -> bool:
+    return sum(isinstance(error, LockTimeout) for error in errors.values()) >= STUCK_MAX
