@@ -28,6 +28,8 @@ def record(kind: type[S], file: str, what: str) -> S:
     try:
         given = msgspec.json.decode(data)
         json.loads(data, object_pairs_hook=partial(_once, what))
+    except BadInput:
+        raise
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise BadInput(f"{what} is not JSON: {error}") from error
     plain = _unhexed(_type_of(kind), given, what)
