@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -64,6 +66,9 @@ from ledgerstone.signing.values import (
 
 T = TypeVar("T")
 
+_open: WeakValueDictionary[tuple[int, Path], Signing] = WeakValueDictionary()
+"""Those that are open for writing, by process and folder."""
+
 CLOCK_NANOS_MAX = NANOS_PER_DAY
 """So far our clock may be ahead and come back, and no message is accepted again."""
 SEEN_NANOS = AGE_NANOS_MAX + AHEAD_NANOS_MAX + CLOCK_NANOS_MAX
@@ -107,6 +112,8 @@ class Signing:
         self.settings = self.store.settings
         self.clock = clock
         self._store_id: str | None = None
+        if not read_only:
+            _open[os.getpid(), self.store.folder.resolve()] = self
 
     # Groups and events
 
@@ -508,6 +515,9 @@ class Signing:
 
     def close(self) -> None:
         """Close the store, after the calls in progress have returned; done twice is fine."""
+        place = os.getpid(), self.store.folder.resolve()
+        if _open.get(place) is self:
+            del _open[place]
         self.store.close()
 
     def __enter__(self) -> Self:
@@ -518,3 +528,8 @@ class Signing:
 
     def _run(self, work: Callable[[StoreTransaction], T]) -> T:
         return self.store.run(work)
+
+
+def open_in_this_process(folder: Path) -> Signing | None:
+    """What this process has open for writing in the folder, if anything."""
+    return _open.get((os.getpid(), folder.resolve()))
