@@ -239,18 +239,19 @@ class Line:
         `alone`: nothing else happens in the transaction. None: jobs with limit keys have their
         turn, which `limits` claims.
         """
-        if rows := self._from_only_group(tx, limit, alone=alone, common=common):
+        rows, all_there = self._from_only_group(tx, limit, alone=alone, common=common)
+        if all_there:
             return rows
         start, began = self._start, perf_counter()
-        found = self._in_turn(tx, limit, _look_plainly)
+        found = self._in_turn(tx, limit - len(rows), _look_plainly)
         if any(row[LIMIT_KEY] is not None for row in found):
             self._start = start
-            return None
+            return rows or None
         if found:
             limits.begin(tx, found, **common)
             if self._only is not None:
                 self._time(tx, found, began)
-        return [(row[0], row[1] + 1, row[2] + 1, *row[3:-1]) for row in found]
+        return rows + [(row[0], row[1] + 1, row[2] + 1, *row[3:-1]) for row in found]
 
     def look(self, tx: Transaction, limit: int) -> list[Candidate]:
         """So many, locked and not yet taken, also those with limit keys."""
@@ -263,10 +264,11 @@ class Line:
 
     def _from_only_group(
         self, tx: Transaction, limit: int, *, alone: bool, common: dict[str, Any]
-    ) -> list[Row]:
-        """What is next, if the line is of one group as it was last time; elsewise none."""
+    ) -> tuple[list[Row], bool]:
+        """What is next if the line is of one group as it was last time, and if that is all."""
+        rows: list[Row] = []
         if self._only is None:
-            return []
+            return rows, False
         org, kind = self._only
         group = {"queue_": self._queue, "org_": org, "type_": kind, **common}
         if tx.database.clock.monotonic() < self._resume_until:
@@ -275,18 +277,16 @@ class Line:
             rows = _take_behind.run(tx, limit=limit, **place, **group)
             if len(rows) == limit:
                 self._place = _place_of(rows[-1])
-            else:
-                self._resume_until = 0.0
-            if rows:
-                return rows
-        if alone:
-            # If it takes something, that is all there is.
+                return rows, True
+            self._resume_until = 0.0
+        if alone and not rows:
+            # If it takes something, nothing is taken after it.
             tx.end_with_next()
         began = perf_counter()
-        rows = _take.run(tx, limit=limit, **group)
-        if rows:
-            self._time(tx, rows, began)
-        return rows
+        front = _take.run(tx, limit=limit - len(rows), **group)
+        if front:
+            self._time(tx, front, began)
+        return rows + front, bool(front)
 
     def _time(self, tx: Transaction, rows: list[Row], began: float) -> None:
         """Of one group: after a claim that was slow the next ones go on where it ended."""
