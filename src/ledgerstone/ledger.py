@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast, overload
 from uuid import UUID
+from weakref import WeakSet
 
 import msgspec
 
@@ -213,6 +214,8 @@ class Ledger:
             clock=clock,
         )
         self._joiner = Joiner(self.database)
+        self._carriers: WeakSet[OrderedRelay | CompetingRelay] = WeakSet()
+        self._receivers: WeakSet[Receiver] = WeakSet()
         self._checked = False
         if self._migrates_itself:
             self._ready()
@@ -402,14 +405,18 @@ class Ledger:
 
     def relay_source(self, destination: str = LOCAL) -> OrderedRelay | CompetingRelay:
         """What carries messages to a destination, for `worker`."""
-        return relay_of(destination, self.office, self.database)
+        made = relay_of(destination, self.office, self.database)
+        self._carriers.add(made)
+        return made
 
     def receiver(
         self, subscription: str, *, on_failure: Callable[[], None] = lambda: None
     ) -> Receiver:
         """What receives messages of a subscription for the consumers of this process."""
         self._ready()
-        return receiver_of(subscription, self.office, self.database, on_failure=on_failure)
+        made = receiver_of(subscription, self.office, self.database, on_failure=on_failure)
+        self._receivers.add(made)
+        return made
 
     def signing_duties(self, signing: Signing) -> list[Duty]:
         """The steady work of a signing store, for `worker`: expiry, archive, relay to the outbox.
@@ -457,7 +464,11 @@ class Ledger:
         return Worker(self.database, sources, self.settings.engine, duties=[*own, *duties])
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, to brokers too; receivers that still run are stopped."""
+        for receiver in list(self._receivers):
+            receiver.stop(grace_seconds=0)
+        for carrier in list(self._carriers):
+            carrier.close()
         self.database.close()
 
     @property
