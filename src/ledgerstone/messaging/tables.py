@@ -7,6 +7,7 @@ to messages by people and by trouble.
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
 from typing import Any
 
@@ -50,6 +51,9 @@ CODE_CHARS_MAX = 64
 REASON_CHARS_MAX = 2048
 WHO_CHARS_MAX = 255
 FAILED_QUEUE = "failed"
+NAME_OF_INDEX_CHARS_MAX = 63
+"""What PostgreSQL takes; MySQL takes one more."""
+DIGEST_CHARS = 8
 
 _SYMFONY: dict[str, Any] = {
     "mysql_engine": "InnoDB",
@@ -279,8 +283,16 @@ def _receipt(name: str) -> Table:
 
 def _named(table: Table, index: str) -> str:
     """The name that the document gives the index; in a table of another name, one of its own."""
-    documented = table.name in _DOCUMENTED
-    return index if documented else f"idx_{table.name}_{index.removeprefix('idx_')}"
+    if table.name in _DOCUMENTED:
+        return index
+    ending = index.removeprefix("idx_")
+    whole = f"idx_{table.name}_{ending}"
+    if len(whole) <= NAME_OF_INDEX_CHARS_MAX:
+        return whole
+    # Two long names that begin alike get two indexes: in PostgreSQL their names are of one kind.
+    digest = hashlib.sha256(table.name.encode()).hexdigest()[:DIGEST_CHARS]
+    begins = NAME_OF_INDEX_CHARS_MAX - len(f"idx__{digest}_{ending}")
+    return f"idx_{table.name[:begins]}_{digest}_{ending}"
 
 
 def partition_type() -> TypeEngine[str]:

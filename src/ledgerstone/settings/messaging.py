@@ -9,7 +9,10 @@ import msgspec
 from msgspec import Meta
 
 TABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*\Z"
-_TABLE = {"allowed": "letters, digits and _, not beginning with a digit, at most 63 of them"}
+_TABLE = {
+    "allowed": "letters, digits and _, not beginning with a digit, at most 64 of them"
+    " (63 on PostgreSQL)"
+}
 LOCAL = "local"
 BACKOFF_MULTIPLIER = 2.0
 """Each pause after a refusal is so many times as long as the one before."""
@@ -18,7 +21,7 @@ _SCHEMES_ALLOWED = (
     "local: or a URL that begins with amqp://, amqps://, https://, http://, nats:// or tls://"
 )
 
-_TableName = Annotated[str, Meta(pattern=TABLE_PATTERN, max_length=63)]
+_TableName = Annotated[str, Meta(pattern=TABLE_PATTERN, max_length=64)]
 
 
 class _Masked(msgspec.Struct, frozen=True, kw_only=True):
