@@ -19,10 +19,13 @@ from bench.messaging import load
 from bench.side import plain_engine
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging import lanes
-from ledgerstone.messaging.lanes import Heads, Held
+from ledgerstone.messaging.budget import Budget
+from ledgerstone.messaging.heads import Heads
+from ledgerstone.messaging.lanes import Held
 from ledgerstone.settings import MessagingSettings
 
 LEASE_MS = 60_000
+MEMORY_BYTES = 1 << 30
 WORKER = "bench"
 WARM_UP = 20
 """Looks that are not counted: the first ones compile and prepare the statements."""
@@ -114,9 +117,15 @@ def _looked(ledger: Ledger, heads: Heads, *, limit: int, keep: bool) -> float:
             rows = lanes.claim.run(
                 tx, limit=limit, queue=load.DESTINATION, lease_ms=LEASE_MS, worker=WORKER
             )
-            found = heads.read(tx, load.DESTINATION, [Held(*row) for row in rows], each=1)
+            found = heads.read(
+                tx,
+                load.DESTINATION,
+                [Held(*row) for row in rows],
+                each=1,
+                budget=Budget(MEMORY_BYTES),
+            )
             seconds = perf_counter() - began
-            if [len(some) for some in found.values()] != [1] * limit:
+            if [len(some.rows) for some in found.values()] != [1] * limit:
                 message = f"{limit} heads were to be found, not {len(found)}"
                 raise RuntimeError(message)
             if not keep:

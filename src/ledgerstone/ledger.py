@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast, overload
 from uuid import UUID
+from weakref import WeakSet
 
 import msgspec
 
@@ -224,6 +225,8 @@ class Ledger:
         self.office = self.rooms.state(MESSAGING)
         self.database: Database[Transaction] = opened_database(self.settings, self.rooms, clock)
         self._joiner = Joiner(self.database)
+        self._carriers: WeakSet[OrderedRelay | CompetingRelay] = WeakSet()
+        self._receivers: WeakSet[Receiver] = WeakSet()
         self._checked = False
         if self._migrates_itself:
             self._ready()
@@ -413,14 +416,18 @@ class Ledger:
 
     def relay_source(self, destination: str = LOCAL) -> OrderedRelay | CompetingRelay:
         """What carries messages to a destination, for `worker`."""
-        return relay_of(destination, self.office, self.database)
+        made = relay_of(destination, self.office, self.database)
+        self._carriers.add(made)
+        return made
 
     def receiver(
         self, subscription: str, *, on_failure: Callable[[], None] = lambda: None
     ) -> Receiver:
         """What receives messages of a subscription for the consumers of this process."""
         self._ready()
-        return receiver_of(subscription, self.office, self.database, on_failure=on_failure)
+        made = receiver_of(subscription, self.office, self.database, on_failure=on_failure)
+        self._receivers.add(made)
+        return made
 
     def signing_duties(self, signing: Signing) -> StoreDuties[Access]:
         """The steady work of a store that this process has open, for `worker(stores=…)`.
@@ -500,7 +507,11 @@ class Ledger:
         )
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, to brokers too; receivers that still run are stopped."""
+        for receiver in list(self._receivers):
+            receiver.stop(grace_seconds=0)
+        for carrier in list(self._carriers):
+            carrier.close()
         self.database.close()
 
     @property

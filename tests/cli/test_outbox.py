@@ -11,12 +11,14 @@ from sqlalchemy import update
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging import retention
 from ledgerstone.messaging.outbox import OutboxRow
-from ledgerstone.messaging.tables import event
+from ledgerstone.messaging.publishing import NewMessage
+from ledgerstone.messaging.tables import event, lane
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.cli.program import COLUMNS, Program
 from tests.cli.shop import delivered, ledger_in, open_shop, published
 
+PARKED = 1010
 ROUTES = """
 [messaging]
 routes = { "order.*" = ["broker", "local"] }
@@ -229,6 +231,46 @@ def test_a_partition_is_paused_and_resumed(program: Program, home: Home, ledger:
     assert only == {"": "paused"}
     assert "(empty)" in shown.out
     assert lanes() == {"": "open", "order-7": "open"}
+
+
+def test_parked_partitions_are_resumed(program: Program, home: Home, ledger: Ledger) -> None:
+    """All go on with --all, more than one transaction takes; without --yes nothing is done."""
+    with ledger.transaction() as tx:
+        lanes = [
+            NewMessage(name="order.placed", partition=f"p{number:04}") for number in range(PARKED)
+        ]
+        tx.outbox.publish_many(lanes)
+    with ledger.transaction() as tx:
+        tx.connection.execute(update(lane).values(state="parked", code="unroutable"))
+    resume = ("--url", home.url, "outbox", "resume", "local", "--all", "--code", "unroutable")
+
+    dry = program.run(*resume, "--dry-run", "--json")
+    refused = program.run(*resume)
+    other = program.run(*resume[:-1], "gone", "--yes")
+    done = program.run(*resume, "--yes", "--json")
+
+    assert (len(dry.json["found"]), dry.json["full"], dry.json["resumed"]) == (1000, True, 0)
+    assert (refused.code, "--yes" in refused.err) == (1, True)
+    assert other.out == "no partition of local is parked for gone\n"
+    assert done.json["resumed"] == PARKED
+
+
+def test_a_destination_that_is_gone_is_discarded(
+    program: Program, home: Home, ledger: Ledger
+) -> None:
+    """With --yes all its messages go; one of the settings is refused."""
+    published(ledger, "order.placed")
+    with ledger.transaction() as tx:
+        outbox = ledger.office.shared.outbox
+        tx.connection.execute(update(outbox).values(queue_name="former"))
+    discard = ("--url", home.url, "outbox", "discard")
+
+    refused = program.run(*discard, "former")
+    kept = program.run(*discard, "local", "--yes")
+    done = program.run(*discard, "former", "--yes", "--json")
+
+    assert (refused.code, kept.code) == (1, 1)
+    assert (done.json["removed"], rows(ledger)) == (1, [])
 
 
 def test_lanes_say_why_they_stand(program: Program, home: Home, ledger: Ledger) -> None:

@@ -28,6 +28,7 @@ routes = {{ "order.*" = ["broker"] }}
 [messaging.destinations.broker]
 url = "amqp://guest:guest@{HOST}:{port}/"
 backoff_seconds = 0.1
+on_failure = "park"
 [messaging.exchanges.events]
 [messaging.queues.orders]
 type = "classic"

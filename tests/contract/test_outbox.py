@@ -13,10 +13,11 @@ from ledgerstone.testing.contract.lanes import (
     PausingContract,
 )
 from ledgerstone.testing.contract.outbox import (
-    CleanupContract,
     JoinedPublishingContract,
     PublishingContract,
 )
+from ledgerstone.testing.contract.outbox_cleanup import CleanupContract
+from ledgerstone.testing.contract.outbox_refused import RefusedPublishingContract
 from ledgerstone.testing.fixtures import KINDS, Home, new_home
 
 
@@ -48,3 +49,7 @@ class TestCleanup(CleanupContract):
 
 class TestJoinedPublishing(JoinedPublishingContract):
     """In the user's own transaction."""
+
+
+class TestRefusedPublishing(RefusedPublishingContract):
+    """Publishing that raises."""

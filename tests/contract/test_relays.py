@@ -10,6 +10,7 @@ import pytest
 from ledgerstone.testing.contract.competing import CompetingRelayContract, HeldRowsContract
 from ledgerstone.testing.contract.foreign_rows import ForeignRowsContract
 from ledgerstone.testing.contract.relay_leases import RelayLeaseContract
+from ledgerstone.testing.contract.relay_missing import MissingTargetContract
 from ledgerstone.testing.contract.relay_paces import RelayPaceContract
 from ledgerstone.testing.contract.relay_rounds import RelayRoundContract
 from ledgerstone.testing.contract.relays import OrderedRelayContract
@@ -36,6 +37,10 @@ class TestLeases(RelayLeaseContract):
 
 class TestPaces(RelayPaceContract):
     """Beside what takes its time."""
+
+
+class TestMissingTargets(MissingTargetContract):
+    """While a queue is not there."""
 
 
 class TestForeignRows(ForeignRowsContract):

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import pytest
 from pika import spec
 
+from ledgerstone import Ledger
 from ledgerstone.errors import BadInput, TargetDown
+from ledgerstone.ids import new_id
 from ledgerstone.messaging.amqp.wire import message_of
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.subscription import Delivery
 from ledgerstone.messaging.subscriptions.amqp import AmqpSubscription, _Delivery
 from ledgerstone.messaging.transport import DELIVERED, Verdict
 from ledgerstone.messaging.transports.amqp import AmqpTransport, _Batch, _Line
+from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import DestinationSettings, SubscriptionSettings
 from ledgerstone.testing.authority import PrivateAuthority
 from ledgerstone.testing.contract.transports import (
@@ -625,3 +630,50 @@ def test_tls(place: AmqpPlace, broker_authority: PrivateAuthority) -> None:
     subscription.close()
     assert answers == [DELIVERED] * 50
     assert [message_of(delivery).id for delivery in arrived] == ids(messages)
+
+
+def threads_of(name: str) -> list[str]:
+    """The threads of this process that belong to a destination or subscription of this name."""
+    return [each.name for each in threading.enumerate() if each.name.endswith(f" {name}")]
+
+
+@pytest.mark.parametrize("ends", ["worker", "ledger"])
+def test_nothing_is_left_open(rabbit: PrivateRabbitMQ, tmp_path: Path, ends: str) -> None:
+    """A worker that has stopped, or a ledger that is closed, leaves no thread and no connection."""
+    queue, name = f"left-{new_id()}", f"broker{new_id()[-8:]}"
+    with connected(rabbit.url) as connection:
+        connection.channel().queue_declare(queue, durable=True)
+    place = {"url": rabbit.url, "exchange": "", "routing_key": queue}
+    settings = Settings.load(
+        url=f"sqlite:///{tmp_path / 'here.db'}",
+        environ={},
+        messaging={
+            "destinations": {name: place},
+            "routes": {"*": [name]},
+            "subscriptions": {name: {"url": rabbit.url, "queue": queue}},
+        },
+    )
+    ledger = Ledger(settings=settings)
+    came = threading.Event()
+    ledger.consumer("*", name="hear")(lambda _tx, _message: came.set())
+    worker = ledger.worker(ledger.relay_source(name))
+    receiver = ledger.receiver(name)
+    with ledger.transaction() as tx:
+        tx.outbox.publish("order.placed", 1)
+    worker.start()
+    receiver.start()
+    assert came.wait(WAIT_SECONDS_MAX)
+    open_before = threads_of(name)
+
+    worker.stop()
+    if ends == "worker":
+        receiver.stop()
+    else:
+        ledger.close()
+    left = threads_of(name)
+    ledger.close()
+
+    assert open_before
+    assert left == []
+    sends = f"ledgerstone-send-{name}"
+    assert sends not in [each.name for each in threading.enumerate()]

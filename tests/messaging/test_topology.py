@@ -10,6 +10,8 @@ import pytest
 
 from ledgerstone.errors import BadInput, TargetDown
 from ledgerstone.messaging.amqp.topology import (
+    DELIVERIES_MAX,
+    OTHER_LIMIT,
     Binding,
     Declared,
     Exchange,
@@ -26,13 +28,14 @@ from ledgerstone.settings.messaging import (
 )
 from ledgerstone.testing.server import free_port
 from ledgerstone.testing.servers.rabbitmq import PrivateRabbitMQ
-from tests.brokers import virtual_host
+from tests.brokers import connected, virtual_host
 
 BROKER = [
     pytest.mark.rabbitmq,
     pytest.mark.slow,
     pytest.mark.xdist_group("rabbitmq"),
 ]
+REDELIVERED = 25
 SETTINGS = MessagingSettings(
     exchanges={
         "events": ExchangeSettings(),
@@ -79,6 +82,14 @@ def host(rabbit: PrivateRabbitMQ) -> Iterator[str]:
 def broker(rabbit: PrivateRabbitMQ, host: str) -> DestinationSettings:
     """The broker, by this virtual host."""
     return DestinationSettings(url=f"{rabbit.url}{host}")
+
+
+def test_quorum_queues_are_planned_without_a_limit() -> None:
+    """A quorum queue gets a limit of deliveries that cannot be reached, unless one is set."""
+    (queue,) = plan(MessagingSettings(queues={"orders": QueueSettings()}))
+
+    assert isinstance(queue, Queue)
+    assert queue.arguments["x-delivery-limit"] == DELIVERIES_MAX
 
 
 def test_the_plan() -> None:
@@ -196,3 +207,48 @@ def expected() -> dict[str, set[tuple[str, ...]]]:
             ("events", "audit", "#"),
         },
     }
+
+
+@pytest.mark.rabbitmq
+@pytest.mark.slow
+@pytest.mark.xdist_group("rabbitmq")
+def test_a_delivery_limit_never_bites(broker: DestinationSettings) -> None:
+    """A quorum queue keeps what was redelivered more often than RabbitMQ 4 does by default."""
+    settings = MessagingSettings(
+        queues={
+            "kept": QueueSettings(),
+            "dropped": QueueSettings(arguments={"x-delivery-limit": 1}),
+        }
+    )
+    declared = declare("test", broker, plan(settings))
+    for name in settings.queues:
+        with connected(broker.url) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.basic_publish("", name, b"1")
+        for _ in range(REDELIVERED):
+            with connected(broker.url) as connection:
+                # The connection ends with the message in hand, as where a consumer is killed.
+                connection.channel().basic_get(name)
+
+    with connected(broker.url) as connection:
+        found = {name: connection.channel().basic_get(name)[2] for name in settings.queues}
+
+    assert [each.ok for each in declared] == [True, True]
+    assert found == {"kept": b"1", "dropped": None}
+
+
+@pytest.mark.rabbitmq
+@pytest.mark.slow
+@pytest.mark.xdist_group("rabbitmq")
+def test_a_queue_without_the_limit_is_kept(broker: DestinationSettings) -> None:
+    """A quorum queue that was made without a limit is fine, and what to do about it is said."""
+    with connected(broker.url) as connection:
+        arguments = {"x-queue-type": "quorum"}
+        connection.channel().queue_declare("before", durable=True, arguments=arguments)
+    settings = MessagingSettings(queues={"before": QueueSettings()})
+
+    (declared,) = declare("test", broker, plan(settings))
+
+    assert declared.ok
+    assert declared.reason in {"", OTHER_LIMIT}

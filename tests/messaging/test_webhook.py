@@ -23,12 +23,11 @@ from standardwebhooks import Webhook
 
 from ledgerstone.errors import BadInput, TargetDown
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.transport import DELIVERED, Answer, Verdict
+from ledgerstone.messaging.transport import DELIVERED, PAUSE_SECONDS_MAX, Answer, Verdict
 from ledgerstone.messaging.transports import webhook
 from ledgerstone.messaging.transports.webhook import (
     CONNECTIONS_MAX,
     REASON_CHARS_MAX,
-    RETRY_AFTER_SECONDS_MAX,
     WebhookTransport,
 )
 from ledgerstone.messaging.webhooks import posting
@@ -308,10 +307,10 @@ def test_redirects_are_not_followed(receiver: Receiver, make: Make) -> None:
     [
         ("120", 120, 120),
         ("0", 0, 0),
-        ("9" * 5000, RETRY_AFTER_SECONDS_MAX, RETRY_AFTER_SECONDS_MAX),
+        ("9" * 5000, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MAX),
         ("in an hour", 3600 - WAIT_SECONDS_MAX, 3600),
         ("Wed, 21 Oct 2015 07:28:00 GMT", 0, 0),
-        ("Wed, 21 Oct 9999 07:28:00 GMT", RETRY_AFTER_SECONDS_MAX, RETRY_AFTER_SECONDS_MAX),
+        ("Wed, 21 Oct 9999 07:28:00 GMT", PAUSE_SECONDS_MAX, PAUSE_SECONDS_MAX),
     ],
     ids=["seconds", "none", "many digits", "in an hour", "past", "far"],
 )
@@ -339,37 +338,17 @@ def test_retry_after_that_says_nothing(receiver: Receiver, make: Make, said: str
     assert (answer.code, answer.retry_after_seconds) == ("http_503", None)
 
 
-def test_a_pause_is_for_all(receiver: Receiver, make: Make) -> None:
-    """Who asks for a pause is sent nothing of any partition before it is over."""
+def test_a_pause_is_of_its_partition(receiver: Receiver, make: Make) -> None:
+    """A receiver that asks for a pause is sent the other partitions, and nothing more of this."""
     receiver.replies["order.placed"] = Reply(status=429, headers={"Retry-After": "270"})
-    messages = [one(partition=str(number)) for number in range(5)]
     transport = make(connections=1)
 
-    answers = send(transport, *messages)
+    answers = send(transport, one(), one("order.paid"), one("order.paid", partition="bob"))
+    later = send(transport, one("order.paid", partition="cid"))
 
-    with pytest.raises(TargetDown, match="asked for a pause"):
-        send(transport, one("order.paid"))
-    assert [answer.code for answer in answers] == ["http_429"] + ["held"] * 4
-    assert {answer.verdict for answer in answers[1:]} == {Verdict.UNKNOWN}
-    assert {answer.retry_after_seconds for answer in answers} == {270}
-    assert len(receiver.requests) == 1
-
-
-def test_a_pause_ends(receiver: Receiver, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the pause is to be, the receiver is asked again after the longest one."""
-    monkeypatch.setattr(webhook, "QUIET_SECONDS_MAX", 0.01)
-    receiver.replies["order.placed"] = Reply(status=503, headers={"Retry-After": "86400"})
-    transport = make()
-    send(transport, one())
-    receiver.replies.clear()
-
-    def taken() -> bool:
-        try:
-            return send(transport, one()) == [DELIVERED]
-        except TargetDown:
-            return False
-
-    assert until(taken)
+    assert [answer.code for answer in answers] == ["http_429", "held", ""]
+    assert (answers[0].retry_after_seconds, later) == (270, [DELIVERED])
+    assert len(receiver.requests) == 3
 
 
 def test_410_disables(receiver: Receiver, make: Make) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,12 +14,16 @@ from ledgerstone.jobs import NewJob, Status, explaining, line, queues, reading
 from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.jobs.history import between
 from ledgerstone.ledger import Transaction
+from ledgerstone.messaging import competing
+from ledgerstone.messaging.competing import BEGINNING
+from ledgerstone.messaging.tables import ready_index
 from ledgerstone.store.batch import ClaimEach, FirstEach, LockFirst, document
 from ledgerstone.store.statement import Statement
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import batches, pages
 from ledgerstone.testing.contract.pages import newest_first, of_kind, oldest_first
 from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.shelf import SHOP, Shop
 from tests.chores import Chores, NewChore
 from tests.chores import Status as ChoreStatus
 from tests.chores.source import _claim, _expired, _hold
@@ -266,3 +270,26 @@ def test_nothing_is_counted_exactly(ledger: Ledger) -> None:
     assert chores[ChoreStatus.QUEUED] == 10
     assert backlog["local"] == 10
     worker.stop(grace_seconds=0)
+
+
+@pytest.mark.usefixtures("ledger")
+def test_a_competing_relay_reads_past_nothing(home: Home, clock: ManualClock) -> None:
+    """What a competing relay takes is a range of an index without what is delayed or delivered."""
+    later = datetime.fromtimestamp(clock.now_ms() / 1000 + 86_400, UTC)
+    with Shop(home.url, clock, mode="competing") as shop:
+        if shop.ledger.database.dialect.one_writer:
+            return
+        shop.publish(*range(ROWS), partition="a", available_at=later)
+        shop.publish(*range(ROWS), partition="b")
+        shop.tick(5)
+        shop.publish(1, 2, 3, partition="c")
+        analyze(home, shop.ledger, "messenger_outbox")
+        office = shop.ledger.office
+        given = {"queue": SHOP, "at": BEGINNING[0], "place": 0, "limit_": 10, "small": 1000}
+        with shop.ledger.reading() as tx:
+            looked = plan(home, tx, competing._Statements(office).any, **given)
+            taken = plan(home, tx, competing._Statements(office).take, **given)
+
+    for found in (looked, taken):
+        assert ready_index(office.shared.outbox) in found
+        assert not re.search(r"Sort|filesort|Bitmap", found)

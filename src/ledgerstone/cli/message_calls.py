@@ -44,8 +44,10 @@ def looking_at(call: Call, name: str) -> Iterator[tuple[Ledger, Transaction]]:
             yield ledger, tx
 
 
-def removed_in_steps(step: Callable[[], int], words: str, *, json: bool) -> int:
-    """Call it until it removes nothing more, so often at most; how many it were.
+def removed_in_steps(
+    step: Callable[[], int], words: str, *, json: bool, verb: str = "removed"
+) -> int:
+    """Call it until it does nothing more, so often at most; how many it were.
 
     On a terminal it is shown.
     """
@@ -54,7 +56,7 @@ def removed_in_steps(step: Callable[[], int], words: str, *, json: bool) -> int:
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:,} removed"),
+        TextColumn("{task.completed:,} " + verb),
         TimeElapsedColumn(),
         console=console,
         transient=True,

@@ -20,6 +20,7 @@ from ledgerstone.cli.message_calls import (
     looking_at,
     removed_in_steps,
 )
+from ledgerstone.cli.outbox_parked import confirmed, resume_parked
 from ledgerstone.cli.output import Text
 from ledgerstone.cli.relay import relay
 from ledgerstone.errors import BadInput, KeyConflict
@@ -183,14 +184,33 @@ def pause(
 
 def resume(
     call: Call,
+    *,
     destination: DestinationArgument,
     partition: PartitionOption = None,
+    every: Annotated[bool, flag("--all", help="All partitions of it that are parked.")] = False,
+    code: Annotated[
+        str | None,
+        typer.Option(
+            "--code", metavar="CODE", help="With --all: only those parked for it, as unroutable."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, flag("--dry-run", help="With --all: only show which would go on.")
+    ] = False,
+    yes: Annotated[bool, flag("--yes", help="With --all: do not ask.")] = False,
     by: ByOption = None,
 ) -> None:
     """Let messages leave again; of a parked partition the refused one is tried again.
 
-    Example: ledgerstone outbox resume broker --partition order-7
+    Example: ledgerstone outbox resume broker --all --code unroutable --dry-run
     """
+    if every and partition is not None:
+        raise typer.BadParameter("--partition and --all do not go together")
+    if not every and (code is not None or dry_run or yes):
+        raise typer.BadParameter("--code, --dry-run and --yes go with --all")
+    if every:
+        resume_parked(call, destination, code=code, dry_run=dry_run, yes=yes, by=who(by))
+        return
     with ledger_of(call) as ledger:
         ledger.run(lambda tx: tx.outbox.resume(destination, partition=partition, by=who(by)))
     facts = {"destination": destination, "partition": partition, "paused": False, "by": who(by)}
@@ -234,10 +254,34 @@ def cleanup(
     output.show(facts, Text(told), json=call.json)
 
 
+def discard(
+    call: Call,
+    *,
+    destination: DestinationArgument,
+    yes: Annotated[bool, flag("--yes", help="Do not ask.")] = False,
+    by: ByOption = None,
+) -> None:
+    """Remove all messages for a destination that is not in the settings any more.
+
+    Those that wait are lost: carry them first, or set the destination again.
+
+    Example: ledgerstone outbox discard warehouse --yes
+    """
+    confirmed(call, f"All messages for {destination} would be removed", yes=yes)
+    with ledger_of(call) as ledger:
+        removed = removed_in_steps(
+            lambda: ledger.run(lambda tx: tx.outbox.discard(destination, by=who(by))),
+            "Messages",
+            json=call.json,
+        )
+    facts = {"removed": removed, "destination": destination, "by": who(by)}
+    output.show(facts, Text(f"{removed:,} rows removed"), json=call.json)
+
+
 app = group(
     "Publish messages, carry them, and see what waits.",
 )
 app.command("relay")(command(relay))
 app.command("list")(command(list_))
-for function in (publish, lanes, pause, resume, cleanup):
+for function in (publish, lanes, pause, resume, cleanup, discard):
     app.command()(command(function))

@@ -22,11 +22,11 @@ from ledgerstone.errors import StoreBusy
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import Accepted as Answer
 from ledgerstone.jobs import JobEvent, NewJob, Status
-from ledgerstone.jobs.retention import permitted
 from ledgerstone.jobs.tables import job, job_event, job_key
 from ledgerstone.ledger import Ledger, Transaction, opened_database
 from ledgerstone.store.database import Database
 from ledgerstone.store.expressions import json_text
+from ledgerstone.store.permit import permitted
 from ledgerstone.store.tables import worker
 
 LEASE_SECONDS = 2.0

@@ -31,7 +31,8 @@ class LockedOutcomes:
 
     def __init__(self) -> None:
         self._waiting: list[tuple[float, Outcome]] = []
-        self._tries: dict[Claim, int] = {}
+        # By the mark: a claim may hold much, and is gone when it is settled.
+        self._tries: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -42,8 +43,9 @@ class LockedOutcomes:
         if not self._waiting and len(self._tries) > TRIES_MAX:
             self._tries.clear()
         for outcome in outcomes:
-            tries = self._tries.get(outcome.claim, 0)
-            self._tries[outcome.claim] = tries + 1
+            mark = outcome.claim.mark
+            tries = self._tries.get(mark, 0)
+            self._tries[mark] = tries + 1
             pause = AGAIN_SECONDS if tries < SOON_TRIES_MAX else AGAIN_SECONDS_MAX
             self._waiting.append((now + pause, outcome))
 

@@ -336,6 +336,7 @@ class Pump:
             if claims is not None:
                 self._pace.found(len(claims), room)
                 self._dispatch(claims)
+            del claims, finished
 
     def _claims(self) -> None:
         while not self._halted.is_set():
@@ -352,6 +353,8 @@ class Pump:
                 continue
             self._pace.found(len(claims), room)
             self._dispatch(claims)
+            # What a claim holds is not kept while this waits for the next.
+            del claims
 
     def _settles(self) -> None:
         while not self._halted.is_set():

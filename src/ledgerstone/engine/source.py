@@ -210,6 +210,8 @@ class Source(Protocol):
       `crashes_max` times is dead, unless its last one is known not to have begun with it
       (`LastWord.waited`): that was no crash, and no attempt.
     - `handler` answers what runs a claim.
+    - A source may have `close`: its worker has stopped, and it lets go of its connections and
+      threads. Another worker may use it later.
     - A source may have `batches`: what one `claim` answers is then handled by one call, and its
       capacity counts items. Each item is held, settled, extended and rescued by itself.
     """
@@ -233,6 +235,13 @@ class Source(Protocol):
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int: ...
 
     def handler(self, claim: Claim) -> Handler: ...
+
+
+def close(source: Source) -> None:
+    """Have the source let go of what it holds outside the database, if it holds anything."""
+    closing: Callable[[], None] | None = getattr(source, "close", None)
+    if closing is not None:
+        closing()
 
 
 def batches_of(source: Source) -> Batches | None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ledgerstone.engine.duties import Duties, Duty
 from ledgerstone.engine.heartbeat import Heartbeat
 from ledgerstone.engine.pump import Pump
-from ledgerstone.engine.source import Source
+from ledgerstone.engine.source import Source, close
 from ledgerstone.engine.store_duties import StoreDuties
 from ledgerstone.engine.suspects import Ward
 from ledgerstone.engine.tally import Tick
@@ -172,6 +172,8 @@ class Worker:
         self._database.deadline.end_within(STOP_CALLS_SECONDS)
         for pump in self.pumps:
             pump.stop()
+        for pump in self.pumps:
+            close(pump.source)
         # Until here leases were kept alive.
         self._stop.set()
         self._news.put(None)

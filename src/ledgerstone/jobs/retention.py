@@ -6,19 +6,18 @@ and takes away again, and that no other transaction ever sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sqlalchemy import BigInteger, bindparam, delete, exists, insert, or_, select
+from sqlalchemy import BigInteger, bindparam, delete, exists, or_, select
 
 from ledgerstone.engine.duties import Duty
-from ledgerstone.ids import new_id
 from ledgerstone.jobs.states import Status
-from ledgerstone.jobs.tables import history_permit, job, job_event, job_key, stands
+from ledgerstone.jobs.tables import job, job_event, job_key, stands
 from ledgerstone.settings import JobSettings
 from ledgerstone.store.batch import WithRows
 from ledgerstone.store.expressions import moment, now_ms
+from ledgerstone.store.permit import permitted
 from ledgerstone.store.statement import Statement
 
 if TYPE_CHECKING:
@@ -33,16 +32,6 @@ LEGACY = "legacy"
 
 _age = bindparam("age_ms", type_=BigInteger())
 _limit = bindparam("limit_", type_=BigInteger())
-_permit_id = bindparam("id_", type_=history_permit.c.id.type)
-_permit = Statement(
-    "jobs.permit",
-    insert(history_permit).values(id=_permit_id),
-)
-_withdraw = Statement(
-    "jobs.withdraw_permit", delete(history_permit).where(history_permit.c.id == _permit_id)
-)
-
-
 _before = moment(now_ms() - _age)
 
 
@@ -116,12 +105,3 @@ def retire(tx: Transaction, settings: JobSettings) -> int:
             removed += _remove[status].run(tx, sorted(old), age_ms=age_ms) if old else 0
     _forget.run(tx, age_ms=round(settings.keep_keys_days * DAY_MS), limit_=ROWS_MAX)
     return removed
-
-
-@contextmanager
-def permitted(tx: Transaction) -> Iterator[None]:
-    """In this block the transaction may remove history, with the jobs that it is of."""
-    permit = new_id()
-    _permit.run(tx, id_=permit)
-    yield
-    _withdraw.run(tx, id_=permit)

@@ -24,6 +24,7 @@ from ledgerstone import cancellation
 from ledgerstone.engine.source import Claim
 from ledgerstone.errors import LedgerstoneError, TargetDown
 from ledgerstone.failpoints import hit
+from ledgerstone.messaging.budget import Share
 from ledgerstone.messaging.lanes import Held
 from ledgerstone.messaging.marking import Malformed
 from ledgerstone.messaging.message import Message
@@ -33,8 +34,14 @@ GATHER_SECONDS = 0.01
 """After the first answer of a send, how long lanes wait for others that can go on with them."""
 LOOK_SECONDS = 0.1
 """How often a batch that waits for answers looks whether it has to stop."""
+CLOSE_SECONDS_MAX = 2.0
+"""How long closing waits for the threads of sends that have not ended."""
 IDLE_SECONDS = 10.0
 """A thread that had nothing to send for so long ends."""
+
+
+FORGET_BYTES_MIN = 4096
+"""Lanes that are through and hold less keep it: to forget it costs more than it is."""
 
 
 class Carried(msgspec.Struct, eq=False):
@@ -54,6 +61,23 @@ class Carried(msgspec.Struct, eq=False):
     until_ms: int | None = None
     """When the first that is left may leave, if not yet."""
     counted: bool = False
+    share: Share | None = None
+    """Its bytes of the relay's memory."""
+
+    def forget(self, *, settled: bool = False) -> None:
+        """Keep no text but that of the first that is left: it may have to be set aside."""
+        if self.share is None:
+            return
+        if self.share.taken >= FORGET_BYTES_MIN:
+            # A batch refers to its lanes until the slowest is through.
+            kept = -1 if settled else self.confirmed
+            self.messages = [
+                message if i == kept else msgspec.structs.replace(message, raw=b"", headers={})
+                for i, message in enumerate(self.messages)
+            ]
+            self.share.shrink(sum(len(message.raw) for message in self.messages))
+        if settled:
+            self.share.shrink(0)
 
     @property
     def stopped(self) -> Message | None:
@@ -293,31 +317,60 @@ class SendThreads:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
+        self._threads: set[threading.Thread] = set()
+        self._closed = False
 
     def start(self, work: Callable[[], None]) -> None:
         """Run this in a free thread, or in a new one."""
         with self._lock:
-            spawn = self._idle == 0
-            if not spawn:
+            self._closed = False
+            thread: threading.Thread | None = None
+            if self._idle == 0:
+                thread = threading.Thread(target=self._turn, name=self._name, daemon=True)
+                self._threads.add(thread)
+            else:
                 self._idle -= 1
         self._work.put(work)
-        if spawn:
-            threading.Thread(target=self._turn, name=self._name, daemon=True).start()
+        if thread is not None:
+            thread.start()
+
+    def close(self) -> None:
+        """End the threads: idle ones now, the others when their send has ended."""
+        with self._lock:
+            self._closed = True
+            threads = list(self._threads)
+            for _ in range(self._idle):
+                self._work.put(None)
+            self._idle = 0
+        until = time.monotonic() + CLOSE_SECONDS_MAX
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _turn(self) -> None:
-        while True:
-            try:
-                work = self._work.get(timeout=IDLE_SECONDS)
-            except Empty:
+        try:
+            while (work := self._next()) is not None:
+                work()
+                # An idle thread holds no message.
+                del work
                 with self._lock:
-                    if self._idle > 0:
-                        self._idle -= 1
+                    if self._closed:
                         return
-                # Something was put for this thread meanwhile.
-                work = self._work.get()
-            work()
+                    self._idle += 1
+        finally:
             with self._lock:
-                self._idle += 1
+                self._threads.discard(threading.current_thread())
+
+    def _next(self) -> Callable[[], None] | None:
+        """What this thread is to do; None: nothing any more."""
+        try:
+            return self._work.get(timeout=IDLE_SECONDS)
+        except Empty:
+            with self._lock:
+                if self._idle > 0:
+                    self._idle -= 1
+                    return None
+            # Something was put for this thread meanwhile.
+            return self._work.get()

@@ -8,10 +8,11 @@ stands still for longer than one is ended by the database.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, bindparam, column, select, update
+from sqlalchemy import BigInteger, bindparam, case, column, select, update
 
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.duties import Duty
@@ -20,23 +21,27 @@ from ledgerstone.errors import TargetDown
 from ledgerstone.failpoints import hit
 from ledgerstone.ids import new_id
 from ledgerstone.messaging import envelope, failed
+from ledgerstone.messaging.budget import Budget, Share
 from ledgerstone.messaging.failed_rows import Raw
 from ledgerstone.messaging.marking import (
     Malformed,
     Marks,
     Tally,
+    is_given_up,
     is_paused,
     place_of,
     read_row,
+    refusal_pause,
 )
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.publishing import channel_of
 from ledgerstone.messaging.states import What
+from ledgerstone.messaging.tables import ready_index
 from ledgerstone.messaging.transport import Answer, Transport, Verdict
 from ledgerstone.settings import DestinationSettings
 from ledgerstone.settings.messaging import BACKOFF_MULTIPLIER
-from ledgerstone.store.batch import UpdateEach
-from ledgerstone.store.expressions import beyond, now_ms, second
+from ledgerstone.store.batch import UpdateEach, WithRows
+from ledgerstone.store.expressions import beyond, by_index, byte_length, now_ms, second
 from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
@@ -44,6 +49,9 @@ if TYPE_CHECKING:
     from ledgerstone.store.database import Database
     from ledgerstone.store.transaction import Transaction
 
+BEGINNING: tuple[Any, int] = (datetime(1970, 1, 1), 0)  # noqa: DTZ001 - as the column keeps it
+BATCHES_BEFORE_BEGINNING = 10
+"""After so many batches a relay looks from the beginning again."""
 BATCHES_MAX = 3
 """Batches of one relay at once: while one is under way the next is read."""
 
@@ -85,11 +93,17 @@ class CompetingRelay:
         )
         self._lock = Lock()
         self._calls = 0
-        self._place: tuple[str, int] = ("", 0)
+        self._place: tuple[Any, int] = BEGINNING
+        self._batches = 0
+        self.budget = Budget(destination.in_flight_bytes_max)
 
     @property
     def duties(self) -> list[Duty]:
         return []
+
+    def close(self) -> None:
+        """Let go of connections and threads; what is sent later makes new ones."""
+        self.transport.close()
 
     def handler(self, claim: Claim) -> Handler:
         return Handler(self._carry)
@@ -121,18 +135,18 @@ class CompetingRelay:
         with self._lock:
             self._calls += 1
         try:
-            taken = self._carry_batch()
+            more = self._carry_batch()
         finally:
             with self._lock:
                 self._calls -= 1
-        if taken == self._destination.batch_max:
+        if more:
             self._database.bells.ring({self.channel})
         return Settled()
 
-    def _carry_batch(self) -> int:
-        """Take a batch, send it, mark what was confirmed; how many were taken."""
+    def _carry_batch(self) -> bool:
+        """Take a batch, send it, mark what was confirmed; whether more may wait."""
         with self._database.transaction() as tx:
-            rows = self._take(tx)
+            rows, share, more = self._take(tx)
             readable, malformed = self._read(rows)
             answers = self._send(readable) if readable else []
             pairs = list(zip(readable, answers, strict=True))
@@ -141,32 +155,48 @@ class CompetingRelay:
             self._refuse(tx, pairs, {row[0]: row[2] for row in rows})
             self._put_aside(tx, malformed)
             hit("relay.marked")
+        share.shrink(0)
         self.tally.delivered += len(delivered)
         if pairs and all(answer.verdict is Verdict.UNKNOWN for answer in answers):
             raise TargetDown(self.queue, f"{self.queue}: {answers[0].reason or 'no answer came'}")
-        return len(rows)
+        return more
 
-    def _take(self, tx: Transaction) -> list[Row]:
-        """The next rows behind those of the last batch, and from the beginning when at the end."""
+    def _take(self, tx: Transaction) -> tuple[list[Row], Share, bool]:
+        """The next rows behind those of the last batch, and from the beginning when at the end.
+
+        As many as fit into the memory; whether there may be more.
+        """
         limit = self._destination.batch_max
-        partition, place = self._place
-        rows = self._statements.take.rows(
-            tx, queue=self.queue, partition=partition, place=place, limit_=limit
-        )
-        if len(rows) < limit and self._place != ("", 0):
-            rows += self._statements.take.rows(
-                tx, queue=self.queue, partition="", place=0, limit_=limit - len(rows)
-            )
+        self._batches += 1
+        if self._batches % BATCHES_BEFORE_BEGINNING == 0:
+            # What was committed late may lie before others that were carried.
+            self._place = BEGINNING
+        rows = self._next(tx, self._place, limit)
+        if len(rows) < limit and self._place != BEGINNING:
+            rows += self._next(tx, BEGINNING, limit - len(rows))
             # What was taken already in this transaction is not locked against itself.
             rows = list({row[0]: row for row in rows}.values())
-        self._place = (rows[-1][3], rows[-1][0]) if len(rows) == limit else ("", 0)
-        return rows
+        fitting, taken = _fitting(rows, self.budget)
+        more = len(rows) == limit or len(fitting) < len(rows)
+        self._place = (fitting[-1][5], fitting[-1][0]) if more and fitting else BEGINNING
+        share = self.budget.share(taken)
+        return self._statements.complete(tx, fitting), share, more and bool(fitting)
+
+    def _next(self, tx: Transaction, place: tuple[Any, int], limit: int) -> list[Row]:
+        return self._statements.take.rows(
+            tx,
+            queue=self.queue,
+            at=place[0],
+            place=place[1],
+            limit_=limit,
+            small=self.budget.left // limit,
+        )
 
     def _read(self, rows: Sequence[Row]) -> tuple[list[Message], list[Malformed]]:
         origin = f"{self._origin()}:{self._office.shared.outbox.name}"
         readable: list[Message] = []
         malformed: list[Malformed] = []
-        for place, body, headers, partition, created_at in rows:
+        for place, body, headers, partition, created_at, *_ in rows:
             message = read_row(place, body, headers, partition, created_at, origin=origin)
             if isinstance(message, Malformed):
                 malformed.append(message)
@@ -193,24 +223,17 @@ class CompetingRelay:
                 continue
             attempts = message.attempt + answer.counts
             self.tally.refused += 1
-            if self._given_up(answer, attempts):
+            if is_given_up(answer, self._destination, attempts):
                 self._fail(tx, message, place_of(message), answer, attempts)
                 continue
-            pause = answer.retry_after_seconds
-            if pause is None:
-                pause = self._backoff.after(attempts)
+            handling = self._destination.url == "local:"
+            pause = refusal_pause(answer, self._backoff, attempts, exact=handling)
             place = place_of(message)
             # Whole seconds, and not too early.
             pause_ms = round(pause * 1000) + 999
             later.append((place, envelope.with_attempt(headers[place], attempts), pause_ms))
         if later:
             self._statements.later.run(tx, sorted(later))
-
-    def _given_up(self, answer: Answer, attempts: int) -> bool:
-        if answer.verdict is Verdict.UNDELIVERABLE:
-            return True
-        destination = self._destination
-        return destination.on_failure != "block" and attempts >= destination.max_attempts
 
     def _put_aside(self, tx: Transaction, malformed: Sequence[Malformed]) -> None:
         for each in malformed:
@@ -245,23 +268,47 @@ class _Statements:
             & (outbox.c.available_at <= second(now_ms()))
         )
         place = (
-            bindparam("partition", type_=outbox.c.partition_key.type),
+            bindparam("at", type_=outbox.c.available_at.type),
             bindparam("place", type_=BigInteger()),
         )
-        self.any = Statement("relay.any", select(outbox.c.id).where(waiting).limit(1))
+        size = byte_length(outbox.c.body) + byte_length(outbox.c.headers)
+        small = size <= bindparam("small", type_=BigInteger())
+        # In the order of the index of what may leave: what is delayed lies behind all of it.
+        order = (outbox.c.available_at, outbox.c.id)
+        self.any = Statement(
+            "relay.any",
+            by_index(
+                select(outbox.c.id).where(waiting).order_by(*order).limit(1),
+                outbox,
+                ready_index(outbox),
+            ),
+        )
         self.take = Statement(
             "relay.take",
-            select(
-                outbox.c.id,
-                outbox.c.body,
-                outbox.c.headers,
-                outbox.c.partition_key,
-                outbox.c.created_at,
-            )
-            .where(waiting, beyond((outbox.c.partition_key, outbox.c.id), place))
-            .order_by(outbox.c.partition_key, outbox.c.id)
-            .limit(bindparam("limit_", type_=BigInteger()))
-            .with_for_update(skip_locked=True),
+            by_index(
+                select(
+                    outbox.c.id,
+                    case((small, outbox.c.body)).label("body"),
+                    case((small, outbox.c.headers)).label("headers"),
+                    outbox.c.partition_key,
+                    outbox.c.created_at,
+                    outbox.c.available_at,
+                    size.label("size"),
+                )
+                .where(waiting, beyond(order, place))
+                .order_by(*order)
+                .limit(bindparam("limit_", type_=BigInteger()))
+                .with_for_update(skip_locked=True),
+                outbox,
+                ready_index(outbox),
+            ),
+        )
+        self._whole = WithRows(
+            "relay.whole",
+            incoming=(column("place", BigInteger()),),
+            build=lambda row: select(outbox.c.id, outbox.c.body, outbox.c.headers).where(
+                outbox.c.id.in_(select(row.place))
+            ),
         )
         self.later = UpdateEach(
             "relay.later",
@@ -273,3 +320,21 @@ class _Statements:
                 .values(headers=row.headers, available_at=second(now_ms() + row.pause_ms))
             ),
         )
+
+    def complete(self, tx: Transaction, rows: Sequence[Row]) -> list[Row]:
+        """The rows with the text of those that were too large to come with it."""
+        wanted = sorted((row[0],) for row in rows if row[2] is None)
+        if not wanted:
+            return list(rows)
+        texts = {row[0]: row[1:] for row in self._whole.rows(tx, wanted)}
+        return [(row[0], *texts[row[0]], *row[3:]) if row[2] is None else row for row in rows]
+
+
+def _fitting(rows: Sequence[Row], budget: Budget) -> tuple[list[Row], int]:
+    """The first rows, as many as fit into the memory, and how many bytes they are."""
+    taken = 0
+    for i, row in enumerate(rows):
+        if not budget.fits(taken, row[6]):
+            return list(rows[:i]), taken
+        taken += row[6]
+    return list(rows), taken

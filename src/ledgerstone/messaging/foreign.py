@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import BigInteger, bindparam, func, select
 
-from ledgerstone.messaging.lanes import Heads
+from ledgerstone.messaging.heads import Heads
 from ledgerstone.store.expressions import now_ms, second
 from ledgerstone.store.statement import Statement
 
@@ -48,7 +48,7 @@ def held_up(tx: Transaction, office: Office) -> list[str]:
     for queue, destination in office.routes.destinations.items():
         if destination.mode != "ordered":
             continue
-        (rows,) = heads.first.rows(tx, [("",)], each=2, queue=queue)
+        (rows,) = heads.first.rows(tx, [("",)], each=2, queue=queue, small=0)
         if len(rows) > 1 and rows[0][_WAITS] and not rows[1][_WAITS]:
             found.append(queue)
     return found

@@ -19,7 +19,6 @@ import msgspec
 from sqlalchemy import (
     BigInteger,
     Integer,
-    Table,
     bindparam,
     case,
     column,
@@ -36,9 +35,9 @@ from ledgerstone.errors import NotAllowedNow, NotFound
 from ledgerstone.messaging.publishing import channel_of, lane_id
 from ledgerstone.messaging.record import Entry, record
 from ledgerstone.messaging.states import LaneState, What
-from ledgerstone.messaging.tables import CODE_CHARS_MAX, REASON_CHARS_MAX, Shared, lane
-from ledgerstone.store.batch import ClaimEach, FirstEach, LockEach, UpdateEach, WithRows
-from ledgerstone.store.expressions import now_ms, second
+from ledgerstone.messaging.tables import CODE_CHARS_MAX, REASON_CHARS_MAX, STANDING, lane
+from ledgerstone.store.batch import ClaimEach, LockEach, UpdateEach, WithRows
+from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.pages import Keyset, Page
 from ledgerstone.store.statement import Row, Statement
 
@@ -243,56 +242,6 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
     changed_at: datetime
 
 
-class Heads:
-    """Reads what waits first in lanes, of an outbox of some name.
-
-    Each lane is looked up in the index of what waits; how much waits behind makes no difference.
-    """
-
-    def __init__(self, shared: Shared) -> None:
-        outbox = shared.outbox
-
-        def build(row: Any) -> Any:
-            waits = case((outbox.c.available_at <= second(now_ms()), 0), else_=1)
-            return (
-                select(
-                    outbox.c.id,
-                    outbox.c.body,
-                    outbox.c.headers,
-                    outbox.c.created_at,
-                    waits.label("waits"),
-                    outbox.c.available_at,
-                )
-                .where(
-                    outbox.c.queue_name == _queue,
-                    outbox.c.partition_key == row.partition_key,
-                    outbox.c.delivered_at.is_(None),
-                )
-                .order_by(outbox.c.id)
-            )
-
-        self.first = FirstEach(
-            "lanes.heads",
-            outbox,
-            index=waiting_index(outbox),
-            incoming=(outbox.c.partition_key,),
-            build=build,
-        )
-
-    def read(
-        self, tx: Transaction, queue: str, lanes: Sequence[Held], *, each: int
-    ) -> dict[str, list[Row]]:
-        """At most so many rows of each lane, the first first."""
-        rows = [(held.partition,) for held in lanes]
-        found = self.first.rows(tx, rows, each=each, queue=queue)
-        return {held.id: first for held, first in zip(lanes, found, strict=True)}
-
-
-def waiting_index(outbox: Table) -> str:
-    """The name of the index of what waits, in the order in which it leaves."""
-    return next(str(each.name) for each in outbox.indexes if str(each.name).endswith("_waiting"))
-
-
 def settle(
     tx: Transaction, settlements: Sequence[Settlement]
 ) -> tuple[list[Settlement], list[Settlement]]:
@@ -387,7 +336,20 @@ _of_queue = Keyset(
 _in_state = Keyset(
     "lanes.list_in_state",
     select(*_columns).where(
-        lane.c.queue_name == _queue, lane.c.state == bindparam("state", type_=lane.c.state.type)
+        lane.c.queue_name == _queue,
+        STANDING,
+        lane.c.state == bindparam("state", type_=lane.c.state.type),
+    ),
+    order=(lane.c.partition_key,),
+    make=_made,
+)
+
+
+_open = Keyset(
+    "lanes.list_open",
+    select(*_columns).where(
+        lane.c.queue_name == _queue,
+        lane.c.state == literal_column(f"'{LaneState.OPEN.value}'"),
     ),
     order=(lane.c.partition_key,),
     make=_made,
@@ -403,6 +365,8 @@ def find(
     cursor: str | None = None,
 ) -> Page[LaneRow]:
     """Lanes of a destination, by partition."""
+    if state is LaneState.OPEN:
+        return _open.read(tx, limit=limit, cursor=cursor, queue=queue)
     if state is None:
         return _of_queue.read(tx, limit=limit, cursor=cursor, queue=queue)
     return _in_state.read(tx, limit=limit, cursor=cursor, queue=queue, state=state.value)
@@ -410,13 +374,22 @@ def find(
 
 _parked = Statement(
     "lanes.parked",
-    select(func.count()).where(lane.c.queue_name == _queue, lane.c.state == LaneState.PARKED.value),
+    select(func.count()).select_from(
+        select(lane.c.state)
+        .where(
+            lane.c.queue_name == _queue,
+            STANDING,
+            lane.c.state == literal_column(f"'{LaneState.PARKED.value}'"),
+        )
+        .limit(_limit)
+        .subquery()
+    ),
 )
 
 
-def parked(tx: Transaction, queue: str) -> int:
-    """How many lanes of a destination wait for an operator."""
-    row = _parked.one(tx, queue=queue)
+def parked(tx: Transaction, queue: str, *, counted_max: int) -> int:
+    """How many lanes of a destination wait for an operator, counted up to a most."""
+    row = _parked.one(tx, queue=queue, limit_=counted_max)
     return int(row[0]) if row is not None else 0
 
 

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import BigInteger, bindparam, column, delete, select, update
 
+from ledgerstone.engine.backoff import Backoff
 from ledgerstone.errors import BadInput
 from ledgerstone.messaging import envelope
 from ledgerstone.messaging.failed_rows import Raw
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.tables import pause
+from ledgerstone.messaging.transport import MISSING, PAUSE_SECONDS_MAX, Answer, Verdict
+from ledgerstone.settings import DestinationSettings
 from ledgerstone.store.batch import UpdateEach, WithRows
 from ledgerstone.store.expressions import now_ms, second
 from ledgerstone.store.moments import moment_of
@@ -33,6 +36,26 @@ _paused = Statement(
 def is_paused(tx: Transaction, queue: str) -> bool:
     """Whether an operator has paused the whole destination."""
     return _paused.one(tx, queue=queue) is not None
+
+
+def is_given_up(answer: Answer, destination: DestinationSettings, attempts: int) -> bool:
+    """Whether a message that was refused so often is not sent again by itself."""
+    if answer.verdict is Verdict.UNDELIVERABLE:
+        return destination.on_failure != "block" or answer.code not in MISSING
+    return destination.on_failure != "block" and attempts >= destination.max_attempts
+
+
+def refusal_pause(answer: Answer, backoff: Backoff, attempts: int, *, exact: bool) -> float:
+    """How long a message that was refused waits: for its destination, and no shorter than always.
+
+    `exact`: the consumers of this ledger know the back-off, and ask for what they mean.
+    """
+    asked = answer.retry_after_seconds
+    if asked is None:
+        return backoff.after(attempts)
+    if exact:
+        return asked
+    return max(min(asked, PAUSE_SECONDS_MAX), backoff.after(attempts))
 
 
 class Marks:

@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import bindparam, delete, func, insert, select
 
 from ledgerstone.errors import BadInput, KeyConflict, NotAllowedNow, NotFound
-from ledgerstone.messaging import envelope, lanes, publishing, retention
+from ledgerstone.messaging import envelope, lanes, parked, publishing, retention
 from ledgerstone.messaging.lanes import LaneRow
 from ledgerstone.messaging.publishing import Accepted, NewMessage, Published, channel_of
 from ledgerstone.messaging.record import Entry, record
@@ -155,7 +155,7 @@ class Outbox:
                 waiting=found.get(name, (0, None))[0],
                 oldest_at=found.get(name, (0, None))[1],
                 paused=name in paused,
-                parked=lanes.parked(self._tx, name),
+                parked=lanes.parked(self._tx, name, counted_max=counted_max),
             )
             for name in names
         ]
@@ -197,6 +197,38 @@ class Outbox:
             raise NotAllowedNow(f"{destination} is not paused")
         record(self._tx, [Entry(what=What.RESUMED, queue=destination, who=by)])
         self._tx.wake(channel_of(destination))
+
+    def resume_parked(
+        self,
+        destination: str,
+        *,
+        code: str | None = None,
+        limit: int = parked.RESUME_MAX,
+        dry_run: bool = False,
+        by: str | None = None,
+    ) -> list[str]:
+        """Let parked partitions go on, at most `limit` of them; answers which.
+
+        - `code`: only those that were parked for this reason, as `unroutable`.
+        - `dry_run` only answers which would.
+        """
+        self._known(destination)
+        codes = () if code is None else (code,)
+        found = parked.find(self._tx, destination, codes=codes, limit=limit)
+        return found if dry_run else parked.resume(self._tx, destination, found, by=by)
+
+    def gone(self) -> list[str]:
+        """Destinations that have rows here, and are in the settings no more."""
+        self._ready()
+        return retention.gone(self._tx, self._office)
+
+    def discard(self, destination: str, *, by: str | None = None) -> int:
+        """Remove what is here for a destination that is gone, delivered or not, a bounded piece.
+
+        How many rows it was; nothing is left when that is 0.
+        """
+        self._ready()
+        return retention.discard(self._tx, self._office, destination, by=by)
 
     def cleanup(self, *, days: float, destination: str | None = None) -> int:
         """Remove what was delivered so long ago, a bounded piece; how many it were."""

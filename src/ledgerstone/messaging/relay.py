@@ -36,27 +36,30 @@ from ledgerstone.engine.source import (
 )
 from ledgerstone.errors import Interrupted, TargetDown
 from ledgerstone.failpoints import hit
-from ledgerstone.messaging import failed, lanes, sweeping
+from ledgerstone.messaging import failed, lanes, rechecking, sweeping
+from ledgerstone.messaging.budget import Budget
 from ledgerstone.messaging.carrying import Carriage, Carried, LaneClaim, SendThreads
-from ledgerstone.messaging.lanes import Heads, Held, Settlement
+from ledgerstone.messaging.heads import Head, Heads
+from ledgerstone.messaging.lanes import Held, Settlement
 from ledgerstone.messaging.marking import (
     Malformed,
     Marks,
     Tally,
+    is_given_up,
     is_paused,
     place_of,
     read_row,
+    refusal_pause,
 )
 from ledgerstone.messaging.publishing import channel_of
 from ledgerstone.messaging.record import Entry, record
 from ledgerstone.messaging.states import LaneState, What
-from ledgerstone.messaging.transport import Answer, Transport
+from ledgerstone.messaging.transport import PAUSE_SECONDS_MAX, Answer, Transport
 from ledgerstone.messaging.transport import Verdict as Sent
 from ledgerstone.settings import DestinationSettings
 from ledgerstone.settings.messaging import BACKOFF_MULTIPLIER
 from ledgerstone.store.batch import ROWS_MAX
 from ledgerstone.store.moments import moment_of
-from ledgerstone.store.statement import Row
 
 if TYPE_CHECKING:
     from ledgerstone.messaging.office import Office
@@ -72,6 +75,8 @@ LONG_CALLS_MAX = 240
 """Further calls, in place of those whose lanes take their time: each is a thread that waits."""
 AHEAD_MAX = 50
 """Messages of one lane that are read at once."""
+ROOM_SECONDS = 0.1
+"""How long a lane waits whose first message is larger than what is left of the memory."""
 PAUSE_SECONDS_MIN = 0.1
 """After no answer, so that asking again is no loop without a rest."""
 
@@ -108,6 +113,8 @@ class OrderedRelay:
         self._handling = handling
         self._monotonic = monotonic
         self._heads = Heads(office.shared)
+        self.budget = Budget(destination.in_flight_bytes_max)
+        self._starved = False
         self._marks = Marks(office)
         self._backoff = Backoff(
             seconds=destination.backoff_seconds,
@@ -119,7 +126,10 @@ class OrderedRelay:
     @property
     def duties(self) -> list[Duty]:
         """What has to be done for this destination every so often, by one of its relays."""
-        return [sweeping.duty(self._office, self.queue)]
+        return [
+            sweeping.duty(self._office, self.queue),
+            rechecking.duty(self._office, self.queue),
+        ]
 
     @property
     def batches(self) -> Batches | None:
@@ -129,11 +139,19 @@ class OrderedRelay:
         most = self._destination.batch_max
         return Batches(CALLS_MAX, LONG_CALLS_MAX, max(1, most // CALLS_PER_BATCH), most)
 
+    def close(self) -> None:
+        """Let go of connections and threads; what is sent later makes new ones."""
+        self.transport.close()
+        self._threads.close()
+
     def handler(self, claim: Claim) -> Handler:
         return Handler(self._carry)
 
     def claim(self, tx: Transaction, ask: Ask) -> Sequence[Claim]:
         if self.queue in ask.avoid:
+            return ()
+        if self.budget.is_low:
+            self._starved = True
             return ()
         self._office.setup.ensure(tx, self._office.shared.outbox)
         if is_paused(tx, self.queue):
@@ -176,7 +194,12 @@ class OrderedRelay:
             self._put_aside(tx, by_lane[settlement.lane], settlement)
         hit("relay.marked")
         self._count(settled, by_lane)
+        tx.after_commit(partial(_give_back, [each for _, each in every]))
         if any(s.done_to is None and s.until_ms is None and s.delay_seconds == 0 for s in settled):
+            tx.wake(self.channel)
+        if self._starved:
+            # There may be room now.
+            self._starved = False
             tx.wake(self.channel)
         return self._refused(tx, outcomes, [by_lane[each.lane] for each in lost])
 
@@ -200,17 +223,17 @@ class OrderedRelay:
     def _read(self, tx: Transaction, held: Sequence[Held]) -> list[Carried]:
         """What is to leave of each lane; lanes of which nothing leaves now are let go at once."""
         each = max(1, min(AHEAD_MAX, self._destination.batch_max // len(held)))
-        found = self._heads.read(tx, self.queue, held, each=each)
-        carried = [self._carried(one, found[one.id], each) for one in held]
+        found = self._heads.read(tx, self.queue, held, each=each, budget=self.budget)
+        carried = [self._carried(one, found[one.id]) for one in held]
         idle = [one for one in carried if not one.messages and one.malformed is None]
         if idle:
             lanes.settle(tx, [self._idle(one) for one in idle])
         return [one for one in carried if one.messages or one.malformed is not None]
 
-    def _carried(self, held: Held, rows: Sequence[Row], each: int) -> Carried:
-        made = Carried(held, [], exhausted=len(rows) < each)
+    def _carried(self, held: Held, head: Head) -> Carried:
+        made = Carried(held, [], exhausted=head.exhausted, share=head.share)
         origin = f"{self._origin()}:{self._office.shared.outbox.name}"
-        for place, body, headers, created_at, waits, available_at in rows:
+        for place, body, headers, created_at, waits, available_at, _ in head.rows:
             if waits:
                 made.until_ms = round(moment_of(available_at).timestamp() * 1000)
                 made.exhausted = False
@@ -224,11 +247,19 @@ class OrderedRelay:
             made.messages.append(msgspec.structs.replace(message, attempt=attempt))
         return made
 
-    @staticmethod
-    def _idle(one: Carried) -> Settlement:
+    def _idle(self, one: Carried) -> Settlement:
         if one.until_ms is not None:
             return Settlement(lane=one.held, until_ms=one.until_ms)
-        return Settlement(lane=one.held, done_to=one.held.last_id)
+        if one.exhausted:
+            return Settlement(lane=one.held, done_to=one.held.last_id)
+        # There was no room for its first message.
+        self._starved = True
+        return Settlement(
+            lane=one.held,
+            attempts=one.held.attempts,
+            answered=False,
+            delay_seconds=ROOM_SECONDS,
+        )
 
     def _carry(self, claim: Batch | LaneClaim) -> None:
         """Send the lanes of a batch, or one by itself, and settle each when it is through."""
@@ -252,6 +283,7 @@ class OrderedRelay:
         answer = claim.lane.answer
         if answer is not None and answer.verdict is not Sent.UNKNOWN:
             self.tally.refused += 1
+        claim.lane.forget()
         batch.settle(Outcome(claim, Verdict.DONE))
 
     def _settlement(self, outcome: Outcome, each: Carried) -> Settlement:
@@ -294,19 +326,15 @@ class OrderedRelay:
         """The first message that is left was refused: again later, or the policy."""
         destination = self._destination
         attempts = each.attempts + answer.counts
-        given_up = answer.verdict is Sent.UNDELIVERABLE or (
-            destination.on_failure != "block" and attempts >= destination.max_attempts
-        )
+        given_up = is_given_up(answer, destination, attempts)
         delay = 0.0
         state, aside = LaneState.OPEN, None
         if given_up and destination.on_failure == "skip":
             attempts, aside = 0, What.SKIPPED
         elif given_up:
             state, aside = LaneState.PARKED, What.PARKED
-        elif answer.retry_after_seconds is not None:
-            delay = answer.retry_after_seconds
         else:
-            delay = self._backoff.after(attempts)
+            delay = refusal_pause(answer, self._backoff, attempts, exact=self._handling)
         return Settlement(
             lane=each.held,
             attempts=attempts,
@@ -386,6 +414,11 @@ class OrderedRelay:
         ]
 
 
+def _give_back(settled: Sequence[Carried]) -> None:
+    for each in settled:
+        each.forget(settled=True)
+
+
 def _log_parked(entry: Entry) -> None:
     _log.error(
         "message %s for %s was refused for the last time: %s: %s; its partition %r is parked",
@@ -395,7 +428,7 @@ def _log_parked(entry: Entry) -> None:
 
 def answer_pause(answer: Answer) -> float:
     """How long the destination wants to be left alone."""
-    return answer.retry_after_seconds or 0.0
+    return min(answer.retry_after_seconds or 0.0, PAUSE_SECONDS_MAX)
 
 
 def _lane(claim: Claim) -> Carried:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import BigInteger, bindparam, column, delete, select
 
 from ledgerstone.engine.duties import Duty
-from ledgerstone.errors import BadInput
-from ledgerstone.messaging.states import LaneState
-from ledgerstone.messaging.tables import Shared, key, lane
+from ledgerstone.errors import BadInput, NotAllowedNow
+from ledgerstone.messaging.record import Entry, record
+from ledgerstone.messaging.states import LaneState, What
+from ledgerstone.messaging.tables import Shared, available_index, event, key, lane
 from ledgerstone.store.batch import WithRows
+from ledgerstone.store.distinct import different
 from ledgerstone.store.expressions import now_ms, second
+from ledgerstone.store.permit import permitted
 from ledgerstone.store.statement import Statement
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ EVERY_SECONDS = 60.0
 ROWS_MAX = 1000
 """Rows that one transaction removes: it holds others up for no longer than that."""
 DAYS_MAX = 36_500
+DESTINATIONS_MAX = 900
+"""Names of destinations that are found in the outbox beside those of the settings."""
 LANE_IDLE_DAYS = 7
 DAY_MS = 86_400_000
 
@@ -41,6 +46,25 @@ _forget = WithRows(
     build=lambda row: delete(key).where(key.c.key.in_(select(row.key))),
 )
 
+_old_events = Statement(
+    "messages.old_record",
+    select(event.c.id).where(event.c.at_ms < now_ms() - _age).order_by(event.c.at_ms).limit(_limit),
+)
+_remove_events = WithRows(
+    "messages.forget_record",
+    incoming=(column("id", BigInteger()),),
+    build=lambda row: delete(event).where(event.c.id.in_(select(row.id))),
+)
+_lanes_of = Statement(
+    "outbox.lanes_of",
+    select(lane.c.id)
+    .where(
+        lane.c.queue_name == bindparam("queue", type_=lane.c.queue_name.type),
+        lane.c.lease_until_ms.is_(None),
+    )
+    .limit(_limit)
+    .with_for_update(skip_locked=True),
+)
 _idle = Statement(
     "outbox.idle_lanes",
     select(lane.c.id)
@@ -83,6 +107,16 @@ class _Removing:
             .order_by(outbox.c.available_at)
             .limit(_limit),
         )
+        named = outbox.c.queue_name != ""
+        names = different(outbox.c.queue_name, named, index=available_index(outbox))
+        self.names = Statement("outbox.destinations", select(names.c.value))
+        self.any_place = Statement(
+            "outbox.any_place",
+            select(outbox.c.id)
+            .where(outbox.c.queue_name == bindparam("queue", type_=outbox.c.queue_name.type))
+            .order_by(outbox.c.available_at)
+            .limit(_limit),
+        )
         self.remove = WithRows(
             "outbox.cleanup",
             incoming=(column("place", BigInteger()),),
@@ -99,8 +133,8 @@ def remove_delivered(
     """Remove what was delivered so long ago, a bounded piece; how many it were."""
     if not isinstance(days, int | float) or not 0 <= days <= DAYS_MAX:
         raise BadInput(f"days are a number from 0 to {DAYS_MAX}, not {days!r}")
-    names = [destination] if destination is not None else list(office.routes.destinations)
     removing = _removing(office.shared)
+    names = [destination] if destination is not None else _names(tx, office)
     age_ms = round(days * DAY_MS)
     removed = 0
     for queue in names:
@@ -109,6 +143,35 @@ def remove_delivered(
         if removed >= ROWS_MAX:
             break
     return removed
+
+
+def gone(tx: Transaction, office: Office) -> list[str]:
+    """Destinations that have rows in the outbox, and are in the settings no more."""
+    return [name for name in _names(tx, office) if name not in office.routes.destinations]
+
+
+def discard(tx: Transaction, office: Office, destination: str, *, by: str | None) -> int:
+    """Remove what is there for a destination that is gone, a bounded piece; how many rows."""
+    if destination in office.routes.destinations:
+        message = f"the destination {destination} is in the settings"
+        hint = "what it has delivered goes with `ledgerstone outbox cleanup`"
+        raise NotAllowedNow(message, hint=hint)
+    removing = _removing(office.shared)
+    places = removing.any_place.rows(tx, queue=destination, limit_=ROWS_MAX)
+    removed = removing.remove.run(tx, sorted(places)) if places else 0
+    if removed:
+        reason = f"{removed} rows of a destination that is not in the settings"
+        record(tx, [Entry(what=What.REMOVED, queue=destination, who=by, reason=reason)])
+    if removed < ROWS_MAX:
+        lanes = _lanes_of.rows(tx, queue=destination, limit_=ROWS_MAX)
+        removed += _close.run(tx, sorted(lanes)) if lanes else 0
+    return removed
+
+
+def _names(tx: Transaction, office: Office) -> list[str]:
+    """Destinations of the settings, and others that have rows in the outbox."""
+    there = _removing(office.shared).names.rows(tx, begin="", most=DESTINATIONS_MAX)
+    return list(dict.fromkeys([*office.routes.destinations, *(str(row[0]) for row in there)]))
 
 
 def duty(office: Office) -> Duty:
@@ -121,9 +184,17 @@ def duty(office: Office) -> Duty:
         if old:
             _forget.run(tx, sorted(old))
         _close_lanes(tx)
+        _forget_events(tx, round(office.settings.keep_record_days * DAY_MS))
         return remove_delivered(tx, office, days=office.settings.keep_delivered_days)
 
     return Duty("retire:messages", EVERY_SECONDS, retire)
+
+
+def _forget_events(tx: Transaction, age_ms: int) -> None:
+    old = _old_events.rows(tx, age_ms=age_ms, limit_=ROWS_MAX)
+    if old:
+        with permitted(tx):
+            _remove_events.run(tx, sorted(old))
 
 
 def _close_lanes(tx: Transaction) -> None:

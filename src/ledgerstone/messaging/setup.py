@@ -149,7 +149,11 @@ class Setup:
     def _plan(self, connection: Connection, tables: Sequence[Table]) -> list[Step]:
         found = inspect(connection)
         steps: list[Step] = []
+        longest = connection.dialect.max_identifier_length
         for table in tables:
+            if len(table.name) > longest:
+                message = f"the name {table.name} is longer than the {longest} characters of a name"
+                raise NotAllowedNow(message, hint="set a shorter one under [messaging]")
             if not found.has_table(table.name):
                 steps += shaping.new(table, connection.dialect)
                 continue

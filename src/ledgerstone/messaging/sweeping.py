@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 from sqlalchemy import bindparam, select, type_coerce, update
 
 from ledgerstone.engine.duties import Duty
-from ledgerstone.messaging.lanes import waiting_index
+from ledgerstone.messaging.heads import waiting_index
 from ledgerstone.messaging.publishing import channel_of, open_lanes
 from ledgerstone.messaging.tables import lane
 from ledgerstone.store.batch import LockEach, UpdateEach
 from ledgerstone.store.distinct import STEPS_MAX, different
 from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
     from ledgerstone.messaging.office import Office
     from ledgerstone.store.transaction import Transaction
 
-PARTITIONS_MAX = STEPS_MAX
-"""Partitions that one sweep passes."""
+PARTITIONS_MAX = 10 * STEPS_MAX
+"""Partitions that one sweep passes, STEPS_MAX in a statement."""
 
 _hold = LockEach("sweep.hold", lane, key=lane.c.id)
 _wake = UpdateEach(
@@ -64,9 +64,20 @@ class Sweep:
     def __call__(self, tx: Transaction) -> int:
         """One sweep; how many lanes were told."""
         self._office.setup.ensure(tx, self._office.shared.outbox)
-        rows = self._find.rows(tx, queue=self._queue, begin=self._from, most=PARTITIONS_MAX)
-        # The next sweep goes on where this one had enough.
-        self._from = rows[-1][0] if len(rows) >= PARTITIONS_MAX else ""
+        told, left = 0, PARTITIONS_MAX
+        while left > 0:
+            most = min(STEPS_MAX, left)
+            left -= most
+            rows = self._find.rows(tx, queue=self._queue, begin=self._from, most=most)
+            told += self._tell(tx, rows)
+            # The next sweep goes on where this one had enough.
+            self._from = rows[-1][0] if len(rows) >= most else ""
+            if not self._from:
+                break
+        return told
+
+    def _tell(self, tx: Transaction, rows: Sequence[Row]) -> int:
+        """Make the lanes of these due, if they are not; how many were told."""
         new = [row[0] for row in rows if row[1] is None]
         asleep = [row for row in rows if row[1] is not None and row[2] is None and row[3] is None]
         open_lanes(tx, self._queue, new)

@@ -7,6 +7,7 @@ to messages by people and by trouble.
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,7 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    literal_column,
     text,
 )
 from sqlalchemy.dialects import mysql
@@ -54,6 +56,9 @@ SYMFONY_FAILED_QUEUE = "failed"
 """Where its failure transport usually reads and writes."""
 SYMFONY_DELETED = "9999-12-31 23:59:59"
 """What Symfony writes into `delivered_at` on MySQL: it removes the row with its next read."""
+NAME_OF_INDEX_CHARS_MAX = 63
+"""What PostgreSQL takes; MySQL takes one more."""
+DIGEST_CHARS = 8
 
 _SYMFONY: dict[str, Any] = {
     "mysql_engine": "InnoDB",
@@ -119,6 +124,17 @@ lane_idle_indexes = partial_index(
     leading=(lane.c.due_at_ms,),
 )
 
+STANDING = lane.c.state != literal_column(f"'{LaneState.OPEN.value}'")
+"""Spelled out, so that the index is found of lanes that do not go on by themselves."""
+lane_standing_indexes = partial_index(
+    "idx_outbox_lane__standing",
+    lane.c.queue_name,
+    lane.c.state,
+    lane.c.partition_key,
+    where=STANDING,
+    leading=(),
+)
+
 pause = Table(
     "outbox_pause",
     tables,
@@ -152,6 +168,7 @@ event = Table(
     Column("code", String(CODE_CHARS_MAX)),
     Column("reason", String(REASON_CHARS_MAX)),
     Index("idx_message_event__message", "message_id"),
+    Index("idx_message_event__at", "at_ms"),
     **MYSQL_TABLE,
 )
 
@@ -166,16 +183,22 @@ class Shared(msgspec.Struct, frozen=True):
 
 def shared(settings: MessagingSettings) -> Shared:
     """The shared tables under the names that are set."""
-    return _shared(settings.outbox_table, settings.failed_table, settings.deduplication_table)
+    competing = any(each.mode == "competing" for each in settings.destinations.values())
+    names = (settings.outbox_table, settings.failed_table, settings.deduplication_table)
+    return _shared(*names, competing=competing)
 
 
 @cache
-def _shared(outbox: str, failed: str, receipt: str) -> Shared:
+def _shared(outbox: str, failed: str, receipt: str, *, competing: bool) -> Shared:
     collection = plain_metadata()
-    return Shared(_outbox(outbox, collection), _failed(failed, collection), _receipt(receipt))
+    return Shared(
+        _outbox(outbox, collection, competing=competing),
+        _failed(failed, collection),
+        _receipt(receipt),
+    )
 
 
-def _outbox(name: str, collection: MetaData) -> Table:
+def _outbox(name: str, collection: MetaData, *, competing: bool) -> Table:
     table = Table(
         name,
         collection,
@@ -212,7 +235,27 @@ def _outbox(name: str, collection: MetaData) -> Table:
         where=columns.delivered_at.is_(None),
         leading=(columns.delivered_at,),
     )
+    if competing:
+        # Ours: what may leave, in any order, without what is delayed or was delivered.
+        partial_index(
+            _named(table, "idx_outbox_ready"),
+            columns.queue_name,
+            columns.available_at,
+            columns.id,
+            where=columns.delivered_at.is_(None),
+            leading=(columns.delivered_at,),
+        )
     return table
+
+
+def available_index(outbox: Table) -> str:
+    """The name of the index by destination and by the moment from which on rows may leave."""
+    return _named(outbox, "idx_outbox_available")
+
+
+def ready_index(outbox: Table) -> str:
+    """The name of the index of what may leave, in the order of the moments from which on it may."""
+    return _named(outbox, "idx_outbox_ready")
 
 
 def _failed(name: str, collection: MetaData) -> Table:
@@ -245,8 +288,16 @@ def _receipt(name: str) -> Table:
 
 def _named(table: Table, index: str) -> str:
     """The name that the document gives the index; in a table of another name, one of its own."""
-    documented = table.name in _DOCUMENTED
-    return index if documented else f"idx_{table.name}_{index.removeprefix('idx_')}"
+    if table.name in _DOCUMENTED:
+        return index
+    ending = index.removeprefix("idx_")
+    whole = f"idx_{table.name}_{ending}"
+    if len(whole) <= NAME_OF_INDEX_CHARS_MAX:
+        return whole
+    # Two long names that begin alike get two indexes: in PostgreSQL their names are of one kind.
+    digest = hashlib.sha256(table.name.encode()).hexdigest()[:DIGEST_CHARS]
+    begins = NAME_OF_INDEX_CHARS_MAX - len(f"idx__{digest}_{ending}")
+    return f"idx_{table.name[:begins]}_{digest}_{ending}"
 
 
 def partition_type() -> TypeEngine[str]:

@@ -28,6 +28,13 @@ class Verdict(Enum):
     """No answer came: it may have arrived. It is sent again, and that is not its own doing."""
 
 
+MISSING = frozenset({"unroutable", "no_exchange", "no_stream", "no_responders"})
+"""Codes that say that the place in the destination is missing. Somebody may make it: under `block`
+such a message is tried for ever, and what was parked for it goes on when one gets through again."""
+PAUSE_SECONDS_MAX = 3600.0
+"""What a destination may ask for: a message waits no longer because of one answer."""
+
+
 class Answer(msgspec.Struct, frozen=True):
     """A verdict, and for people why; `code` groups what has the same cause."""
 
@@ -35,6 +42,8 @@ class Answer(msgspec.Struct, frozen=True):
     code: str = ""
     reason: str = ""
     retry_after_seconds: float | None = None
+    """The pause that the destination asks for, at most PAUSE_SECONDS_MAX of it. After a refusal it
+    is no shorter than the back-off of the destination; what handlers say themselves is taken."""
     counts: bool = True
     """Whether a refusal is the message's own doing, and counts as an attempt."""
 

@@ -9,7 +9,10 @@ import msgspec
 from msgspec import Meta
 
 TABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*\Z"
-_TABLE = {"allowed": "letters, digits and _, not beginning with a digit, at most 63 of them"}
+_TABLE = {
+    "allowed": "letters, digits and _, not beginning with a digit, at most 64 of them"
+    " (63 on PostgreSQL)"
+}
 LOCAL = "local"
 BACKOFF_MULTIPLIER = 2.0
 """Each pause after a refusal is so many times as long as the one before."""
@@ -18,7 +21,7 @@ _SCHEMES_ALLOWED = (
     "local: or a URL that begins with amqp://, amqps://, https://, http://, nats:// or tls://"
 )
 
-_TableName = Annotated[str, Meta(pattern=TABLE_PATTERN, max_length=63)]
+_TableName = Annotated[str, Meta(pattern=TABLE_PATTERN, max_length=64)]
 
 
 class _Masked(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +96,15 @@ class DestinationSettings(_Reached, frozen=True, kw_only=True, forbid_unknown_fi
             " those behind a refused message may arrive before it.",
         ),
     ] = 1
+    in_flight_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=65_536,
+            le=68_719_476_736,
+            description="Bytes of messages that a relay has in memory at once; a message that is"
+            " larger is carried alone.",
+        ),
+    ] = 67_108_864
     send_seconds_max: Annotated[
         float, Meta(ge=0.1, le=3600, description="How long a destination may take to confirm.")
     ] = 30.0
@@ -245,6 +257,14 @@ class MessagingSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_keys_days: Annotated[
         float,
         Meta(ge=0, le=36_500, description="How long the key of a message is remembered."),
+    ] = 365.0
+    keep_record_days: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=36_500,
+            description="How long it is on record what people and trouble did to messages.",
+        ),
     ] = 365.0
     redelivery_days_max: Annotated[
         float,

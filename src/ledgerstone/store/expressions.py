@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, Boolean, String, Text, and_, bindparam, case, func, or_
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
+
+if TYPE_CHECKING:
+    from sqlalchemy import Select, Table
 
 NOW = "now"
 """The parameter that an injected clock fills; empty, the database's clock answers."""
@@ -370,6 +373,34 @@ def _mysql_second(element: Any, compiler: Any, **kw: Any) -> str:
 def second(ms: ColumnElement[int]) -> ColumnElement[Any]:
     """Milliseconds since 1970 as a moment without a zone, in UTC, the rest of a second left out."""
     return _Second(ms)
+
+
+class _Bytes(FunctionElement[int]):
+    """How many bytes a text is."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(_Bytes)
+def _other_bytes(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"OCTET_LENGTH({_argument(element, compiler, kw)})"
+
+
+@compiles(_Bytes, "sqlite")
+def _sqlite_bytes(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"LENGTH(CAST({_argument(element, compiler, kw)} AS BLOB))"
+
+
+def by_index(query: Select[Any], table: Table, index: str) -> Select[Any]:
+    """The query through this index of the table, where the database believes otherwise."""
+    hint = f"FORCE INDEX ({index})"
+    return query.with_hint(table, hint, "mysql").with_hint(table, hint, "mariadb")
+
+
+def byte_length(text_: ColumnElement[str]) -> ColumnElement[int]:
+    """How many bytes a text is."""
+    return _Bytes(text_)
 
 
 class _Hexadecimal(FunctionElement[str]):

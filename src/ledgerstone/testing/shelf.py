@@ -41,7 +41,8 @@ NOWHERE = "amqp://nowhere"
 """A destination has a URL; what is given in place of its transport needs none."""
 
 REFUSED = Answer(Verdict.REFUSED, "full", "the shelf is full")
-UNDELIVERABLE = Answer(Verdict.UNDELIVERABLE, "unroutable", "nobody is bound")
+UNDELIVERABLE = Answer(Verdict.UNDELIVERABLE, "too_large", "it takes no such size")
+MISSING = Answer(Verdict.UNDELIVERABLE, "unroutable", "nobody is bound")
 UNKNOWN = Answer(Verdict.UNKNOWN, "timeout", "no answer came")
 
 

@@ -112,13 +112,10 @@ class ThreadRunner:
         try:
             while (task := self._inbox.get()) is not None:
                 self._begun()
-                following: tuple[Claim, Handler] | None = task
-                while following is not None:
-                    attempt = self._attempt(worker, *following)
-                    if not attempt.end():
-                        # Abandoned: another thread has its place.
-                        return
-                    following = self._following(attempt)
+                if not self._run_from(worker, task):
+                    return
+                # An idle thread holds nothing of what it did.
+                del task
                 with self._lock:
                     self._idle += 1
         finally:
@@ -126,6 +123,17 @@ class ThreadRunner:
             with self._lock:
                 self._workers.discard(worker)
                 self._past = (self._past[0] + worker.spent, self._past[1] + worker.count)
+
+    def _run_from(self, worker: _Worker, task: tuple[Claim, Handler]) -> bool:
+        """Run this claim and those that follow; False if another thread has the place."""
+        following: tuple[Claim, Handler] | None = task
+        while following is not None:
+            attempt = self._attempt(worker, *following)
+            if not attempt.end():
+                # Abandoned: another thread has its place.
+                return False
+            following = self._following(attempt)
+        return True
 
     def _attempt(self, worker: _Worker, claim: Claim, handler: Handler) -> Attempt:
         worker.attempt = attempt = Attempt(claim, handler)

@@ -24,6 +24,11 @@ from ledgerstone.settings.messaging import (
 )
 
 CONNECT_SECONDS_MAX = 30.0
+DELIVERIES_MAX = 2**31 - 1
+"""How often a quorum queue delivers a message before it drops it, unless the settings say. RabbitMQ
+4 has a limit of 20 by default: as many restarts of a consumer would lose what it had in hand."""
+OTHER_LIMIT = "it is there with another delivery limit: give it one by a policy, or make it anew"
+PRECONDITION_FAILED = 406
 Arguments = Mapping[str, str | int | bool]
 
 
@@ -96,6 +101,8 @@ def _queue(name: str, wanted: QueueSettings) -> Queue:
         hint = "messaging.queues gives each by its name"
         raise BadInput("a queue without a name cannot be declared", hint=hint)
     arguments: dict[str, str | int | bool] = {"x-queue-type": wanted.type}
+    if wanted.type == "quorum":
+        arguments["x-delivery-limit"] = DELIVERIES_MAX
     if wanted.one_consumer:
         arguments["x-single-active-consumer"] = True
     return Queue(name=name, durable=wanted.durable, arguments=arguments | wanted.arguments)
@@ -166,9 +173,22 @@ def _declared(connection: Any, item: Item) -> Declared:
     try:
         _ask(channel, item)
     except ChannelClosedByBroker as refused:
+        if refused.reply_code == PRECONDITION_FAILED and _has_our_limit(item):
+            plain = msgspec.structs.replace(item, arguments=_without_limit(item))
+            found = _declared(connection, plain)
+            return Declared(item, ok=found.ok, reason=OTHER_LIMIT if found.ok else found.reason)
         return Declared(item, ok=False, reason=f"{refused.reply_code} {refused.reply_text}")
     channel.close()
     return Declared(item, ok=True)
+
+
+def _has_our_limit(item: Item) -> bool:
+    return isinstance(item, Queue) and item.arguments.get("x-delivery-limit") == DELIVERIES_MAX
+
+
+def _without_limit(item: Item) -> Arguments:
+    assert isinstance(item, Queue)
+    return {name: value for name, value in item.arguments.items() if name != "x-delivery-limit"}
 
 
 def _ask(channel: Any, item: Item) -> None:

@@ -35,7 +35,7 @@ from ledgerstone.messaging import cloudevents
 from ledgerstone.messaging.loop import LoopClosed, LoopThread
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.tls import client_context
-from ledgerstone.messaging.transport import DELIVERED, Answer, Heard, Verdict
+from ledgerstone.messaging.transport import DELIVERED, PAUSE_SECONDS_MAX, Answer, Heard, Verdict
 from ledgerstone.messaging.webhooks.addresses import Reach, reach_of
 from ledgerstone.messaging.webhooks.posting import (
     Broken,
@@ -49,10 +49,9 @@ from ledgerstone.messaging.webhooks.posting import (
 from ledgerstone.messaging.webhooks.signatures import signature, signers
 from ledgerstone.settings.messaging import DestinationSettings
 
-CONNECTIONS_MAX = 8
+CONNECTIONS_MAX = 32
+"""Requests at once to one URL: so many partitions that are slow hold up the others there."""
 REQUEST_SECONDS_MAX = 20.0
-RETRY_AFTER_SECONDS_MAX = 86_400.0
-QUIET_SECONDS_MAX = 300.0
 REASON_CHARS_MAX = 300
 
 GONE = Answer(Verdict.UNDELIVERABLE, "gone", "the receiver answered 410: it wants no more of these")
@@ -72,8 +71,7 @@ class WebhookTransport:
 
     - A 410 is remembered as long as this object lives, also over `close`: the receiver is not
       asked again, every message is answered `gone`.
-    - A receiver that asked for a pause (`Retry-After`) is left alone until it is over, but no
-      longer than QUIET_SECONDS_MAX: meanwhile `send` raises TargetDown.
+    - A pause that the receiver asks for (`Retry-After`) is of the message's partition alone.
     - User and password of the URL become Basic authentication.
     - Plain `http` is for private networks only: it needs `private_addresses`, and an address that
       is private.
@@ -99,8 +97,6 @@ class WebhookTransport:
     ) -> list[Answer]:
         if self._target.gone or not messages:
             return [GONE] * len(messages)
-        if (quiet := self._target.quiet_until - time.monotonic()) > 0:
-            raise TargetDown(self._name, f"the receiver asked for a pause, {quiet:.0f} s are left")
         errand = _Errand(messages, ordered=self._ordered, heard=heard)
         session = self._opened()
         try:
@@ -129,7 +125,6 @@ class _Target:
 
     def __init__(self, name: str, settings: DestinationSettings, source: str) -> None:
         self.gone = False
-        self.quiet_until = 0.0
         self._structured = settings.format == "structured"
         self._source = source
         self._signing = signers(settings.secrets, destination=name)
@@ -295,13 +290,6 @@ class _Session:
             if self._target.gone:
                 errand.settle_rest(GONE, lane)
                 errand.settle_all(GONE)
-            elif answer.retry_after_seconds is not None:
-                # It asked for a pause, and did not mean this message alone.
-                pause = answer.retry_after_seconds
-                self._target.quiet_until = time.monotonic() + min(pause, QUIET_SECONDS_MAX)
-                held = Answer(Verdict.UNKNOWN, "held", "the receiver asked for a pause", pause)
-                errand.settle_rest(held, lane)
-                errand.settle_all(held)
             elif answer.verdict is not Verdict.DELIVERED:
                 errand.settle_rest(HELD, lane)
 
@@ -381,11 +369,11 @@ def _seconds(retry_after: str | None) -> float | None:
     text = retry_after.strip()
     if text.isascii() and text.isdecimal():
         # So many digits are more than the longest pause anyway.
-        return min(float(text[:10]), RETRY_AFTER_SECONDS_MAX)
+        return min(float(text[:10]), PAUSE_SECONDS_MAX)
     try:
         moment = parsedate_to_datetime(text)
     except ValueError:
         return None
     moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
     pause = (moment - datetime.now(UTC)).total_seconds()
-    return min(max(pause, 0.0), RETRY_AFTER_SECONDS_MAX)
+    return min(max(pause, 0.0), PAUSE_SECONDS_MAX)

@@ -295,7 +295,7 @@ class HeldRowsContract(Opened):
         with shop.ledger.reading() as tx:
             failed = {found.code: found.reason for found in tx.failed.find().rows}
         assert failed["full"] == "the shelf is full"
-        assert failed["unroutable"] == "nobody is bound"
+        assert failed["too_large"] == "it takes no such size"
         assert "`type`" in failed["malformed"]
         assert (shop.shelf.bodies, shop.waiting()) == ([1], [])
 

@@ -9,6 +9,7 @@ from sqlalchemy import Table
 
 from ledgerstone.messaging import sweeping
 from ledgerstone.messaging.states import LaneState, What
+from ledgerstone.store.distinct import STEPS_MAX
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract.relays import (
     Opened,
@@ -74,7 +75,7 @@ class ForeignRowsContract(Opened):
     def test_many_partitions_are_swept(self, opening: Opening, clock: ManualClock) -> None:
         """All partitions that others wrote into are found, also more than one sweep passes."""
         shop = opening()
-        count = sweeping.PARTITIONS_MAX + 300
+        count = STEPS_MAX + 300
         rows = [foreign(clock, str(n), symfony(NAME), f"p{n:05}") for n in range(count)]
         call(shop, lambda tx: tx.connection.execute(insert_text(outbox_of(shop)), rows))
 
@@ -83,6 +84,16 @@ class ForeignRowsContract(Opened):
             clock.advance(2)
 
         assert sorted(shop.shelf.bodies) == list(range(count))
+
+    def test_one_sweep_passes_thousands(self, opening: Opening, clock: ManualClock) -> None:
+        """One sweep finds the rows of more partitions than one statement does."""
+        shop = opening()
+        rows = [foreign(clock, str(n), symfony(NAME), f"p{n:05}") for n in range(2000)]
+        call(shop, lambda tx: tx.connection.execute(insert_text(outbox_of(shop)), rows))
+
+        told = shop.ledger.run(sweeping.Sweep(shop.ledger.office, SHOP))
+
+        assert told == 2000
 
     def test_a_sweep_goes_on_where_it_had_enough(
         self, opening: Opening, clock: ManualClock, monkeypatch: pytest.MonkeyPatch

@@ -16,11 +16,13 @@ from sqlalchemy import select
 from ledgerstone.errors import NotAllowedNow, NotFound
 from ledgerstone.ledger import Transaction
 from ledgerstone.messaging import lanes
-from ledgerstone.messaging.lanes import Heads, Held
+from ledgerstone.messaging.budget import Budget
+from ledgerstone.messaging.heads import Head, Heads
+from ledgerstone.messaging.lanes import Held
 from ledgerstone.messaging.publishing import NewMessage
 from ledgerstone.messaging.record import Entry
 from ledgerstone.messaging.states import LaneState, What
-from ledgerstone.store.statement import Compiled, Row
+from ledgerstone.store.statement import Compiled
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import Undone, aside, signaled, still_waits, together
 from ledgerstone.testing.contract.relays import LEASE, Opened, Opening, call, claimed, run
@@ -32,6 +34,7 @@ from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 RACERS = 6
 ROUNDS = 5
 BACKLOG, PARTITIONS = 20_000, 200
+MEMORY_BYTES = 1 << 30
 
 
 class Line(NamedTuple):
@@ -53,6 +56,7 @@ def values_of(ours: Compiled) -> dict[str, Any]:
         "worker": "w",
         "now": 1_700_000_000_000,
         "each": 3,
+        "small": MEMORY_BYTES,
         "one_partition_key": "p1",
         "in_partition_key": "{" + ",".join(names) + "}",
         "rows": f'[["{lane_id}"]]',
@@ -362,7 +366,7 @@ class HeadsContract(Opened):
                     tx.connection.exec_driver_sql(FIGURES[home.kind])
             found, plans = looked_up(shop, home)
 
-            assert [len(first) for first in found.values()] == [3] * 50
+            assert [len(first.rows) for first in found.values()] == [3] * 50
             for index in ("idx_outbox_lane__due", "idx_outbox_waiting"):
                 assert any(index in line.words for line in plans), plans
             assert [line for line in plans if not line.looked_up] == []
@@ -378,9 +382,9 @@ class HeadsContract(Opened):
         with shop.ledger.transaction() as tx:
             rows = lanes.claim.run(tx, limit=50, queue=SHOP, lease_ms=1000, worker="w")
             held = {each.partition: each for each in (Held(*row) for row in rows)}
-            found = heads.read(tx, SHOP, list(held.values()), each=4)
+            found = heads.read(tx, SHOP, list(held.values()), each=4, budget=Budget(MEMORY_BYTES))
 
-        bodies = {name: [row[1] for row in found[each.id]] for name, each in held.items()}
+        bodies = {name: [row[1] for row in found[each.id].rows] for name, each in held.items()}
         assert bodies == {"ann": ["0", "1", "2", "3"], "bob": ["0"], "": ["0", "1", "2"]}
 
 
@@ -550,14 +554,16 @@ def grow(shop: Shop, count: int) -> None:
             total *= 2
 
 
-def looked_up(shop: Shop, home: Home) -> tuple[dict[str, list[Row]], list[Line]]:
+def looked_up(shop: Shop, home: Home) -> tuple[dict[str, Head], list[Line]]:
     """What waits first in fifty lanes that are claimed for it, and how that was looked up."""
     heads = Heads(shop.ledger.office.shared)
     # As a worker does it: how few pages the lanes fill decides otherwise.
     database = shop.ledger.database.sibling(connections=1)
     with closing(database), database.transaction() as tx:
         rows = lanes.claim.run(tx, limit=50, queue=SHOP, lease_ms=1000, worker="w")
-        found = heads.read(tx, SHOP, [Held(*row) for row in rows], each=3)
+        found = heads.read(
+            tx, SHOP, [Held(*row) for row in rows], each=3, budget=Budget(MEMORY_BYTES)
+        )
         plans = [
             line
             for operation in (lanes.claim, heads.first)

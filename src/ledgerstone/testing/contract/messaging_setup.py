@@ -23,7 +23,7 @@ from ledgerstone.testing.shelf import NAME, REFUSED, SHOP, Shop
 
 OUTBOX, FAILED, RECEIPTS = "messenger_outbox", "messenger_messages", "message_broker_deduplication"
 NAMES = {"outbox_table": "Shop_Outbox", "failed_table": "order", "deduplication_table": "seen_2"}
-BAD_NAMES = ["", "a b", "a-b", "1a", "a;b", 'a"b', "a.b", "ä", "a" * 64, "a\n"]
+BAD_NAMES = ["", "a b", "a-b", "1a", "a;b", 'a"b', "a.b", "ä", "a" * 65, "a\n"]
 SETTERS_UP = 4
 
 STANDARD = {
@@ -118,6 +118,33 @@ class SetupContract:
             assert {"idx_outbox_available", "idx_outbox_partition_order"} <= indexes_of(
                 ledger, outbox
             )
+
+    def test_names_of_the_greatest_length(self, opening: Opening, home: Home) -> None:
+        """Tables have their indexes under any name that the database takes, and differ by it."""
+        chars = {"sqlite": 64, "postgres": 63, "mysql": 64}[home.kind]
+        names = {
+            "outbox_table": "o" * (chars - 1) + "1",
+            "failed_table": "o" * (chars - 1) + "2",
+            "deduplication_table": "r" * chars,
+        }
+        ledger = opening(**names)
+
+        done = ledger.office.setup.apply(ledger.database)
+        again = ledger.office.setup.plan(ledger.database)
+
+        assert (bool(done), again) == (True, [])
+        assert tables_of(ledger) >= set(names.values())
+        outbox = indexes_of(ledger, names["outbox_table"])
+        assert len([name for name in outbox if name.endswith("waiting")]) == 1
+
+    def test_a_name_that_is_too_long(self, opening: Opening, home: Home) -> None:
+        """A name that the database would cut is refused, with how long it may be."""
+        if home.kind != "postgres":
+            return
+        ledger = opening(outbox_table="o" * 64)
+
+        with pytest.raises(NotAllowedNow, match="63 characters"):
+            ledger.office.setup.apply(ledger.database)
 
     def test_a_standard_outbox_gets_partitions(self, home: Home, clock: ManualClock) -> None:
         """A standard outbox is given partitions and indexes, keeps its rows, and they leave."""

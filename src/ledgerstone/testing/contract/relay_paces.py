@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
 from collections.abc import Sequence
 from functools import partial
 
+import pytest
+
 from ledgerstone.engine.worker import Worker
 from ledgerstone.messaging import sweeping
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.transport import Answer, Heard
+from ledgerstone.messaging.transport import DELIVERED, Answer, Heard
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import PATIENCE_SECONDS, signaled, together
 from ledgerstone.testing.contract.relays import run, symfony, write
@@ -25,6 +28,7 @@ OTHERS = [f"p{number}" for number in range(10)]
 EACH = 20
 PUBLISHERS = 4
 TURNS = 15
+WEIGHT_MAX = 300_000
 SLOW_ONES = 24
 """More than a relay has calls at once."""
 SLOW_PAIR = (f"{SLOW}-a", f"{SLOW}-b")
@@ -170,6 +174,32 @@ class RelayPaceContract:
         for partition in SLOW_PAIR:
             assert shop.shelf.bodies_of(partition) == ["poison", "behind"]
 
+    @pytest.mark.parametrize("mode", ["ordered", "competing"])
+    def test_memory_is_bounded_in_bytes(self, home: Home, mode: str) -> None:
+        """A relay never has more bytes of messages than it may, whatever their number."""
+        shelf = _Weighing()
+        with Shop(home.url, shelf=shelf, mode=mode, in_flight_bytes_max=WEIGHT_MAX) as shop:
+            for number in range(30):
+                shop.publish(*(["x" * 20_000] * 3), partition=f"p{number}")
+            with started(shop.relay()):
+                until(lambda: not shop.waiting(), what="the delivery of all")
+
+        assert shelf.count == 90
+        assert 0 < shelf.most <= WEIGHT_MAX
+
+    @pytest.mark.parametrize("mode", ["ordered", "competing"])
+    def test_a_message_larger_than_the_memory(self, home: Home, mode: str) -> None:
+        """A message that is larger than what a relay may hold is carried, alone."""
+        shelf = _Weighing()
+        with Shop(home.url, shelf=shelf, mode=mode, in_flight_bytes_max=WEIGHT_MAX) as shop:
+            for number in range(3):
+                shop.publish("x" * 2 * WEIGHT_MAX, partition=f"p{number}")
+            with started(shop.relay()):
+                until(lambda: not shop.waiting(), what="the delivery of all")
+
+        assert shelf.count == 3
+        assert shelf.most == 2 * WEIGHT_MAX + len('""')
+
     def test_lanes_in_hand_have_an_end(self, home: Home) -> None:
         """A relay holds so many lanes and no more, however many wait for their answers."""
         shelf = _Patient()
@@ -234,6 +264,26 @@ class _Patient(Shelf):
                 if heard is not None:
                     heard(i, answers[i])
         return [answers[i] for i in range(len(messages))]
+
+
+class _Weighing(Shelf):
+    """Takes everything, keeps nothing, and weighs all messages that this process has in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = self.count = 0
+        self._weighing = threading.Lock()
+        # What other tests have left.
+        gc.collect()
+
+    def send(
+        self, messages: Sequence[Message], *, seconds_max: float, heard: Heard | None = None
+    ) -> list[Answer]:
+        with self._weighing:
+            found = [each.raw for each in gc.get_objects() if type(each) is Message]
+            self.most = max(self.most, sum(map(len, {id(raw): raw for raw in found}.values())))
+            self.count += len(messages)
+        return [DELIVERED] * len(messages)
 
 
 def _put_off(worker: Worker) -> int:

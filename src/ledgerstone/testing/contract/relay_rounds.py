@@ -14,6 +14,7 @@ from ledgerstone.engine.source import Verdict as Out
 from ledgerstone.errors import TargetDown
 from ledgerstone.messaging import lanes, sweeping
 from ledgerstone.messaging.relay import PAUSE_SECONDS_MIN
+from ledgerstone.messaging.transport import PAUSE_SECONDS_MAX
 from ledgerstone.store.wakeup import Bell
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract.relays import (
@@ -51,6 +52,33 @@ class RelayRoundContract(Opened):
 
         assert pause_of(shop, clock, "ann") == PAUSE_SECONDS_MIN
         assert pause_of(shop, clock, "bob") == 77
+
+    @pytest.mark.parametrize("mode", ["ordered", "competing"])
+    def test_a_pause_is_no_shorter_than_the_back_off(
+        self, opening: Opening, clock: ManualClock, mode: str
+    ) -> None:
+        """Asked for no pause, a relay makes its usual one; asked for a long one, one of an hour."""
+        shop = opening(mode=mode, backoff_seconds=60)
+        at_once = msgspec.structs.replace(REFUSED, retry_after_seconds=0.0)
+        too_long = msgspec.structs.replace(REFUSED, retry_after_seconds=1e9)
+        shop.shelf.tell(1, at_once, times=1)
+        shop.shelf.tell(2, too_long, times=1)
+        for partition, body in (("ann", 1), ("bob", 2), ("cid", 3)):
+            shop.publish(body, partition=partition)
+
+        shop.tick(3)
+        first = list(shop.shelf.bodies)
+        clock.advance(40)
+        shop.tick(3)
+        early = list(shop.shelf.bodies)
+        clock.advance(40)
+        shop.tick(3)
+        later = list(shop.shelf.bodies)
+        clock.advance(PAUSE_SECONDS_MAX)
+        shop.tick(3)
+
+        assert (first, early, later) == ([3], [3], [3, 1])
+        assert shop.shelf.bodies == [3, 1, 2]
 
     def test_silence_is_an_outage(self, opening: Opening) -> None:
         """A destination that answers nothing at all is down; one that answers something is not."""

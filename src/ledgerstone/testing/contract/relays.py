@@ -300,7 +300,7 @@ class OrderedRelayContract(Opened):
         shop.tick(2)
 
         lane = shop.lane("ann")
-        assert (lane.state, lane.code) == (LaneState.PARKED, "unroutable")
+        assert (lane.state, lane.code) == (LaneState.PARKED, "too_large")
         assert lane.reason == "nobody is bound"
         assert shop.shelf.bodies == []
         assert [entry.what for entry in shop.record()] == [What.PARKED]
@@ -329,7 +329,7 @@ class OrderedRelayContract(Opened):
         assert shop.shelf.bodies == ["behind"]
         with shop.ledger.reading() as tx:
             (failed,) = tx.failed.find().rows
-        assert (failed.code, failed.attempts) == ("unroutable", 1)
+        assert (failed.code, failed.attempts) == ("too_large", 1)
 
     def test_an_outage_costs_nothing(self, opening: Opening, clock: ManualClock) -> None:
         """While the destination is down no attempt is counted; afterwards order is as it was."""

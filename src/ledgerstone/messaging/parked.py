@@ -1,0 +1,115 @@
+"""Parked partitions: found by why they were parked, and resumed many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sqlalchemy import BigInteger, bindparam, literal_column, select, update
+
+from ledgerstone.errors import BadInput
+from ledgerstone.messaging.publishing import channel_of, lane_id
+from ledgerstone.messaging.record import Entry, record
+from ledgerstone.messaging.states import LaneState, What
+from ledgerstone.messaging.tables import STANDING, lane
+from ledgerstone.store.batch import LockEach, UpdateEach
+from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.statement import Statement
+
+if TYPE_CHECKING:
+    from ledgerstone.store.transaction import Transaction
+
+RESUME_MAX = 1000
+"""Partitions that one transaction resumes."""
+
+_queue = bindparam("queue", type_=lane.c.queue_name.type)
+_limit = bindparam("limit_", type_=BigInteger())
+_after = bindparam("after", type_=lane.c.partition_key.type)
+_is_parked = (lane.c.queue_name == _queue) & STANDING & (lane.c.state == literal_column("'parked'"))
+_every = Statement(
+    "lanes.every_parked",
+    select(lane.c.partition_key)
+    .where(_is_parked, lane.c.partition_key > _after)
+    .order_by(lane.c.partition_key)
+    .limit(_limit),
+)
+_first = Statement(
+    "lanes.first_parked",
+    select(lane.c.partition_key).where(_is_parked, lane.c.partition_key == "").limit(_limit),
+)
+_of_code = Statement(
+    "lanes.parked_of_code",
+    select(lane.c.partition_key)
+    .where(_is_parked, lane.c.code == bindparam("code", type_=lane.c.code.type))
+    .order_by(lane.c.changed_at_ms)
+    .limit(_limit),
+)
+_standing = Statement(
+    "lanes.standing",
+    select(lane.c.state, lane.c.code, lane.c.lease_until_ms, lane.c.attempts).where(
+        lane.c.id == bindparam("id_", type_=lane.c.id.type)
+    ),
+)
+_hold = LockEach("lanes.hold_parked", lane, key=lane.c.id)
+_resume = UpdateEach(
+    "lanes.resume_parked",
+    key=lane.c.id,
+    incoming=(lane.c.id,),
+    build=lambda row: (
+        update(lane)
+        .where(lane.c.id == row.id, lane.c.state == LaneState.PARKED.value)
+        .values(
+            state=LaneState.OPEN.value,
+            due_at_ms=now_ms(),
+            attempts=0,
+            crashes=0,
+            changed_at_ms=now_ms(),
+        )
+    ),
+)
+
+
+def find(
+    tx: Transaction, queue: str, *, codes: Sequence[str] = (), limit: int, after: str | None = None
+) -> list[str]:
+    """Partitions of a destination that are parked, for one of these reasons or for any.
+
+    With codes those that were parked first come first; without, in order, from `after` on.
+    """
+    if not 1 <= limit <= RESUME_MAX:
+        raise BadInput(f"the limit is 1 to {RESUME_MAX}, not {limit}")
+    if not codes:
+        begin = [] if after is not None else _first.rows(tx, queue=queue, limit_=1)
+        rest = _every.rows(tx, queue=queue, after=after or "", limit_=limit)
+        return [str(row[0]) for row in [*begin, *rest]][:limit]
+    found: list[str] = []
+    for code in codes:
+        if len(found) < limit:
+            rows = _of_code.rows(tx, queue=queue, code=code, limit_=limit - len(found))
+            found += [str(row[0]) for row in rows]
+    return found
+
+
+def resume(tx: Transaction, queue: str, partitions: Sequence[str], *, by: str | None) -> list[str]:
+    """Let these go on, but those that are parked no more or locked now; which ones do."""
+    ids = {lane_id(queue, each): each for each in partitions}
+    keys = sorted(ids)
+    locked = {keys[i] for i in _hold.run(tx, keys)} if keys else set()
+    free = [each for each in keys if each not in locked]
+    missed = {free[i] for i in _resume.run(tx, [(each,) for each in free])} if free else set()
+    going = {ids[each] for each in free if each not in missed}
+    resumed = [each for each in partitions if each in going]
+    record(tx, [Entry(what=What.RESUMED, queue=queue, partition=each, who=by) for each in resumed])
+    if resumed:
+        tx.wake(channel_of(queue))
+    return resumed
+
+
+def got_through(tx: Transaction, queue: str, partition: str) -> bool:
+    """Whether a partition that was resumed has delivered what it was parked for."""
+    row = _standing.one(tx, id_=lane_id(queue, partition))
+    if row is None:
+        # It has been idle for so long that it was removed.
+        return True
+    state, code, lease, attempts = row
+    return state == LaneState.OPEN.value and code is None and lease is None and not attempts

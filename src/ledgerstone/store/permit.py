@@ -1,0 +1,35 @@
+"""The permit of retention: the database refuses to remove history but with one.
+
+It is a row that the removing transaction adds and takes away again, and that no other ever sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sqlalchemy import bindparam, column, delete, insert, table
+
+from ledgerstone.ids import new_id
+from ledgerstone.store.schema import id_type
+from ledgerstone.store.statement import Statement
+
+if TYPE_CHECKING:
+    from ledgerstone.store.transaction import Transaction
+
+_history_permit = table("history_permit", column("id", id_type()))
+_id = bindparam("id_", type_=id_type())
+_permit = Statement("store.permit", insert(_history_permit).values(id=_id))
+_withdraw = Statement(
+    "store.withdraw_permit", delete(_history_permit).where(_history_permit.c.id == _id)
+)
+
+
+@contextmanager
+def permitted(tx: Transaction) -> Iterator[None]:
+    """In this block the transaction may remove history."""
+    permit = new_id()
+    _permit.run(tx, id_=permit)
+    yield
+    _withdraw.run(tx, id_=permit)
