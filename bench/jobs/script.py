@@ -87,13 +87,17 @@ def overheard(url: str, *, limit: int) -> Script:
     """The script of the source on the database of this URL, which is used up by it."""
     with opened(url) as ledger:
         declare(ledger, lambda: None)
+        source = ledger.job_source()
+        ask = Ask(limit, WORKER, ledger.settings.engine.lease_seconds)
+        # The first claim finds out what is in line; those behind it know.
+        ledger.run(lambda tx: tx.jobs.enqueue(JOB))
+        ledger.run(lambda tx: source.claim(tx, ask))
         with ledger.transaction() as tx:
             tx.jobs.enqueue_many([NewJob(type=JOB), NewJob(type=JOB)])
             tx.connection.exec_driver_sql(
                 f"UPDATE job SET attempt = {ATTEMPT_MARK}, token = {TOKEN_MARK}"  # noqa: S608 - our own numbers
+                " WHERE status = 'queued'"
             )
-        source = ledger.job_source()
-        ask = Ask(limit, WORKER, ledger.settings.engine.lease_seconds)
         with listening(ledger) as (tx, heard):
             claims = source.claim(tx, ask)
         claiming = list(dropwhile(lambda statement: not statement.answer, heard))

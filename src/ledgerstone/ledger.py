@@ -479,6 +479,8 @@ class Ledger:
     ) -> Worker:
         """What does the work of these sources, in this process, and `duties` beside it.
 
+        `stores` are duties on other stores than the database, such as `signing_duties`.
+
         Without any: of the queues of all its jobs, of the messages for its consumers, and of its
         other rooms. Jobs that are declared later are run where their queue is among them.
         """

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from ledgerstone.cli.carrying import Watched
 from ledgerstone.errors import TargetDown
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.transport import DELIVERED, Answer, Heard, Verdict
+from ledgerstone.messaging.watched import Watched
 from ledgerstone.testing.contract.transports import made
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 

@@ -227,13 +227,13 @@ def imported(program: Program, *arguments: str) -> set[str]:
     ids=" ".join,
 )
 def test_little_is_imported(program: Program, arguments: list[str]) -> None:
-    """A command on SQLite imports no driver of a server, no broker, and none of what migrates."""
+    """A command on SQLite imports no driver of a server, no broker, and no part of a worker's."""
     program.run("migrate")
 
     packages = imported(program, *arguments)
 
     assert "sqlalchemy" in packages
-    needless = {"alembic", "h11", "nats", "pika", "psycopg", "pymysql", "pytest"}
+    needless = {"alembic", "h11", "multiprocessing", "nats", "pika", "psycopg", "pymysql", "pytest"}
     assert packages & needless == set()
     assert not any(name.startswith("ledgerstone.testing") for name in packages)
 

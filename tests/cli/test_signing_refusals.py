@@ -307,6 +307,18 @@ def test_a_wrong_group_is_told(treasury: Treasury) -> None:
     assert no_json[2].startswith("the group is not JSON: ")
 
 
+def test_a_field_that_is_there_twice_is_told(treasury: Treasury) -> None:
+    """A file whose readers could see different values is refused, at any depth."""
+    event = treasury.event()
+    words = treasury.proposing(event)
+    file = treasury.program.folder / "r1.json"
+    file.write_text(file.read_text().replace('"utxo_value":', '"utxo_value":1,"utxo_value":', 1))
+
+    found = treasury.refused(*words)
+
+    assert found == (1, "bad_input", "the transaction has the field 'utxo_value' twice")
+
+
 def test_a_wrong_event_is_told(treasury: Treasury) -> None:
     """A mistyped address, amount or index is refused before anything is stored."""
     to = address(1)
@@ -344,6 +356,7 @@ def test_wrong_usage_is_exit_2(treasury: Treasury) -> None:
     assert treasury.run("group", "new", "--threshold=0").code == 2
     assert treasury.run("bogus").code == 2
     assert treasury.run("export", "-", "--json").code == 2
+    assert treasury.run("archive", "--days=inf").code == 2
 
 
 def test_a_store_that_is_open_elsewhere_is_exit_4(treasury: Treasury) -> None:

@@ -213,6 +213,16 @@ def test_a_torn_export_is_told(treasury: Treasury) -> None:
     assert missing == (1, "not_found", "there is no file nothing")
 
 
+def test_a_line_without_end_is_not_read(treasury: Treasury) -> None:
+    """A line that is longer than any export has is told before it is read to its end."""
+    with (treasury.program.folder / "long").open("wb") as file:
+        file.truncate(64 * 1024 * 1024)
+
+    found = treasury.refused("import", "long", "--data=there")
+
+    assert found == (1, "malformed", "a line of the file has more than 50,331,648 characters")
+
+
 def test_old_messages_are_forgotten(treasury: Treasury) -> None:
     """`seen forget` leaves what could still arrive again, and takes what is older."""
     treasury.call("seen", "mark", "bob", "ab" * 32, 1)
@@ -220,7 +230,7 @@ def test_old_messages_are_forgotten(treasury: Treasury) -> None:
     by_default = treasury.call("seen", "forget")
     everything = treasury.run("seen", "forget", "--before=2500-01-01T00:00:00Z")
 
-    assert by_default == {"forgotten": 0}
+    assert by_default == {"forgotten": 0, "errors": {}}
     assert everything.out == "1 forgotten\n"
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from ledgerstone import Ledger
+from ledgerstone.cli.call import Call
+from ledgerstone.cli.signing import opening
 from ledgerstone.settings import Settings
 from ledgerstone.signing.folder import FOLDER
 from ledgerstone.signing.signing import Signing
@@ -119,6 +121,22 @@ def test_commands_beside_it(program: Program, store: Path) -> None:
 
     assert (ends, code) == ([0, 0, 0], 0)
     assert is_expired(store)
+
+
+def test_a_command_waits_a_little(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that finds the store locked for a moment opens it when it is free."""
+    holder = Signing(store)
+
+    def pauses() -> Iterator[float]:
+        yield 0.0
+        holder.close()
+        yield 0.0
+
+    monkeypatch.setattr(opening, "LOCKED_SECONDS", pauses())
+    call = Call(url=None, config=None, application=None, json=False, verbose=False)
+
+    with opening.signing_of(call, store.parent) as signing:
+        assert signing.get_request(PAID).decision.status is Status.FINALIZED
 
 
 def words(number: int) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ledgerstone.testing.contract.failed import FailedContract, FailedSinceContract
+from ledgerstone.testing.contract.failed_symfony import FailedBesideSymfonyContract
 
 
 class TestFailed(FailedContract):
@@ -10,4 +11,8 @@ class TestFailed(FailedContract):
 
 
 class TestFailedSince(FailedSinceContract):
+    """All of it."""
+
+
+class TestFailedBesideSymfony(FailedBesideSymfonyContract):
     """All of it."""

@@ -20,6 +20,7 @@ from ledgerstone.testing.contract.job_histories import ATTEMPTS, WAIT_SECONDS, J
 from ledgerstone.testing.contract.job_inside import InsideContract
 from ledgerstone.testing.contract.job_interrupted import InterruptedContract
 from ledgerstone.testing.contract.job_keys import KeysContract
+from ledgerstone.testing.contract.job_line import LineContract
 from ledgerstone.testing.contract.job_logs import JobLogsContract
 from ledgerstone.testing.contract.job_moves import (
     HistoryContract,
@@ -120,6 +121,10 @@ class TestReading(ReadingContract):
 
 class TestOrder(OrderContract):
     """Who is next."""
+
+
+class TestLine(LineContract):
+    """What a claim costs, and that nobody starves."""
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from datetime import UTC, datetime
 from typing import Any
 
@@ -90,6 +91,18 @@ def test_a_body_that_is_no_json() -> None:
     assert read == given
 
 
+@pytest.mark.parametrize(
+    "raw", [b"", b"{oops", b'{"a":1},"id":"another"', b'"\xff"', b"1 2"], ids=repr
+)
+def test_a_body_that_is_called_json(raw: bytes) -> None:
+    """A body that is no JSON, though it is called that, cannot change the document around it."""
+    document = msgspec.json.decode(cloudevents.structured(message(raw=raw), "shop"))
+
+    assert document["id"] == ID
+    assert "data" not in document
+    assert base64.b64decode(document["data_base64"]) == raw
+
+
 def test_the_document_is_plain_json() -> None:
     """The document has the attributes beside the body as JSON."""
     document = msgspec.json.decode(cloudevents.structured(message(), "shop"))
@@ -117,7 +130,8 @@ def test_others_may_say_more() -> None:
         ({"specversion": None}, "CloudEvents"),
         ({"id": "7"}, "UUID"),
         ({"id": None}, "UUID"),
-        ({"type": "Placed"}, "name"),
+        ({"type": "a\nb"}, "name"),
+        ({"type": "a" * 256}, "name"),
         ({"type": None}, "name"),
         ({"time": "yesterday"}, "RFC 3339"),
     ],

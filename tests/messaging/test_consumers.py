@@ -114,7 +114,25 @@ def test_without_a_name_of_its_own(call: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["", "Order.placed", "order..placed", "order.?", ".order", None]
+    ("pattern", "name"),
+    [
+        ("com.github.*", "com.github.pull_request.opened"),
+        ("Order.placed", "Order.placed"),
+        ("App\\Order\\*", "App\\Order\\Placed"),
+        ("urn:shop/*", "urn:shop/order-placed"),
+    ],
+)
+def test_names_of_others(pattern: str, name: str) -> None:
+    """What others name as they like can be consumed, letter by letter."""
+    consumers = Consumers()
+    consumer = consumers.add(pattern, lambda *_: None, name="a")
+
+    assert consumers.of(name) == [consumer]
+    assert consumers.of(name.lower() if name != name.lower() else name.upper()) == []
+
+
+@pytest.mark.parametrize(
+    "pattern", ["", "order placed", "order..placed", "order.?", ".order", None]
 )
 def test_no_pattern(pattern: Any) -> None:
     """What is no pattern of names is refused."""

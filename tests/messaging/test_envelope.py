@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from ledgerstone.errors import BadInput
 from ledgerstone.ids import new_id
 from ledgerstone.messaging import envelope
+from ledgerstone.messaging.amqp import wire
 from ledgerstone.messaging.message import Message
+from tests.messaging.test_amqp_wire import Arrival
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 ID = "01890a5d-ac96-774b-bcce-b302099a8057"
@@ -41,14 +43,15 @@ def spelled(headers: dict[str, Any]) -> str:
     key=st.none() | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20),
     attempt=st.integers(0, 1000),
     consumer=st.none() | st.sampled_from(["mailer", "a.b:c"]),
+    name=st.sampled_from(["order.placed", "App\\Order\\Placed", 'a "b" \\', "com.a.b_c"]),
 )
 def test_what_is_written_is_read(
-    headers: dict[str, str], key: str | None, attempt: int, consumer: str | None
+    headers: dict[str, str], key: str | None, attempt: int, consumer: str | None, name: str
 ) -> None:
     """A message that is written as a row is read from it as it was."""
     message = Message(
         id=new_id(),
-        name="order.placed",
+        name=name,
         raw=b"{}",
         headers=headers,
         partition="ann",
@@ -156,3 +159,30 @@ def test_the_attempt_is_counted() -> None:
 def test_an_odd_attempt_is_none(odd: str) -> None:
     """What is no small number is taken for none."""
     assert read(spelled({"type": "a.b", "X-Ledgerstone-Attempt": odd})).attempt == 0
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "X-Message-Stamp-App\\MessageIdStamp",
+        "x-message-stamp-app\\messageidstamp",
+        "X-Message-Stamp-MessageIdStamp",
+    ],
+)
+def test_the_newest_stamp(header: str) -> None:
+    """Of two stamps of an id the last one counts, in a row as on the wire."""
+    other = "01890a5d-ac96-774b-bcce-b302099a8058"
+    stamps = f'[{{"messageId":"{other}"}},{{"messageId":"{ID}"}}]'
+    arrival = Arrival(headers={"type": "order.placed", header: stamps})
+
+    assert read(spelled({"type": "order.placed", header: stamps})).id == ID
+    assert wire.message_of(arrival).id == ID
+
+
+def test_when_it_was_published() -> None:
+    """A row of a message that was put back says when it was published."""
+    earlier = datetime(2025, 1, 2, 3, 4, 5, 6000, tzinfo=UTC)
+    message = msgspec.structs.replace(read(spelled({"type": "order.placed"})), created_at=earlier)
+
+    assert read(envelope.headers_of(message, put_back=True)).created_at == earlier
+    assert read(envelope.headers_of(message)).created_at == NOW

@@ -55,14 +55,14 @@ def test_any_bytes(body: bytes, headers: dict[str, bytes | str]) -> None:
     text, about = row_of(raw, consumer="", failure=FAILURE, attempts=0, origin="orders")
 
     assert "\0" not in text + about
-    kept = made((1, about, AT, text))
+    kept = made((1, about, AT, text), "here")
     assert (kept.raw, kept.message, kept.code) == (body, None, "bad_input")
 
 
 @pytest.mark.parametrize("headers", ["", "oops", "[]", '{"type": ""}', "null"])
 def test_rows_that_make_no_sense(headers: str) -> None:
     """A row of others that cannot be read is shown all the same, with what is wrong with it."""
-    kept = made((7, headers, AT, "{}"))
+    kept = made((7, headers, AT, "{}"), "here")
 
     assert (kept.id, kept.name, kept.message) == (7, "unreadable", None)
     assert kept.reason
@@ -79,7 +79,7 @@ def test_what_is_kept_has_an_end() -> None:
         Raw(body=b"a\0b", headers=deep), consumer="", failure=failure, attempts=0, origin="orders"
     )
 
-    kept = made((1, about, AT, text))
+    kept = made((1, about, AT, text), "here")
     assert kept.traceback is not None
     assert len(kept.traceback) == TRACEBACK_CHARS_MAX
     assert kept.traceback.endswith("the end")

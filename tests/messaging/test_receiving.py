@@ -354,12 +354,30 @@ def test_a_target_that_is_down(ledger: Ledger, office: Office, queue: Queue) -> 
     assert found(ledger, office) == []
 
 
+@pytest.mark.parametrize("settings", [{"retry_seconds": 3600.0}, {"retries_max": 0}])
+def test_a_trouble_that_is_over(ledger: Ledger, queue: Queue, settings: dict[str, Any]) -> None:
+    """A trouble is shown while something waits for its end, whatever becomes of it afterwards."""
+    office = new_office(ledger, **settings)
+    tries: list[int] = []
+
+    def send(_: Transaction, __: Message) -> None:
+        tries.append(1)
+        raise TargetDown("mail") if len(tries) == 1 else LookupError("no such order")
+
+    office.consumers.add("*", send, name="mailer")
+    queue.add(message_of())
+
+    with receiving(ledger, office, queue) as receiver:
+        until(lambda: len(tries) == 2, what="the second try")
+        until(lambda: receiver.trouble is None, what="the end of the trouble")
+
+
 @pytest.mark.parametrize(
     "item",
     [
         (b"{oops", {"specversion": "1.0", "type": "order.placed"}),
         (b"{}", {"specversion": "1.0", "type": "order.placed", "id": "7"}),
-        (b"{}", {"specversion": "1.0", "id": new_id(), "type": "No Name"}),
+        (b"{}", {"specversion": "1.0", "id": new_id(), "type": "No\nName"}),
         (b"\xff\x00\xfe", {}),
     ],
     ids=["no id", "bad id", "bad name", "no message"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -30,6 +31,9 @@ STRUCTURES: tuple[type[msgspec.Struct], ...] = (
     values.SignerAckRecord,
     values.PartialSigRecord,
 )
+
+VARIANTS_MAX = 6
+"""No enum has more variants."""
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -88,3 +92,58 @@ def drawn(kind: Any) -> st.SearchStrategy[Any]:
         bool: st.booleans(),
         NoneType: st.none(),
     }[kind]
+
+
+class Extreme(Enum):
+    """The ends of what a field can hold."""
+
+    LEAST = "least"
+    """None, nothing, zero."""
+    EMPTY = "empty"
+    """There, with nothing in it."""
+    MOST = "most"
+    """The largest numbers, characters of four bytes, several items."""
+
+
+PLAIN: dict[Extreme, dict[Any, Any]] = {
+    Extreme.LEAST: {str: "", bytes: b"", bool: False},
+    Extreme.EMPTY: {str: "", bytes: b"", bool: False},
+    Extreme.MOST: {str: "\U0010ffff" * 300, bytes: bytes(300), bool: True},
+}
+MAP_MOST = {"\U0010ffff": "z", "": "", "\uffff": "y", "a": "\0"}
+
+
+def extreme_value(kind: Any, extreme: Extreme, *, variant: int) -> Any:
+    """A value whose fields are all at that end; enums are in the variant of this number."""
+
+    def inner(of: Any) -> Any:
+        return extreme_value(of, extreme, variant=variant)
+
+    if kind in PLAIN[extreme]:
+        return PLAIN[extreme][kind]
+    if isinstance(kind, NewType):
+        return inner(kind.__supertype__)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        hints = get_type_hints(kind, include_extras=True)
+        return kind(**{name: inner(hints[name]) for name in kind.__struct_fields__})
+    origin, arguments = get_origin(kind), get_args(kind)
+    most = extreme is Extreme.MOST
+    if origin is Annotated:
+        return _extreme_number(arguments[1], most=most)
+    if origin is tuple:
+        return tuple(inner(arguments[0]) for _ in range(3 if most else 0))
+    if origin is Mapping:
+        return MAP_MOST if most else {}
+    rest = [argument for argument in arguments if argument is not NoneType]
+    optional = len(rest) < len(arguments)
+    return None if optional and extreme is Extreme.LEAST else inner(rest[variant % len(rest)])
+
+
+def _extreme_number(codec: Any, *, most: bool) -> int | bytes:
+    match codec:
+        case Unsigned(bits):
+            return 2**bits - 1 if most else 0
+        case Fixed(size):
+            return (b"\xff" if most else b"\0") * size
+        case other:
+            raise TypeError(other)

@@ -14,8 +14,11 @@ from ledgerstone.errors import (
     TooLarge,
     VoteChanged,
 )
-from ledgerstone.signing.life import acks, proposals, trail, volume
+from ledgerstone.signing.kaspa import Network
+from ledgerstone.signing.keys import EventKey
+from ledgerstone.signing.life import acks, proposals, records, trail, volume
 from ledgerstone.signing.life.trail import VoteRefused
+from ledgerstone.signing.policy import Check
 from ledgerstone.signing.values import Approved, Pending, Rejected, RequestId, Stored
 from tests.signing.people import KAS, NOW, address, payment, peer
 from tests.signing.world import MINUTE, World, Worlds, an_input
@@ -103,28 +106,58 @@ def test_inputs_that_were_changed(worlds: Worlds) -> None:
     assert world.vote(request, 2).decision == Rejected(reason="validation_hash_mismatch")
 
 
-@pytest.mark.parametrize(
-    ("policy", "reason"),
-    [
-        ({"allowed_destinations": (address(2),)}, "destination_allowed"),
-        ({"min_amount_sompi": 11 * KAS}, "minimum_amount"),
-        ({"max_amount_sompi": 9 * KAS}, "maximum_amount"),
-        ({"require_reason": True}, "reason_given"),
-        ({"max_daily_volume_sompi": 9 * KAS}, "daily_volume"),
-    ],
-)
-def test_policy(worlds: Worlds, policy: dict[str, Any], reason: str) -> None:
+def test_an_event_that_was_changed(worlds: Worlds) -> None:
+    """A request whose stored event is not the one that it names is rejected by the votes."""
+    world = worlds()
+    request = world.propose()
+    key = EventKey(event_hash=world.signing.get_request(request).event_hash)
+    with world.store.transaction() as tx:
+        records.save(tx, key, payment(amount_sompi=KAS))
+
+    world.vote(request, 1)
+
+    assert world.vote(request, 2).decision == Rejected(reason="event_hash_mismatch")
+
+
+REFUSED_BY: dict[Check, tuple[dict[str, Any], dict[str, Any]]] = {
+    Check.AMOUNT_NOT_ZERO: ({}, {"amount_sompi": 0}),
+    Check.DESTINATION_VALID: ({}, {"destination_address": address(1, Network.TESTNET)}),
+    Check.DESTINATION_ALLOWED: ({"allowed_destinations": (address(2),)}, {}),
+    Check.MINIMUM_AMOUNT: ({"min_amount_sompi": 11 * KAS}, {}),
+    Check.MAXIMUM_AMOUNT: ({"max_amount_sompi": 9 * KAS}, {}),
+    Check.REASON_GIVEN: ({"require_reason": True}, {}),
+    Check.DAILY_VOLUME: ({"max_daily_volume_sompi": 9 * KAS}, {}),
+}
+"""For each check a policy and a payment that it refuses."""
+
+
+@pytest.mark.parametrize("check", [*Check])
+def test_policy(worlds: Worlds, check: Check) -> None:
     """A request that the policy does not allow is rejected, whatever its members vote."""
+    policy, changes = REFUSED_BY[check]
     world = worlds(**policy)
+    request = world.propose(event=payment(**{"metadata": {}} | changes))
+    world.vote(request, 1)
+
+    decision = world.vote(request, 2).decision
+
+    assert isinstance(decision, Rejected)
+    assert decision.reason.startswith(check.value)
+    with world.store.transaction() as tx:
+        assert volume.reserved(tx) == 0
+
+
+def test_every_violation_is_told(worlds: Worlds) -> None:
+    """The reason of a rejected request names each check that failed, in their order."""
+    world = worlds(max_amount_sompi=9 * KAS, require_reason=True, max_daily_volume_sompi=8 * KAS)
     request = world.propose(event=payment(metadata={}))
     world.vote(request, 1)
 
     decision = world.vote(request, 2).decision
 
     assert isinstance(decision, Rejected)
-    assert decision.reason.startswith(reason)
-    with world.store.transaction() as tx:
-        assert volume.reserved(tx) == 0
+    told = [part.partition(":")[0] for part in decision.reason.split("; ")]
+    assert told == ["maximum_amount", "reason_given", "daily_volume"]
 
 
 def aborted_after_one_vote(world: World) -> RequestId:

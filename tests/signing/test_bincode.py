@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from ledgerstone.errors import BadInput, Malformed
 from ledgerstone.signing import values
 from ledgerstone.signing.bincode import Fixed, Unsigned, decode, encode
-from tests.signing.shapes import GOLDEN, STRUCTURES, drawn, golden
+from tests.signing import documented
+from tests.signing.shapes import (
+    GOLDEN,
+    STRUCTURES,
+    VARIANTS_MAX,
+    Extreme,
+    drawn,
+    extreme_value,
+    golden,
+)
 
 ENCODED = [case for case in GOLDEN if "bytes" in case]
 BY_NAME: dict[str, type[msgspec.Struct]] = {kind.__name__: kind for kind in STRUCTURES}
@@ -71,6 +80,25 @@ def test_every_sort_of_field() -> None:
         ]
     )
     assert decode(Sample, encoded) == sample
+
+
+@given(st.one_of([drawn(kind) for kind in STRUCTURES]))
+def test_the_documented_bytes(value: msgspec.Struct) -> None:
+    """Every value has the bytes that an encoder made from the document alone gives it."""
+    assert encode(value) == documented.encoded(type(value).__name__, value)
+
+
+@pytest.mark.parametrize("kind", STRUCTURES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("extreme", [*Extreme], ids=lambda extreme: extreme.value)
+def test_extreme_values(kind: type[msgspec.Struct], extreme: Extreme) -> None:
+    """Fields that are none, empty, the largest or in each variant have the documented bytes."""
+    for variant in range(VARIANTS_MAX):
+        value = extreme_value(kind, extreme, variant=variant)
+
+        data = encode(value)
+
+        assert data == documented.encoded(kind.__name__, value)
+        assert decode(kind, data) == value
 
 
 @given(st.one_of([drawn(kind) for kind in STRUCTURES]))
@@ -140,6 +168,13 @@ def test_strict_decoding(at: int, replaced: bytes, message: str) -> None:
 
     with pytest.raises(Malformed, match=message):
         decode(Sample, bytes(encoded))
+
+
+@pytest.mark.parametrize("data", [bytearray(b"\0"), memoryview(b"\0"), "\0", None, 5])
+def test_only_bytes_are_decoded(data: Any) -> None:
+    """What is not bytes is BadInput: another type would stay inside the decoded value."""
+    with pytest.raises(BadInput, match="bytes are needed"):
+        decode(Sample, data)
 
 
 @pytest.mark.parametrize("keys", [("b", "a"), ("a", "a")])

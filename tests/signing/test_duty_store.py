@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from ledgerstone.signing.states import Status
 from ledgerstone.signing.values import RequestId
 from ledgerstone.testing.clock import ManualClock
 from tests.signing.people import group, payment
-from tests.signing.world import World
+from tests.signing.processes import started
+from tests.signing.world import MINUTE, World
 
 LATE = RequestId("late")
 PAID = RequestId("paid")
@@ -106,17 +108,39 @@ def test_a_store_that_is_not_there(duties_of: Opener, data: Path, clock: ManualC
     assert after["signing.expire"] == 1
 
 
+HOLD = """
+import signal, sys
+from ledgerstone.signing import Signing
+with Signing(sys.argv[1]):
+    print("open", flush=True)
+    signal.pause()
+"""
+
+
+@contextmanager
+def held(data: Path) -> Iterator[None]:
+    """Another process has the store open."""
+    with started(["-c", HOLD, str(data / FOLDER)]) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        yield
+        holder.kill()
+
+
 def test_another_process_has_it_open(duties_of: Opener, data: Path, clock: ManualClock) -> None:
     """That is said where there is something to do; it is done when the store is free."""
-    world = open_world(data)
+    open_world(data).signing.close()
     duties = duties_of()
 
-    idle = dict(duties.tick()), dict(duties.trouble)
+    with held(data):
+        idle = dict(duties.tick()), dict(duties.trouble)
+    world = open_world(data)
     world.propose(LATE, payment(1))
-    clock.advance(60)
-    duties.tick()
-    trouble = dict(duties.trouble)
     world.signing.close()
+    clock.advance(60)
+    with held(data):
+        duties.tick()
+        trouble = dict(duties.trouble)
     clock.advance(60)
     after = duties.tick()
 
@@ -124,6 +148,23 @@ def test_another_process_has_it_open(duties_of: Opener, data: Path, clock: Manua
     assert list(trouble) == ["signing.expire"]
     assert trouble["signing.expire"].startswith(LOCKED)
     assert (after["signing.expire"], duties.trouble) == (1, {})
+
+
+def test_this_process_has_it_open(duties_of: Opener, data: Path, clock: ManualClock) -> None:
+    """Code of this process has it open: that one is used, and stays open."""
+    world = open_world(data)
+    world.propose(LATE, payment(1))
+    duties = duties_of()
+    world.now += MINUTE
+
+    first = duties.tick()
+    status = world.decision(LATE).status
+    world.signing.close()
+    clock.advance(60)
+    after = duties.tick()
+
+    assert (first["signing.expire"], status) == (1, Status.EXPIRED)
+    assert (after["signing.expire"], duties.trouble) == (0, {})
 
 
 def test_a_store_that_may_not_be_read(duties_of: Opener, data: Path, clock: ManualClock) -> None:
@@ -146,13 +187,13 @@ def test_a_store_that_may_not_be_read(duties_of: Opener, data: Path, clock: Manu
 
 
 def test_an_error_of_the_system(duties_of: Opener) -> None:
-    """A folder that the system refuses to look at is reported like damage."""
+    """A folder that the system refuses to look at is reported by its own error."""
     duties = duties_of(data_dir="x" * 5000)
 
     duties.tick()
 
     assert set(duties.trouble) == {"signing.expire", "signing.forget"}
-    assert duties.trouble["signing.expire"].startswith("disk_failed: ")
+    assert duties.trouble["signing.expire"].startswith("bad_input: ")
 
 
 def test_a_crash_between_publish_and_confirm(

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from ledgerstone.errors import (
     KeyConflict,
+    LockTimeout,
     MoveNotAllowed,
     NotAllowedNow,
     NotFound,
     ThresholdNotMet,
     TooLarge,
 )
-from ledgerstone.signing.life import finishing, volume
-from ledgerstone.signing.values import Aborted, Approved, Expired, RequestId, Stored
+from ledgerstone.signing.keys import ArchivedRequestKey, RequestKey, ReservedKey
+from ledgerstone.signing.life import finishing, records, volume
+from ledgerstone.signing.values import (
+    Aborted,
+    Approved,
+    Expired,
+    RequestId,
+    SigningRequest,
+    Stored,
+)
 from tests.signing.people import DAY, KAS, NOW, payment, peer
 from tests.signing.world import MINUTE, World, Worlds
 
@@ -171,3 +181,47 @@ def test_a_signed_request_is_swept_once(worlds: Worlds) -> None:
     assert world.decision(request) == Approved()
     assert not [key for _, key in world.rows() if key.startswith(b"own:due:")]
     assert world.finalize(request) is Stored.NEW
+
+
+def test_one_stuck_transaction_ends_the_step(tmp_path: Path) -> None:
+    """A sweep waits twice for what a transaction holds, and goes on behind it in its next step."""
+    with Worlds(tmp_path, lock_timeout_seconds=0.01) as worlds:
+        world = worlds()
+        requests = [world.approved(f"r{n}", payment(n)) for n in range(6)]
+        world.now += MINUTE
+        key = ReservedKey()
+        with world.store.transaction() as stuck:
+            stuck.get_for_update(key.family, key.encode())
+            first = world.signing.expire_requests()
+            second = world.signing.expire_requests(after=first.after)
+        rest = world.signing.expire_requests(after=second.after)
+        again = world.signing.expire_requests()
+
+    assert ([*first.errors], [*second.errors]) == (requests[:2], requests[2:4])
+    assert isinstance(first.errors[requests[0]], LockTimeout)
+    assert (first.expired, second.expired) == ([], [])
+    assert (rest.expired, rest.errors, rest.after) == (requests[4:], {}, None)
+    assert again.expired == requests[:4]
+
+
+def test_stuck_requests_stop_no_other(tmp_path: Path) -> None:
+    """Archive and deletion go on beside one request that is held, and behind two."""
+    with Worlds(tmp_path, lock_timeout_seconds=0.01) as worlds:
+        world = worlds()
+        requests = [world.propose(f"r{n}", payment(n)) for n in range(4)]
+        for request in requests:
+            world.abort(request)
+        late = world.now + 1
+        with world.store.transaction() as stuck:
+            records.lock(stuck, SigningRequest, RequestKey(request_id=requests[0]))
+            beside = world.signing.archive_old_requests(late)
+        world.signing.archive_old_requests(late)
+        with world.store.transaction() as stuck:
+            for request in requests[:2]:
+                records.lock(stuck, SigningRequest, ArchivedRequestKey(request_id=request))
+            held = world.signing.delete_old_archives(late)
+            behind = world.signing.delete_old_archives(late, after=held.after)
+
+    assert (beside.archived, [*beside.errors]) == (requests[1:], requests[:1])
+    assert (held.requests, [*held.errors]) == ([], requests[:2])
+    assert (behind.requests, behind.after) == (requests[2:], None)

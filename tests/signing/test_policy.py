@@ -106,7 +106,16 @@ def test_amounts(amount: int, violations: list[Check]) -> None:
 
 @pytest.mark.parametrize(
     ("metadata", "given_reason"),
-    [({"reason": "rent"}, True), ({}, False), ({"reason": " \n"}, False), ({"Reason": "x"}, False)],
+    [
+        ({"reason": "rent"}, True),
+        ({"reason": "\u5bb6"}, True),
+        ({}, False),
+        ({"Reason": "x"}, False),
+        *(
+            ({"reason": blank}, False)
+            for blank in (" \n", "\0", "\u200b", "\ufe0f", "\u2800\u3164")
+        ),
+    ],
 )
 def test_reasons(metadata: dict[str, str], given_reason: bool) -> None:
     """Where a reason is required, one that is missing or blank violates the policy."""

@@ -11,6 +11,7 @@ import pytest
 
 from ledgerstone import Ledger, failpoints
 from ledgerstone.failpoints import FailpointHit
+from ledgerstone.signing import upkeep
 from ledgerstone.signing.relay import announce
 from ledgerstone.signing.values import RequestId
 from ledgerstone.testing.clock import ManualClock
@@ -153,6 +154,28 @@ def test_two_stores_on_one_ledger(ledger: Ledger, worlds: Worlds) -> None:
         assert ledger.relay_signing(world.signing) == 1
 
     assert len(bodies(ledger)) == 2
+
+
+def test_a_store_that_was_restored(ledger: Ledger, world: World, tmp_path: Path) -> None:
+    """A request that ends once more after a restore is published, and holds no other one up."""
+    paid = world.signed("paid", payment(1))
+    store_id = world.signing.store_id()
+    world.signing.create_checkpoint(tmp_path / "earlier")
+    world.finalize(paid)
+    first = ledger.relay_signing(world.signing)
+    upkeep.restore_checkpoint(tmp_path / "earlier", tmp_path / "restored")
+
+    restored = World(tmp_path / "restored", world.config)
+    with restored.signing:
+        assert restored.signing.store_id() == store_id
+        restored.now += MINUTE
+        restored.finalize(paid, b"g" * 32)
+        restored.finalize(restored.signed("next", payment(2)))
+        second = ledger.relay_signing(restored.signing)
+        waiting = restored.signing.list_outgoing()
+
+    assert (first, second, waiting) == (1, 2, [])
+    assert sorted(each["request_id"] for each in bodies(ledger)) == ["next", "paid", "paid"]
 
 
 def test_the_message_is_the_same_each_time(world: World) -> None:

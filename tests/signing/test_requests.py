@@ -18,7 +18,7 @@ from ledgerstone.errors import (
 from ledgerstone.signing.keys import ContextKey
 from ledgerstone.signing.life import requests
 from ledgerstone.signing.values import Aborted, Approved, Finalized, GroupId, Stored
-from tests.signing.people import NOW, group, payment, peer
+from tests.signing.people import DAY, NOW, group, payment, peer
 from tests.signing.world import MINUTE, Worlds
 
 
@@ -81,6 +81,8 @@ def test_references(worlds: Worlds) -> None:
         ({"decision": Finalized(), "final_tx_id": bytes(32)}, BadInput),
         ({"final_tx_accepted_blue_score": 1}, BadInput),
         ({"expires_at_nanos": NOW}, BadInput),
+        ({"expires_at_nanos": NOW + 366 * DAY + 1}, BadInput),
+        ({"expires_at_nanos": 2**64 - 1}, BadInput),
         ({"request_id": "a:b"}, KeyAmbiguous),
         ({"request_id": ""}, KeyAmbiguous),
     ],
@@ -89,7 +91,7 @@ def test_references(worlds: Worlds) -> None:
 def test_requests_that_are_refused(
     worlds: Worlds, change: dict[str, Any], error: type[Exception]
 ) -> None:
-    """A stranger as coordinator, a state other than pending, a past end, a wrong id."""
+    """A stranger as coordinator, a state other than pending, an end that is past or never comes."""
     world = worlds()
     world.event(payment())
 

@@ -72,6 +72,35 @@ def test_killed_after_writing_loses_nothing(crashed: Path) -> None:
     assert rows(crashed) == ROWS
 
 
+@pytest.mark.parametrize("left", [0.0, 0.5, None])
+def test_an_older_log_that_was_cut_is_reported(
+    folder: Path, database: Database, tmp_path: Path, left: float | None
+) -> None:
+    """Only the newest log may be torn: one before it that was cut or removed is damage."""
+    for _ in range(3):
+        write(database, 10)
+        batch = Batch()
+        batch.put("sums", b"a", b"1")
+        database.write(batch)
+        # Its data file is written, and a new log begun; the older one still holds the rows.
+        database.compact("sums")
+    write(database, 20)
+    shutil.copytree(folder, tmp_path / "crashed")
+    *older, newest = sorted((tmp_path / "crashed").glob("*.log"))
+    assert len(older) == 3
+
+    for log in older:
+        copied = shutil.copytree(tmp_path / "crashed", tmp_path / log.stem) / log.name
+        if left is None:
+            copied.unlink()
+        else:
+            copied.write_bytes(log.read_bytes()[: int(log.stat().st_size * left)])
+        with pytest.raises(StoreCorrupt):
+            rows(copied.parent)
+    newest.unlink()
+    assert rows(newest.parent) == 10
+
+
 @pytest.mark.parametrize("cut", [1, 7, 100, 150])
 def test_a_torn_end_is_tolerated(crashed: Path, cut: int) -> None:
     """A last record that is incomplete, as a crash leaves it, costs that record only."""

@@ -157,6 +157,57 @@ def test_closing_waits_for_calls_in_progress(folder: Path) -> None:
         assert strange == []
 
 
+@pytest.mark.parametrize(
+    ("function", "line", "called", "told"),
+    [
+        ("checked", 1, "print(database.get('rows', b'a'))", "['StoreBusy']"),
+        ("__next__", 3, "print(next(scan).value)", "['StoreBusy']"),
+        ("destroy_all", 1, "database.close(); print(b'1')", "[]"),
+    ],
+)
+def test_a_signal_handler_that_closes(
+    folder: Path, function: str, line: int, called: str, told: str
+) -> None:
+    """It is told that its thread is in a call, which goes on; a handler may close twice."""
+    code = (
+        "import signal, sys; from pathlib import Path\n"
+        "from ledgerstone.errors import LedgerstoneError\n"
+        "from ledgerstone.signing.rocksdb import *\n"
+        "database = Database(Path(sys.argv[1]), {'rows': FamilyOptions()})\n"
+        "batch = Batch(); batch.put('rows', b'a', b'1'); database.write(batch)\n"
+        "scan = database.scan('rows')\n"
+        "told = []\n"
+        "def close(*_):\n"
+        "    try: database.close()\n"
+        "    except LedgerstoneError as error: told.append(type(error).__name__)\n"
+        "def line(frame, event, _):\n"
+        "    if event == 'line' and frame.f_lineno > frame.f_code.co_firstlineno "
+        f"+ {line}:\n"
+        "        sys.settrace(None); signal.raise_signal(signal.SIGTERM)\n"
+        "    return line\n"
+        "signal.signal(signal.SIGTERM, close)\n"
+        f"sys.settrace(lambda frame, *_: line if frame.f_code.co_name == {function!r} else None)\n"
+        f"{called}\n"
+        "sys.settrace(None); print(told)\n"
+        "try: database.get('rows', b'a')\n"
+        "except LedgerstoneError as error: print(type(error).__name__)\n"
+        "database.close(); print(database.closed)\n"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code, folder],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS_MAX,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stdout.splitlines()) == (
+        0,
+        ["b'1'", told, "StoreClosed", "True"],
+    ), ended.stderr
+
+
 def test_one_transaction_in_many_threads(database: Database) -> None:
     """Calls of several threads on one transaction take turns; all writes are there."""
     tx = database.transaction()
@@ -320,16 +371,9 @@ def test_an_interrupted_call_leaves_nothing_behind(folder: Path) -> None:
         "database.close(); print('closed')\n"
     )
 
-    ended = subprocess.run(
-        [sys.executable, "-c", code, folder, str(sized(100, full=5000))],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_SECONDS_MAX,
-        check=False,
-    )
-
     # What was raised inside a finalizer Python can only print; the process must go on and close.
-    assert (ended.returncode, ended.stdout) == (0, "closed\n"), ended.stderr
+    for _ in range(sized(1, full=50)):
+        closes_itself(code, folder, "100")
 
 
 @pytest.mark.torture
@@ -355,14 +399,19 @@ def test_an_interrupted_opening_or_closing(folder: Path) -> None:
         "Database(Path(sys.argv[1]), {}).close(); print('closed')\n"
     )
 
+    for _ in range(sized(1, full=50)):
+        closes_itself(code, folder, "60")
+
+
+def closes_itself(code: str, *arguments: object) -> None:
+    """The code runs to its end, as a process of its own, and says that it has closed all."""
     ended = subprocess.run(
-        [sys.executable, "-c", code, folder, str(sized(60, full=3000))],
+        [sys.executable, "-c", code, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=WAIT_SECONDS_MAX,
         check=False,
     )
-
     assert (ended.returncode, ended.stdout) == (0, "closed\n"), ended.stderr
 
 

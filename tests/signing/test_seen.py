@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from ledgerstone.errors import Malformed
 from ledgerstone.signing.keys import Family
 from ledgerstone.signing.life import seen
 from ledgerstone.signing.values import PeerId, SessionId
@@ -49,8 +46,15 @@ def test_cleaning_up(worlds: Worlds) -> None:
 
 
 def test_a_damaged_entry(worlds: Worlds) -> None:
-    """An entry that is no moment is Malformed."""
-    with worlds().store.transaction() as tx:
-        tx.put(Family.SEEN, b"seen:p:" + bytes(32) + b":" + bytes(8), b"x")
-        with pytest.raises(Malformed):
-            seen.cleanup_seen_messages(tx, older_than_nanos=NOW, rows_max=3)
+    """An entry that is no moment is told and stays, and those behind it are forgotten."""
+    world = worlds()
+    damaged = b"seen:a:" + bytes(32) + b":" + bytes(8)
+    with world.store.transaction() as tx:
+        tx.put(Family.SEEN, damaged, b"x")
+    for number in range(3):
+        world.signing.mark_seen_message(peer(1), SessionId(b"s" * 32), number)
+
+    found = world.signing.cleanup_seen_messages(world.now + 1)
+
+    assert (found.deleted, found.after, [*found.errors]) == (3, None, [repr(damaged)])
+    assert [key for family, key in world.rows() if family is Family.SEEN] == [damaged]

@@ -307,14 +307,30 @@ def test_forgetting_messages(worlds: Worlds) -> None:
     door = checks(Clock())
     latest = sealed(timestamp_nanos=NOW + 5 * 60 * SECOND)
     world.signing.accept_envelope(door, latest)
-    world.now += DAY + 5 * 60 * SECOND
+    world.now += 2 * DAY + 5 * 60 * SECOND
 
     assert world.signing.cleanup_seen_messages().deleted == 0
-    with pytest.raises(MessageReplayed):
+    with pytest.raises(EnvelopeRefused):
         world.signing.accept_envelope(door, latest)
     world.now += 1
     assert world.signing.cleanup_seen_messages().deleted == 1
     with pytest.raises(EnvelopeRefused):
+        world.signing.accept_envelope(door, latest)
+
+
+@pytest.mark.parametrize("ahead", [3600 * SECOND, DAY])
+def test_a_clock_that_comes_back(worlds: Worlds, ahead: int) -> None:
+    """What a clock that was ahead forgot is not accepted again after the clock came back."""
+    world = worlds()
+    door = checks(Clock())
+    latest = sealed(timestamp_nanos=NOW + 5 * 60 * SECOND)
+    world.signing.accept_envelope(door, latest)
+
+    world.now += DAY + 5 * 60 * SECOND + ahead
+    world.signing.cleanup_seen_messages()
+    world.now -= ahead
+
+    with pytest.raises(MessageReplayed):
         world.signing.accept_envelope(door, latest)
 
 

@@ -154,6 +154,36 @@ with Store(Path(sys.argv[1])) as store:
 """
 
 
+OPEN = """
+import resource, sys
+from pathlib import Path
+from ledgerstone.errors import StoreFull
+from ledgerstone.signing.store import Store
+limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+for size in (0, 100, 1000, 10_000, 30_000, 100_000):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limit[1]))
+    try:
+        Store(Path(sys.argv[1])).close()
+    except StoreFull:
+        print(size, flush=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+Store(Path(sys.argv[1])).close()
+"""
+
+
+def test_opening_on_a_full_disk(store: Store, folder: Path) -> None:
+    """It is told by the same error: the process goes on, and opens the store when there is room."""
+    store.insert(Family.EVENT, b"evt:a", b"1")
+    store.close()
+
+    with started(["-c", OPEN, str(folder)]) as child:
+        said, _ = child.communicate(timeout=WAIT_SECONDS_MAX)
+
+    assert (child.returncode, len(said.split())) == (0, 6)
+    with Store(folder) as reopened:
+        assert reopened.get(Family.EVENT, b"evt:a") == b"1"
+
+
 def test_a_full_disk(folder: Path) -> None:
     """It is told by its own error, reads go on, and all that was acknowledged is there later."""
     with started(["-c", FILL, str(folder)]) as child:

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import msgspec
 
+from ledgerstone.settings import SigningSettings
 from ledgerstone.signing import hashes, schnorr
 from ledgerstone.signing.keys import Family, Key
 from ledgerstone.signing.life import finishing, records
@@ -37,15 +38,16 @@ TEMPLATE = b"t" * 32
 class Worlds:
     """Makes groups at work, each on a store of its own below a folder, and closes the stores."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **settings: Any) -> None:
         self._folder = folder
+        self._settings = SigningSettings(**settings)
         self._stores = ExitStack()
         self._made = 0
 
     def __call__(self, threshold: int = 2, members: int = 3, **policy: Any) -> World:
         self._made += 1
         folder = self._folder / f"world-{self._made}"
-        world = World(folder, group(threshold, members, **policy))
+        world = World(folder, group(threshold, members, **policy), self._settings)
         self._stores.enter_context(world.signing)
         return world
 
@@ -59,8 +61,10 @@ class Worlds:
 class World:
     """A store with a group, and a clock that a test moves."""
 
-    def __init__(self, folder: Path, config: GroupConfig) -> None:
-        self.signing = Signing(folder, clock=lambda: self.now)
+    def __init__(
+        self, folder: Path, config: GroupConfig, settings: SigningSettings | None = None
+    ) -> None:
+        self.signing = Signing(folder, settings=settings, clock=lambda: self.now)
         self.store = self.signing.store
         self.now = NOW
         self.config = config

@@ -10,10 +10,11 @@ import pytest
 from sqlalchemy import text
 
 from ledgerstone import Ledger
-from ledgerstone.jobs import NewJob, Status, explaining, queues, reading
+from ledgerstone.jobs import NewJob, Status, explaining, line, queues, reading
 from ledgerstone.jobs.accepting import NO_ORG
+from ledgerstone.jobs.history import between
 from ledgerstone.ledger import Transaction
-from ledgerstone.store.batch import document
+from ledgerstone.store.batch import ClaimEach, FirstEach, LockFirst, document
 from ledgerstone.store.statement import Statement
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import batches, pages
@@ -51,6 +52,13 @@ def plan(home: Home, tx: Transaction, statement: Statement, **values: Any) -> st
     lines = [" ".join(map(str, row)) for row in cursor.fetchall()]
     cursor.close()
     return "\n".join(lines)
+
+
+def made(tx: Transaction, operation: ClaimEach | FirstEach | LockFirst) -> Statement:
+    """What a batch of one group has been made into, on this database."""
+    name, statements = tx.database.dialect.name, operation.statements
+    (key,) = [key for key in (name, f"{name}.1", f"{name}.pick") if key in statements]
+    return statements[key]
 
 
 def analyze(home: Home, ledger: Ledger, table: str) -> None:
@@ -176,15 +184,66 @@ def test_jobs_are_listed_from_an_index(ledger: Ledger, home: Home, jobs: str) ->
             assert not re.search(WHOLE_JOB[home.kind], told, re.MULTILINE), told
 
 
+GROUP = {"one_org_id": NO_ORG, "one_type": "a", "in_0_org_id": NO_ORG, "in_0_type": "a"} | {
+    "in_org_id": f"{{{NO_ORG}}}",
+    "in_type": "{a}",
+}
+PLACE = {"urgency_": 0, "run_at_": 1, "queue_": "default", "each": 10, "limit": 10}
+MOST = {"one_most": 10, "in_0_most": 10, "in_most": "{10}"}
+
+
 def test_who_is_ahead_is_three_ranges(ledger: Ledger, home: Home, jobs: str) -> None:
     """To count who is ahead of a job no job behind it is read: each part is a range of an index."""
-    values = {"queue_": "default", "org_": NO_ORG, "urgency_": 0, "run_at_": 1, "id_": jobs}
+    for some in explaining._AHEAD:
+        given = PLACE | ({"id_": jobs} if some is explaining._AHEAD[-1] else {})
 
-    with ledger.reading() as tx:
-        told = plan(home, tx, explaining._ahead, **values)
+        with ledger.reading() as tx:
+            rest = {k: v for k, v in given.items() if k not in {"limit", "each"}}
+            some.rows(tx, [(NO_ORG, "a")], each=10, **rest)
+            told = plan(home, tx, made(tx, some), **given, **GROUP)
 
-    assert len(re.findall(r"idx_job__due", told)) >= 3, told
+        assert "idx_job__due" in told, told
+        assert not re.search(WHOLE_JOB[home.kind], told, re.MULTILINE), told
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_line_is_listed_and_read_by_its_index(ledger: Ledger, home: Home) -> None:
+    """The groups in line and the first jobs of each are looked up; nothing is scanned or sorted."""
+    session = ledger.database.sibling(connections=1)
+    listing = {"queue_": "default", "begin": NO_ORG, "most": 50, "first_": NO_ORG, "second_": "a"}
+    step = line._list._stepping if ledger.database.dialect.recurs else line._list._next
+
+    with session.transaction() as tx:
+        line._heads.rows(tx, [(NO_ORG, "a")], each=10, queue_="default")
+        line._look.rows(tx, [(NO_ORG, "a", 10)], limit=10, queue_="default")
+        told = [plan(home, tx, step, **listing)]
+        told += [
+            plan(home, tx, made(tx, operation), **PLACE, **GROUP, **MOST)
+            for operation in (line._heads, line._look)
+        ]
+
+    for each in told:
+        assert "idx_job__due" in each, each
+        assert not re.search(WHOLE_JOB[home.kind], each, re.MULTILINE), each
+        assert not re.search(r"TEMP B-TREE|Sort|filesort", each), each
+    session.close()
+
+
+@pytest.mark.usefixtures("jobs")
+def test_one_group_is_claimed_by_its_index(ledger: Ledger, home: Home) -> None:
+    """The claim of a line of one group, and what tells that it is the only one, are look-ups."""
+    session = ledger.database.sibling(connections=1)
+    given: dict[str, Any] = {"queue_": "default", "org_": NO_ORG, "type_": "a", "limit": 10}
+    given |= {"lease_ms": 1000, "worker": "w", **between(Status.QUEUED, Status.RUNNING)}
+
+    with session.transaction() as tx:
+        line._take.run(tx, **given)
+        told = plan(home, tx, made(tx, line._take), **given, told_id="x")
+
+    assert told.count("idx_job__due") >= 3, told
     assert not re.search(WHOLE_JOB[home.kind], told, re.MULTILINE), told
+    assert not re.search(r"TEMP B-TREE|Sort|filesort", told), told
+    session.close()
 
 
 @pytest.mark.usefixtures("jobs")

@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 
 from ledgerstone import Ledger, errors
 from ledgerstone.engine.source import Ask, Handler
-from ledgerstone.jobs import Job, NewJob
+from ledgerstone.jobs import Job, NewJob, line
 from ledgerstone.jobs import Status as JobStatus
 from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.ledger import Transaction
@@ -601,11 +601,17 @@ def test_a_commit_can_be_refused(
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "among others"])
-def test_a_claim_is_committed_by_its_statement(ledger: Ledger, alone: bool) -> None:
+def test_a_claim_is_committed_by_its_statement(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
     """If nothing else happens in its transaction; what follows all the same stands by itself."""
+    monkeypatch.setattr(line, "SLOW_SECONDS", WAIT_SECONDS_MAX)
     ledger.kinds.add("a", lambda: None)
-    job = ledger.run(lambda tx: tx.jobs.enqueue("a"))
     source = ledger.job_source()
+    # The first claim finds out that the line is of one group.
+    ledger.run(lambda tx: tx.jobs.enqueue("a"))
+    ledger.run(lambda tx: source.claim(tx, Ask(10, "w", 30.0)))
+    job = ledger.run(lambda tx: tx.jobs.enqueue("a"))
 
     with pytest.raises(LookupError), ledger.transaction() as tx:
         taken = source.claim(tx, Ask(10, "w", 30.0, alone=alone))

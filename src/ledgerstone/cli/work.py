@@ -23,7 +23,7 @@ from ledgerstone import __version__
 from ledgerstone.cli import logs, output
 from ledgerstone.cli.application import application_of, loaded
 from ledgerstone.cli.call import Call
-from ledgerstone.cli.carrying import OF_CONSUMERS, consumers_table
+from ledgerstone.cli.carrying import consumers_table
 from ledgerstone.cli.message_calls import ready
 from ledgerstone.cli.output import Text
 from ledgerstone.cli.team import Order, Tally, Team
@@ -32,6 +32,7 @@ from ledgerstone.errors import BadInput
 from ledgerstone.jobs import Kind
 from ledgerstone.jobs.tables import QUEUE_CHARS_MAX
 from ledgerstone.ledger import Ledger
+from ledgerstone.messaging.watched import OF_CONSUMERS
 from ledgerstone.store.names import check_name
 
 PROCESSES_MAX = 256

@@ -21,12 +21,12 @@ from ledgerstone.engine import outcomes
 from ledgerstone.engine.atomic import run_coroutine
 from ledgerstone.engine.attempt import Attempt
 from ledgerstone.engine.runners.loop import LoopRunner
-from ledgerstone.engine.runners.processes import Child
 from ledgerstone.engine.runners.threads import ThreadRunner
 from ledgerstone.engine.source import Batch, Claim, Handler, Outcome, Where
 from ledgerstone.errors import HandlerTimeout, Interrupted
 
 if TYPE_CHECKING:
+    from ledgerstone.engine.runners.processes import Child
     from ledgerstone.errors import LedgerstoneError
 
 

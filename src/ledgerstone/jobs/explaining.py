@@ -9,19 +9,18 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Integer,
-    Select,
     bindparam,
     func,
     select,
-    union_all,
 )
 
 from ledgerstone.engine import workers
-from ledgerstone.jobs import reading
+from ledgerstone.jobs import line, reading
 from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.reading import JobRow
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job, job_queue, stands
+from ledgerstone.store.batch import FirstEach
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.statement import Statement
 
@@ -72,34 +71,26 @@ _urgency = bindparam("urgency_", type_=Integer())
 _run_at = bindparam("run_at_", type_=BigInteger())
 
 
-def _in_front(*where: ColumnElement[bool]) -> Select[Any]:
-    """Jobs that are in line before the one in question, one range of the index of the line."""
-    some = (
-        select(job.c.id)
-        .where(
-            stands(Status.QUEUED, gate=Gate.OPEN),
-            job.c.queue == _queue_,
-            job.c.org_id == bindparam("org_", type_=job.c.org_id.type),
-            *where,
-        )
-        .limit(AHEAD_MAX + 1)
+def _in_front(name: str, *where: ColumnElement[bool]) -> FirstEach:
+    """Jobs of a group that are in line before the one in question: one range of the index."""
+    return FirstEach(
+        f"jobs.explain.{name}",
+        job,
+        index=line.INDEX,
+        incoming=(job.c.org_id, job.c.type),
+        build=lambda row: line.first_of(row, job.c.id).where(*where),
     )
-    return select(some.subquery())
 
 
 # Three ranges and not one condition with OR: that would pass by all that are behind.
-_ahead = Statement(
-    "jobs.explain.ahead",
-    select(func.count()).select_from(
-        union_all(
-            _in_front(job.c.urgency < _urgency),
-            _in_front(job.c.urgency == _urgency, job.c.run_at_ms < _run_at),
-            _in_front(
-                job.c.urgency == _urgency,
-                job.c.run_at_ms == _run_at,
-                job.c.id < bindparam("id_", type_=job.c.id.type),
-            ),
-        ).subquery("in_front")
+_AHEAD = (
+    _in_front("more_urgent", job.c.urgency < _urgency),
+    _in_front("earlier", job.c.urgency == _urgency, job.c.run_at_ms < _run_at),
+    _in_front(
+        "before",
+        job.c.urgency == _urgency,
+        job.c.run_at_ms == _run_at,
+        job.c.id < bindparam("id_", type_=job.c.id.type),
     ),
 )
 
@@ -214,16 +205,27 @@ def _serving(tx: Transaction, found: JobRow) -> list[str]:
 
 
 def _in_line(tx: Transaction, found: JobRow) -> list[str]:
-    ms = round(found.run_at.timestamp() * 1000)
-    ((ahead,),) = _ahead.rows(
-        tx,
-        queue_=found.queue,
-        org_=found.org_id,
-        urgency_=-found.priority,
-        run_at_=ms,
-        id_=found.id,
-    )
+    ahead = _ahead(tx, found)
     if not ahead:
         return ["it is next in line of its organisation"]
     count = f"more than {AHEAD_MAX}" if ahead > AHEAD_MAX else str(ahead)
     return [f"{count} jobs of its organisation are ahead of it in line"]
+
+
+def _ahead(tx: Transaction, found: JobRow) -> int:
+    """How many of its organisation are before it, of whatever type; not many more than are told."""
+    place = {
+        "queue_": found.queue,
+        "urgency_": -found.priority,
+        "run_at_": round(found.run_at.timestamp() * 1000),
+        "id_": found.id,
+    }
+    ahead = 0
+    for kind in line.types_of(tx, found.queue, found.org_id):
+        for some in _AHEAD:
+            if ahead > AHEAD_MAX:
+                return ahead
+            given = place if some is _AHEAD[-1] else {k: v for k, v in place.items() if k != "id_"}
+            (rows,) = some.rows(tx, [(found.org_id, kind)], each=AHEAD_MAX + 1 - ahead, **given)
+            ahead += len(rows)
+    return ahead

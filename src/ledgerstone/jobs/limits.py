@@ -64,14 +64,6 @@ _state = select(job_queue.c.paused_at_ms, job_queue.c.concurrency_max).where(
 _lock = Statement("jobs.lock_queue", _state.with_for_update())
 _lock_if_free = Statement("jobs.lock_slot", _state.with_for_update(skip_locked=True))
 _look = Statement("jobs.look_at_queue", _state)
-_keyed = Statement(
-    "jobs.keyed_in_line",
-    select(job.c.id)
-    .where(
-        stands(Status.QUEUED, gate=Gate.OPEN), job.c.queue == _queue, job.c.limit_key.is_not(None)
-    )
-    .limit(1),
-)
 _running = Statement(
     "jobs.running",
     select(func.count()).select_from(job).where(stands(Status.RUNNING), job.c.queue == _queue),
@@ -110,7 +102,7 @@ _block = ClaimEach(
     & (job.c.limit_key == _key)
     # Another kind may let the same key have more.
     & (_most <= bindparam("used_", type_=Integer())),
-    order_by=(job.c.org_id, job.c.urgency, job.c.run_at_ms, job.c.id),
+    order_by=(job.c.org_id, job.c.type, job.c.urgency, job.c.run_at_ms, job.c.id),
     set_={"gate": Gate.BLOCKED.value},
     returning=(job.c.id,),
 )
@@ -201,11 +193,16 @@ class _Keys:
 
 
 def limited(tx: Transaction, queue: str) -> bool:
-    """Whether this queue has a limit, or jobs with limit keys in line."""
+    """Whether this queue has a limit."""
     row = _look.one(tx, name_=queue)
-    if row is not None and row[1] is not None:
-        return True
-    return _keyed.one(tx, queue_=queue) is not None
+    return row is not None and row[1] is not None
+
+
+def begin(tx: Transaction, rows: Sequence[Row], **common: Any) -> None:
+    """These jobs run from now on; the rows are as they were, and locked."""
+    words = [history.begun(row[1] + 1, common["worker"]) for row in rows]
+    given = [(str(row[0]), told) for row, told in zip(rows, words, strict=True)]
+    _take.run(tx, given, **common)
 
 
 def claim(
@@ -237,9 +234,7 @@ def claim(
         keys.hold(found)
         allowed = [candidate.row for candidate in found if keys.admits(candidate)]
         if allowed:
-            words = [history.begun(row[1] + 1, common["worker"]) for row in allowed]
-            rows = [(str(row[0]), told) for row, told in zip(allowed, words, strict=True)]
-            _take.run(tx, rows, **common)
+            begin(tx, allowed, **common)
             taken += allowed
         keys.block(queue)
         if keys.busy:

@@ -16,7 +16,7 @@ from ledgerstone.engine.workers import LastWord, last_words
 from ledgerstone.jobs import history, limits, settling
 from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.kinds import Kinds
-from ledgerstone.jobs.line import ABOUT, Line
+from ledgerstone.jobs.line import ABOUT, LIMIT_KEY, Line
 from ledgerstone.jobs.running import Runner
 from ledgerstone.jobs.settling import JobClaim
 from ledgerstone.jobs.states import Gate, Status
@@ -207,7 +207,7 @@ class JobSource:
         return rescued + len(over)
 
     def _learn(self) -> None:
-        """Types were added since the statements of the line were made: they name every type."""
+        """Types were added since the line was told."""
         # In this order: what is added in between is noticed by the next claim.
         self._known = len(self._kinds)
         self.types = sorted(self._kinds.all())
@@ -215,7 +215,10 @@ class JobSource:
         self._limited = self._limited or self._keyed()
 
     def _keyed(self) -> bool:
-        """Whether jobs of this queue have limit keys, as far as is known: then all go by limits."""
+        """Whether kinds of this queue have limit keys: then all its claims go by limits.
+
+        Jobs of another queue's kind may be sent here, too: these are noticed when they are in line.
+        """
         kinds = self._kinds.all().values()
         return any(kind.limit is not None and kind.queue == self._queue for kind in kinds)
 
@@ -227,11 +230,12 @@ class JobSource:
         }
         if not self._limited:
             rows = self._line.take(tx, ask.limit, alone=ask.alone, **common)
-            if rows or not limits.limited(tx, self._queue):
+            if rows or (rows is not None and not limits.limited(tx, self._queue)):
                 return [self._made(row) for row in rows]
         look = partial(self._line.look, tx)
         found = limits.claim(tx, self._queue, ask.limit, look, **common)
-        self._limited = self._keyed() or bool(found) or limits.limited(tx, self._queue)
+        keyed = self._keyed() or any(row[LIMIT_KEY] is not None for row in found)
+        self._limited = keyed or limits.limited(tx, self._queue)
         # These are as they were before they were taken.
         return [self._made((row[0], row[1] + 1, row[2] + 1, *row[3:])) for row in found]
 

@@ -9,6 +9,7 @@ from sqlalchemy import (
     Computed,
     Double,
     ForeignKey,
+    FromClause,
     Index,
     Integer,
     SmallInteger,
@@ -124,12 +125,14 @@ Index(
 )
 
 
-def stands(status: Status, *, gate: Gate | None = None) -> ColumnElement[bool]:
+def stands(
+    status: Status, *, gate: Gate | None = None, of: FromClause = job
+) -> ColumnElement[bool]:
     """A job stands here: spelled out in the statement, so that a partial index is found for it."""
-    here: ColumnElement[bool] = job.c.status == literal_column(f"'{status.value}'")
+    here: ColumnElement[bool] = of.c.status == literal_column(f"'{status.value}'")
     if gate is None:
         return here
-    return here & (job.c.gate == literal_column(str(gate.value)))
+    return here & (of.c.gate == literal_column(str(gate.value)))
 
 
 def still(status: Status) -> ColumnElement[bool]:
@@ -141,6 +144,7 @@ due_indexes = partial_index(
     "idx_job__due",
     job.c.queue,
     job.c.org_id,
+    job.c.type,
     job.c.urgency,
     job.c.run_at_ms,
     job.c.id,

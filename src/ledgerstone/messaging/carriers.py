@@ -11,6 +11,7 @@ from ledgerstone.messaging.competing import BATCHES_MAX, CompetingRelay
 from ledgerstone.messaging.receiving import Receiver
 from ledgerstone.messaging.relay import OrderedRelay
 from ledgerstone.messaging.transport import Transport
+from ledgerstone.messaging.watched import Watched
 from ledgerstone.settings import DestinationSettings
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def relay_of(
         known = ", ".join(office.routes.destinations)
         raise NotFound(f"there is no destination {name!r}", hint=f"there are {known}")
     if transport is None:
-        transport = transport_of(name, destination, office, database)
+        transport = Watched(name, transport_of(name, destination, office, database))
     if not office.keeps_order(name, database):
         return CompetingRelay(
             name,

@@ -20,8 +20,9 @@ from ledgerstone.errors import BadInput
 from ledgerstone.messaging.message import (
     JSON,
     Message,
-    check_message_name,
+    check_foreign_name,
     check_partition,
+    is_json,
     message_id_of,
     timestamp_of,
     written,
@@ -32,6 +33,7 @@ STRUCTURED = "application/cloudevents+json"
 TRACE = ("traceparent", "tracestate")
 _KEY = "idempotencykey"
 _EXTENSION = re.compile(r"[a-z0-9]{1,20}")
+_looked_through = msgspec.json.Decoder(msgspec.Raw)
 # What the bindings of HTTP and NATS leave as it is: all but space, quote and percent.
 _PRINTABLE = "".join(char for char in map(chr, range(0x21, 0x7F)) if char not in '"%')
 
@@ -65,11 +67,22 @@ def headers(message: Message, source: str) -> dict[str, str]:
 def structured(message: Message, source: str) -> bytes:
     """The message as one JSON document."""
     document: dict[str, Any] = dict(attributes(message, source))
-    if _is_json(message.content_type):
+    if is_json(message.content_type) and _is_document(message.raw):
         document["data"] = msgspec.Raw(message.raw)
     else:
         document["data_base64"] = base64.b64encode(message.raw).decode()
     return msgspec.json.encode(document)
+
+
+def _is_document(raw: bytes) -> bool:
+    """Whether it is JSON; others write what they like, and call it so."""
+    try:
+        # Looking through does not look into its texts.
+        raw.decode()
+        _looked_through.decode(raw)
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        return False
+    return True
 
 
 def of_attributes(found: Mapping[str, str], raw: bytes, headers: Mapping[str, str]) -> Message:
@@ -81,7 +94,7 @@ def of_attributes(found: Mapping[str, str], raw: bytes, headers: Mapping[str, st
     trace = {name: found[name] for name in TRACE if name in found}
     return Message(
         id=message_id_of(found.get("id")),
-        name=check_message_name(found.get("type")),
+        name=check_foreign_name(found.get("type")),
         raw=raw,
         headers={**headers, **trace},
         partition=check_partition(found.get("partitionkey", "")),
@@ -116,8 +129,3 @@ def _decoded(encoded: bytes) -> bytes:
         return base64.b64decode(msgspec.json.decode(encoded, type=str), validate=True)
     except (msgspec.DecodeError, binascii.Error) as error:
         raise BadInput(f"data_base64 cannot be read: {error}") from error
-
-
-def _is_json(content_type: str) -> bool:
-    media = content_type.partition(";")[0].strip().lower()
-    return media == JSON or media.endswith("+json")

@@ -18,8 +18,8 @@ import msgspec
 
 from ledgerstone.engine.atomic import run_coroutine
 from ledgerstone.errors import BadInput
-from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.routing import _PATTERN, _expression
+from ledgerstone.messaging.message import NAME_CHARS_MAX, Message
+from ledgerstone.messaging.routing import _expression
 from ledgerstone.messaging.tables import CONSUMER_CHARS_MAX
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ NAMES_SEEN_MAX = 4096
 
 # The shared table compares without case, and takes letters with and without accents for the same.
 _NAME = re.compile(r"[!-~]([ -~]*[!-~])?")
+# Others name their messages as they like: com.github.pull_request.opened, App\Order\Placed.
+_PATTERN = re.compile(r"[^.?\s\x00-\x1f\x7f]+(\.[^.?\s\x00-\x1f\x7f]+)*")
 
 
 class Consumer(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +72,8 @@ class Consumers:
         - `*` in the pattern stands for any characters; `*` alone is every message.
         - The name is that of the function, with its module, unless another is given.
         """
-        if not isinstance(pattern, str) or not _PATTERN.fullmatch(pattern):
+        fits = isinstance(pattern, str) and len(pattern) <= NAME_CHARS_MAX
+        if not fits or not _PATTERN.fullmatch(pattern):
             message = f"{pattern!r} is no pattern of names of messages"
             raise BadInput(message, hint="write order.placed, order.* or *")
         _check_call(call)

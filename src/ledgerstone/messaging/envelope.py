@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
 
 import msgspec
 
 from ledgerstone.errors import BadInput
-from ledgerstone.messaging.message import JSON, Message, message_id_of
+from ledgerstone.messaging.message import JSON, Message, message_id_of, timestamp_of, written
 
 TYPE = "type"
 CONTENT_TYPE = "Content-Type"
@@ -29,6 +30,10 @@ NAME_STAMP = f"{STAMP}Freyr\\MessageBroker\\Contracts\\MessageNameStamp"
 KEY = "X-Ledgerstone-Key"
 ATTEMPT = "X-Ledgerstone-Attempt"
 CONSUMER = "X-Ledgerstone-Consumer"
+CREATED = "X-Ledgerstone-Created"
+"""When a message was published that was put back later."""
+MESSAGE_ID = "MessageIdStamp"
+NAMES_KEPT_MAX = 1024
 _OURS = "x-ledgerstone-"
 
 _encoder = msgspec.json.Encoder()
@@ -36,17 +41,19 @@ _decoder = msgspec.json.Decoder(dict[str, Any])
 _stamps = msgspec.json.Decoder(list[dict[str, Any]])
 
 
-def headers_of(message: Message) -> str:
-    """The headers of its row, as JSON."""
+def headers_of(message: Message, *, put_back: bool = False) -> str:
+    """The headers of its row, as JSON; one that is put back says when it was published."""
     found: dict[str, str] = {
         TYPE: message.name,
         CONTENT_TYPE: message.content_type,
         ID_STAMP: f'[{{"messageId":"{message.id}"}}]',
-        NAME_STAMP: f'[{{"messageName":"{message.name}"}}]',
+        NAME_STAMP: _encoder.encode([{"messageName": message.name}]).decode(),
         **message.headers,
     }
     if message.key is not None:
         found[KEY] = message.key
+    if put_back:
+        found[CREATED] = written(message.created_at)
     if message.attempt:
         found[ATTEMPT] = str(message.attempt)
     if message.consumer is not None:
@@ -81,7 +88,7 @@ def message_of(
         headers=_carried(found),
         partition=partition,
         key=found.get(KEY),
-        created_at=created_at,
+        created_at=timestamp_of(found[CREATED]) if CREATED in found else created_at,
         content_type=found.get(CONTENT_TYPE, JSON),
         place=place,
         attempt=_attempt_in(found),
@@ -102,22 +109,38 @@ def headers_in(text: str) -> dict[str, str]:
 
 
 def stamp(headers: Mapping[str, str], ending: str) -> dict[str, Any] | None:
-    """The first stamp whose class ends so, whatever its namespace."""
+    """The newest stamp whose class is called so, whatever its namespace."""
     for name, value in headers.items():
-        if name.startswith(STAMP) and name.endswith(f"\\{ending}"):
-            try:
-                stamps = _stamps.decode(value)
-            except msgspec.DecodeError as error:
-                raise BadInput(f"the stamp {ending} cannot be read: {error}") from error
-            return stamps[0] if stamps else None
+        if is_stamp(name, ending):
+            return newest_stamp(name, value)
     return None
+
+
+@lru_cache(NAMES_KEPT_MAX)
+def is_stamp(header: str, ending: str) -> bool:
+    """Whether this header holds the stamps of a class, in whatever case a protocol has put it."""
+    header, prefix, ending = header.lower(), STAMP.lower(), ending.lower()
+    return header.startswith(prefix) and header[len(prefix) :].rpartition("\\")[2] == ending
+
+
+def newest_stamp(header: str, text: str) -> dict[str, Any] | None:
+    """The last stamp of a header: Symfony puts the newest there."""
+    try:
+        stamps = _stamps.decode(text)
+    except msgspec.DecodeError as error:
+        hint = 'it is a JSON array: [{"messageId":"…"}]'
+        raise BadInput(f"the header {header} cannot be read: {error}", hint=hint) from error
+    return stamps[-1] if stamps else None
 
 
 def id_in(headers: Mapping[str, str]) -> str | None:
     """The id that a stamp holds; BadInput if it is none."""
-    found = stamp(headers, "MessageIdStamp")
-    if found is None:
-        return None
+    found = stamp(headers, MESSAGE_ID)
+    return id_of(found) if found is not None else None
+
+
+def id_of(found: Mapping[str, Any]) -> str:
+    """The id in a stamp; BadInput if there is none."""
     return message_id_of(found.get("messageId", found.get("id")))
 
 

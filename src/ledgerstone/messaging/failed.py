@@ -13,7 +13,19 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import BigInteger, Select, Table, bindparam, delete, func, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    func,
+    literal_column,
+    or_,
+    select,
+)
 
 from ledgerstone.engine.attempt_log import FailedAttempt
 from ledgerstone.engine.source import Failure
@@ -24,11 +36,16 @@ from ledgerstone.messaging.message import PARTITION_CHARS_MAX, Message, check_pa
 from ledgerstone.messaging.record import Entry, record
 from ledgerstone.messaging.routing import RETRY
 from ledgerstone.messaging.states import What
-from ledgerstone.messaging.tables import FAILED_QUEUE, QUEUE_CHARS_MAX
+from ledgerstone.messaging.tables import (
+    OWN_FAILED_QUEUE,
+    QUEUE_CHARS_MAX,
+    SYMFONY_DELETED,
+    SYMFONY_FAILED_QUEUE,
+)
 from ledgerstone.store.batch import AppendEach
 from ledgerstone.store.expressions import now_ms, second
 from ledgerstone.store.pages import LIMIT_MAX, Keyset, Page
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
     from ledgerstone.messaging.office import Office
@@ -116,7 +133,13 @@ class _Statements:
     def __init__(self, failed: Table) -> None:
         # Not its type: an unsigned number would be refused where there is none.
         one = bindparam("id_", type_=BigInteger())
-        ours = failed.c.queue_name == FAILED_QUEUE
+        deleted: ColumnElement[Any] = literal_column(f"'{SYMFONY_DELETED}'")
+        ours = and_(
+            or_(
+                *(failed.c.queue_name == name for name in (OWN_FAILED_QUEUE, SYMFONY_FAILED_QUEUE))
+            ),
+            or_(failed.c.delivered_at.is_(None), failed.c.delivered_at != deleted),
+        )
         since = second(bindparam("since_ms", type_=BigInteger()))
         about = select(failed.c.id, failed.c.headers, failed.c.created_at)
         self.add = AppendEach(
@@ -124,7 +147,7 @@ class _Statements:
             failed,
             incoming=(failed.c.body, failed.c.headers),
             values=lambda _: {
-                "queue_name": FAILED_QUEUE,
+                "queue_name": OWN_FAILED_QUEUE,
                 "created_at": second(now_ms()),
                 "available_at": second(now_ms()),
             },
@@ -137,14 +160,17 @@ class _Statements:
         )
         self.remove = Statement("failed.remove", delete(failed).where(failed.c.id == one, ours))
         listed: Select[Any] = about.where(ours, failed.c.created_at >= since)
-        self.newest = Keyset(
-            "failed.find", listed, order=(failed.c.id,), descending=True, make=made
-        )
-        self.oldest = Keyset("failed.choose", listed, order=(failed.c.id,), make=made)
+        order = (failed.c.id,)
+        self.newest = Keyset("failed.find", listed, order=order, descending=True, make=_whole)
+        self.oldest = Keyset("failed.choose", listed, order=order, make=_whole)
         some = select(failed.c.id).where(ours).limit(bindparam("most", type_=BigInteger()))
         self.count = Statement(
             "failed.count", select(func.count()).select_from(some.subquery("some_failed"))
         )
+
+
+def _whole(row: Row) -> Row:
+    return row
 
 
 _statements = cache(_Statements)
@@ -239,7 +265,7 @@ class Failed:
         row = self._ready().get.one(self._tx, id_=_checked_id(failed_id))
         if row is None:
             raise NotFound(f"no failed message has the id {failed_id}")
-        return made(row)
+        return made(row, self._origin)
 
     def groups(self, **filters: Any) -> Groups:
         """Those that meet the filters, by cause."""
@@ -248,7 +274,7 @@ class Failed:
         found: dict[tuple[Any, ...], Group] = {}
         cursor: str | None = None
         for _ in range(STEPS_MAX):
-            page = newest.read(self._tx, limit=LIMIT_MAX, cursor=cursor, since_ms=wanted.since_ms)
+            page = self._page(newest, LIMIT_MAX, cursor, wanted.since_ms)
             for each in filter(wanted.fits, page.rows):
                 cause = (each.consumer, each.origin, each.name, each.code)
                 found[cause] = _grouped(found.get(cause), each)
@@ -328,25 +354,37 @@ class Failed:
         return self._sifted(self._ready().oldest, _filter(filters), limit, cursor)
 
     def _sifted(
-        self, rows: Keyset[FailedMessage], wanted: Filter, limit: int, cursor: str | None
+        self, rows: Keyset[Row], wanted: Filter, limit: int, cursor: str | None
     ) -> Page[FailedMessage]:
         """A page of those that fit, read in a bounded number of steps."""
         since_ms = wanted.since_ms
         found: list[FailedMessage] = []
         for _ in range(STEPS_MAX):
-            page = rows.read(self._tx, limit=STEP_ROWS, cursor=cursor, since_ms=since_ms)
+            page = self._page(rows, STEP_ROWS, cursor, since_ms)
             fitting = [i for i, each in enumerate(page.rows) if wanted.fits(each)]
             room = limit - len(found)
             if len(fitting) >= room:
                 # The same rows once more up to the last one, so that the cursor stands behind it.
                 upto = fitting[room - 1] + 1
-                page = rows.read(self._tx, limit=upto, cursor=cursor, since_ms=since_ms)
+                page = self._page(rows, upto, cursor, since_ms)
                 return Page([*found, *filter(wanted.fits, page.rows)], page.next)
             found += [page.rows[i] for i in fitting]
             cursor = page.next
             if cursor is None:
                 break
         return Page(found, cursor)
+
+    def _page(
+        self, rows: Keyset[Row], limit: int, cursor: str | None, since_ms: int
+    ) -> Page[FailedMessage]:
+        page = rows.read(self._tx, limit=limit, cursor=cursor, since_ms=since_ms)
+        return Page([made(row, self._origin) for row in page.rows], page.next)
+
+    @property
+    def _origin(self) -> str:
+        """What tells this table from every other, for the ids of rows that have none."""
+        identity = self._tx.database.identity_in(self._tx)
+        return f"{identity}:{self._office.shared.failed.name}"
 
     def _problem(self, found: FailedMessage) -> NotAllowedNow | None:
         """Why it cannot be retried."""
@@ -370,7 +408,7 @@ class Failed:
         row = _statements(self._office.shared.failed).get.one(self._tx, id_=failed_id)
         if row is None:
             return False
-        found = made(row)
+        found = made(row, self._origin)
         if not self._take(found):
             return False
         self._send(found, by)

@@ -1,7 +1,8 @@
 r"""A failed message as a row: how it is written, and how it is read back.
 
-It lies there as Symfony Messenger would put it, so that its own commands show it too. What it has
-no word for stands in headers of ours beside its stamps:
+It lies there as Symfony Messenger would put it, under a queue of ours: Symfony deletes a row that
+its serialiser cannot read, also when it only lists it. What Symfony has no word for stands in
+headers of ours beside its stamps:
 
     X-Ledgerstone-Consumer    who could not handle it; empty: nobody could be found for it
     X-Ledgerstone-Origin      the destination or the subscription that it came from
@@ -23,9 +24,8 @@ import msgspec
 from ledgerstone.engine.source import Failure
 from ledgerstone.errors import BadInput
 from ledgerstone.messaging import envelope
-from ledgerstone.messaging.message import Message, timestamp_of, written
+from ledgerstone.messaging.message import Message, written
 from ledgerstone.messaging.subscription import Delivery
-from ledgerstone.messaging.tables import FAILED_QUEUE
 from ledgerstone.store.moments import moment_of
 from ledgerstone.store.statement import Row
 
@@ -43,7 +43,7 @@ _TRACEBACK = f"{_OURS}Traceback"
 _ATTEMPTS = f"{_OURS}Attempts"
 _PARTITION = f"{_OURS}Partition"
 _PLACE = f"{_OURS}Place"
-_CREATED = f"{_OURS}Created"
+_CREATED = envelope.CREATED
 _BODY = f"{_OURS}Body"
 _RAW = f"{_OURS}Raw"
 _BASE64 = "base64"
@@ -165,8 +165,11 @@ def _stamps(failure: Failure, attempts: int, origin: str) -> dict[str, str]:
     }
 
 
-def made(row: Row) -> FailedMessage:
-    """The message in a row of the table; without a body where none was read."""
+def made(row: Row, table: str) -> FailedMessage:
+    """The message in a row of the table; without a body where none was read.
+
+    `table` tells this table from every other: it goes into the id of a message that has none.
+    """
     failed_at = moment_of(row[2])
     try:
         headers = envelope.headers_in(row[1])
@@ -178,7 +181,7 @@ def made(row: Row) -> FailedMessage:
     code, reason, origin = _said(headers)
     message: Message | None = None
     if _RAW not in headers and not wrong:
-        message, wrong = _message(int(row[0]), raw, headers, failed_at)
+        message, wrong = _message(int(row[0]), raw, headers, failed_at, table)
     return FailedMessage(
         id=int(row[0]),
         failed_at=failed_at,
@@ -199,7 +202,7 @@ def made(row: Row) -> FailedMessage:
 
 
 def _message(
-    place: int, raw: bytes, headers: Mapping[str, str], failed_at: datetime
+    place: int, raw: bytes, headers: Mapping[str, str], failed_at: datetime, table: str
 ) -> tuple[Message | None, str]:
     """The message as it was before it failed, or what is wrong with it."""
     try:
@@ -209,17 +212,13 @@ def _message(
             headers=msgspec.json.encode(headers).decode(),
             partition=headers.get(_PARTITION, ""),
             created_at=failed_at,
-            origin=FAILED_QUEUE,
+            origin=table,
         )
-        created = headers.get(_CREATED)
-        at = timestamp_of(created) if created is not None else failed_at
     except BadInput as error:
         return None, str(error)
     place_before = _number(headers.get(_PLACE))
     return (
-        msgspec.structs.replace(
-            message, raw=raw, place=place_before, consumer=None, created_at=at, attempt=0
-        ),
+        msgspec.structs.replace(message, raw=raw, place=place_before, consumer=None, attempt=0),
         "",
     )
 

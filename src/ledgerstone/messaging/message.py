@@ -88,6 +88,17 @@ def check_message_name(name: Any) -> str:
     raise BadInput(message, hint=hint)
 
 
+def check_foreign_name(name: Any) -> str:
+    """BadInput unless it can name a message that others have published.
+
+    They name theirs as they like: `com.github.pull_request.opened`, or a class of PHP.
+    """
+    if isinstance(name, str) and 0 < len(name) <= NAME_CHARS_MAX and not _NO_HEADER.search(name):
+        return name
+    hint = f"it is text of 1 to {NAME_CHARS_MAX} characters, none of them a control character"
+    raise BadInput(f"{_shown(name)} is no name of a message", hint=hint)
+
+
 def check_partition(partition: Any) -> str:
     """BadInput unless it can be a partition; the empty one is a partition like any other."""
     if not isinstance(partition, str):
@@ -133,6 +144,12 @@ def message_id_of(text: Any) -> str:
         return str(UUID(text))
     except (ValueError, TypeError, AttributeError) as error:
         raise BadInput(f"{_shown(text)} is no id of a message", hint="ids are UUIDs") from error
+
+
+def is_json(content_type: str | None) -> bool:
+    """Whether a body of this type is a JSON document."""
+    media = (content_type or "").partition(";")[0].strip().lower()
+    return media == JSON or media.endswith("+json")
 
 
 def timestamp_of(text: str) -> datetime:

@@ -268,7 +268,7 @@ def put_back(
 ) -> None:
     """Write a message anew: in its place of before if that is free, otherwise behind the others."""
     office.setup.ensure(tx, office.shared.outbox)
-    headers = envelope.headers_of(msgspec.structs.replace(message, attempt=0))
+    headers = envelope.headers_of(msgspec.structs.replace(message, attempt=0), put_back=True)
     body = message.raw.decode()
     row = (body, headers, queue, message.partition)
     if place is None or office.statements.put_back.run(tx, [(place, *row)]):

@@ -93,6 +93,8 @@ class _Task:
         self.failures: dict[str, int] = {}
         self.vain = 0
         """Times it was tried while something was out of reach."""
+        self.in_vain = False
+        """Whether that is so now."""
         self.goes_back = False
         """Whether it is given back to the broker when its pause is over."""
 
@@ -134,6 +136,8 @@ class Receiver:
         self._line = _Line(database.clock.monotonic)
         self._numbers = itertools.count()
         self._counting = threading.Lock()
+        self._troubles: dict[int, str] = {}
+        """By the number of a task that waits in vain, why."""
         self._threads: list[threading.Thread] = []
         self._stopped = False
 
@@ -208,8 +212,10 @@ class Receiver:
 
     def _work(self) -> None:
         while (task := self._line.take()) is not None:
+            task.in_vain = False
             if task.goes_back:
                 self._give_back(task)
+                self._over(task)
                 self._line.leave(task, again_in=None)
                 continue
             try:
@@ -218,6 +224,8 @@ class Receiver:
                 self._line.leave(task, again_in=0.0)
                 self._fail(error)
                 return
+            if not task.in_vain:
+                self._over(task)
             if pause is None:
                 # Before the one behind it may begin: a broker that gives both back keeps the order.
                 task.delivery.ack()
@@ -231,7 +239,6 @@ class Receiver:
         else:
             pause = max(self._dealt_with(task), default=None)
         if pause is None:
-            self.tally.trouble = None
             hit("inbox.committed")
         return pause
 
@@ -300,11 +307,22 @@ class Receiver:
     def _vain(self, task: _Task, failure: Failure) -> float:
         """Not the message's doing: how long to wait."""
         task.vain += 1
+        task.in_vain = True
         # An outage of the database is logged once, by the store.
         if self.tally.trouble is None and failure.code != StoreUnavailable.code:
             _log.warning("%s: %s: %s", self.name, failure.code, failure.message)
-        self.tally.trouble = f"{failure.code}: {failure.message}"
+        with self._counting:
+            self._troubles[task.number] = f"{failure.code}: {failure.message}"
+            self.tally.trouble = self._troubles[task.number]
         return AGAIN.after(task.vain)
+
+    def _over(self, task: _Task) -> None:
+        """It waits in vain no more; the trouble that is shown is one that is still there."""
+        if not self._troubles:
+            return
+        with self._counting:
+            self._troubles.pop(task.number, None)
+            self.tally.trouble = next(reversed(self._troubles.values()), None)
 
     def _give_back(self, task: _Task) -> None:
         task.delivery.back()

@@ -4,6 +4,10 @@ They are not part of the migrations: an installation may have them already, unde
 What is missing is made, what is there is kept with its rows: an outbox without partitions gets the
 column and the indexes, receipts without a consumer get one.
 
+Symfony's own setup() compares its tables with what it would make, and drops what it does not know:
+our column of partitions and our indexes. It runs with `messenger:setup-transports`, and where
+`auto_setup` finds no table. What was lost is made again, and said.
+
 The outbox and the failed table are made at their first use (`messaging.auto_setup`); the receipts
 by `ledgerstone migrate` or `ledgerstone messaging setup --apply`, and with the rest of an embedded
 database.
@@ -11,13 +15,15 @@ database.
 
 from __future__ import annotations
 
+import binascii
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Table, bindparam, func, inspect, select, update
 
 from ledgerstone.errors import NotAllowedNow, SchemaMissing
-from ledgerstone.messaging.tables import Shared
+from ledgerstone.messaging.tables import Shared, lane
 from ledgerstone.settings import MessagingSettings
 from ledgerstone.store import shaping
 from ledgerstone.store.faults import translated
@@ -28,6 +34,13 @@ if TYPE_CHECKING:
 
     from ledgerstone.store.database import Database
     from ledgerstone.store.transaction import Transaction
+
+
+WAITING_MAX = 100_000
+"""Messages that are counted when something was lost."""
+_SYMFONY_INDEXES = ("queue_name", "available_at", "delivered_at")
+NOT_OURS = "set auto_setup to false there, and run messenger:setup-transports for other tables only"
+_log = logging.getLogger("ledgerstone.messaging")
 
 
 class Setup:
@@ -62,6 +75,7 @@ class Setup:
             raise SchemaMissing(f"{steps[0].words}: not done yet", hint=hint)
         if tx.database.dialect.one_writer:
             # Its own transaction would wait for this one. Whether it stays, this one decides.
+            self._say_lost(tx.connection, [table])
             shaping.run(tx.connection, steps)
             tx.notes[made_here] = True
             self._doubtful.add(table.name)
@@ -85,6 +99,7 @@ class Setup:
             with database.engine.connect() as connection, database.dialect.migrating(connection):
                 steps = self._plan(connection, wanted)
                 self._check_receipts(connection, wanted, consumer)
+                self._say_lost(connection, wanted)
                 shaping.run(connection, steps)
                 if consumer is not None and self._shared.receipt in wanted:
                     self._name_consumer(connection, consumer)
@@ -104,6 +119,22 @@ class Setup:
     def lacking(self, connection: Connection) -> list[Step]:
         """What is missing, as this connection sees it."""
         return self._plan(connection, self.tables)
+
+    def lost(self, database: Database[Any]) -> str | None:
+        """What Symfony's setup() has taken from the outbox; None if it has not run there."""
+        with database.reading() as tx:
+            return self._lost(tx.connection)
+
+    def shared_setup(self, database: Database[Any]) -> bool:
+        """Whether Symfony's setup() has made the outbox, or has changed it: its indexes tell."""
+        with database.reading() as tx:
+            found = inspect(tx.connection)
+            name = self._shared.outbox.name
+            if not found.has_table(name):
+                return False
+            # Doctrine names an index by a checksum of its table and column.
+            indexes = [str(index["name"]).upper() for index in found.get_indexes(name)]
+            return all(_doctrine_name(name, column) in indexes for column in _SYMFONY_INDEXES)
 
     def sql(self, dialect_name: str) -> str:
         """All of it as text, for a database that has nothing of it."""
@@ -139,10 +170,41 @@ class Setup:
             steps += shaping.rekeyed(connection, table)
         if "partition_key" in table.c:
             steps += shaping.exact(connection, table.c.partition_key)
-        indexes = {index["name"] for index in found.get_indexes(table.name)}
+        there_already = found.get_indexes(table.name)
+        indexes = {index["name"] for index in there_already}
+        if table is self._shared.failed:
+            # Symfony's names for them are as good as ours.
+            columns = [index["column_names"] for index in there_already]
+            indexes |= {i.name for i in table.indexes if [c.name for c in i.columns] in columns}
         steps += shaping.indexes(table, connection.dialect, but=indexes)
         # A table that is made anew for another key brings its indexes along.
         return list(dict.fromkeys(steps))
+
+    def _lost(self, connection: Connection) -> str | None:
+        outbox = self._shared.outbox
+        found = inspect(connection)
+        if not (found.has_table(outbox.name) and found.has_table(lane.name)):
+            return None
+        if "partition_key" in {column["name"] for column in found.get_columns(outbox.name)}:
+            return None
+        used = select(lane.c.id).where(lane.c.partition_key != "").limit(1)
+        if connection.execute(used).first() is None:
+            # A table of Symfony's that we have never used.
+            return None
+        waiting = select(outbox.c.id).where(outbox.c.delivered_at.is_(None)).limit(WAITING_MAX)
+        count = connection.execute(select(func.count()).select_from(waiting.subquery())).scalar()
+        more = "at least " if count == WAITING_MAX else ""
+        return (
+            f"{outbox.name} has lost its column partition_key and its indexes: Symfony's setup()"
+            f" drops what it does not know; {more}{count} messages that wait have lost their"
+            " partition, and leave one after the other"
+        )
+
+    def _say_lost(self, connection: Connection, tables: Sequence[Table]) -> None:
+        """Log what is about to be made again: nothing shows it afterwards."""
+        words = self._lost(connection) if self._shared.outbox in tables else None
+        if words is not None:
+            _log.warning("%s; what is missing is made again (%s)", words, NOT_OURS)
 
     def _keyed(self, found: Any) -> bool:
         """Whether the receipts are kept by message and consumer."""
@@ -172,3 +234,9 @@ class Setup:
             update(receipt).where(receipt.c.consumer == "").values(consumer=bindparam("named")),
             {"named": consumer},
         )
+
+
+def _doctrine_name(table: str, column: str) -> str:
+    """The name that Doctrine makes for an index of one column."""
+    checksums = [f"{binascii.crc32(name.encode()):x}" for name in (table, column)]
+    return f"idx_{''.join(checksums)}"[:30].upper()

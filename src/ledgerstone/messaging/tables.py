@@ -48,7 +48,12 @@ WORKER_CHARS_MAX = 100
 CODE_CHARS_MAX = 64
 REASON_CHARS_MAX = 2048
 WHO_CHARS_MAX = 255
-FAILED_QUEUE = "failed"
+OWN_FAILED_QUEUE = "ledgerstone_failed"
+"""Where failed messages lie that Symfony Messenger could not read: it deletes such rows."""
+SYMFONY_FAILED_QUEUE = "failed"
+"""Where its failure transport usually reads and writes."""
+SYMFONY_DELETED = "9999-12-31 23:59:59"
+"""What Symfony writes into `delivered_at` on MySQL: it removes the row with its next read."""
 
 _SYMFONY: dict[str, Any] = {
     "mysql_engine": "InnoDB",

@@ -51,6 +51,8 @@ def encode(value: msgspec.Struct) -> bytes:
 
 def decode(kind: type[S], data: bytes) -> S:
     """The value of this class that the bytes encode, or Malformed."""
+    if type(data) is not bytes:
+        raise BadInput(f"bytes are needed, not {data!r:.80}")
     source = Source(data)
     try:
         value: S = _codec(kind).read(source)

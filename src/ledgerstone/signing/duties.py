@@ -126,7 +126,7 @@ def _has_seen(signing: Signing) -> bool:
 
 def _forget(signing: Signing, after: bytes | None) -> Step:
     step = signing.cleanup_seen_messages(after=after, rows_max=ROWS_MAX)
-    return step.deleted, [], step.after
+    return step.deleted, [*step.errors.values()], step.after
 
 
 def _has_requests(signing: Signing) -> bool:

@@ -8,15 +8,16 @@ Both keep the engine's `DutyStore`. What they lend for a duty is an `Access`.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ledgerstone.engine.store_duties import DutyStore
-from ledgerstone.errors import DiskFailed, StoreDenied, StoreLocked
+from ledgerstone.errors import StoreLocked
 from ledgerstone.settings import SigningSettings
 from ledgerstone.signing.folder import store_folder
-from ledgerstone.signing.rocksdb import exists
+from ledgerstone.signing.rocksdb import exists, file_errors
 from ledgerstone.store.wakeup import Bell
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class StoreOnDemand:
     """A store that is open only during a turn, and for writing only if there is something to do.
 
     - A store that is not there is not made, and is used as soon as it is there.
+    - Where code of this process has it open, as a handler may, that one is used and left open.
     - What cannot be opened is an error of that turn: StoreLocked, StoreDenied, LibraryMissing, …
     """
 
@@ -109,12 +111,8 @@ class StoreOnDemand:
         return Bell()
 
     def run(self, work: Callable[[Access], R], /) -> R:
-        try:
+        with file_errors(self._folder):
             return work(self)
-        except PermissionError as error:
-            raise StoreDenied(f"{self._folder}: {error.strerror}") from error
-        except OSError as error:
-            raise DiskFailed(f"{self._folder}: {error.strerror}") from error
 
     def rest(self) -> None:
         reader, writer = self._reader, self._writer
@@ -124,17 +122,25 @@ class StoreOnDemand:
                 signing.close()
 
     def reader(self) -> Signing | None:
-        if self._writer is not None:
-            return self._writer
+        found = self._writer or self._open_here()
+        if found is not None:
+            return found
         if self._reader is None and exists(self._folder):
             self._reader = self._opened(read_only=True)
         return self._reader
 
     def writer(self) -> Signing:
-        if self._writer is None:
-            self.rest()
-            self._writer = self._opened(read_only=False)
+        found = self._writer or self._open_here()
+        if found is not None:
+            return found
+        self.rest()
+        self._writer = self._opened(read_only=False)
         return self._writer
+
+    def _open_here(self) -> Signing | None:
+        # A process that has not imported it has none open.
+        module = sys.modules.get("ledgerstone.signing.signing")
+        return None if module is None else module.open_in_this_process(self._folder)
 
     def _opened(self, *, read_only: bool) -> Signing:
         # Here and not above: a process that has no store needs none of the packages.

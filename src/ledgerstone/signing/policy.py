@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
+from unicodedata import category
 
 import msgspec
 
@@ -17,6 +18,9 @@ from ledgerstone.signing.values import GroupConfig, SigningEvent
 
 REASON_KEY = "reason"
 """The entry of an event's metadata that says why it is to be paid."""
+
+BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0")
+"""Letters and symbols that show nothing: the fillers of Hangul, and Braille without a dot."""
 
 
 class Check(Enum):
@@ -124,9 +128,14 @@ def _at_most(maximum: int | None, amount: int) -> Finding:
 
 
 def _reason(event: SigningEvent, *, required: bool) -> Finding:
-    reason = event.metadata.get(REASON_KEY, "").strip()
+    reason = any(map(_is_seen, event.metadata.get(REASON_KEY, "")))
     detail = "given" if reason else f"the event's metadata has no {REASON_KEY!r}"
-    return Finding(check=Check.REASON_GIVEN, passed=bool(reason) or not required, detail=detail)
+    return Finding(check=Check.REASON_GIVEN, passed=reason or not required, detail=detail)
+
+
+def _is_seen(char: str) -> bool:
+    """Whether people see the character: a letter, number, mark of punctuation or symbol."""
+    return category(char)[0] in "LNPS" and char not in BLANKS
 
 
 def _volume(limit: int | None, amount: int, volume: int, reserved: int) -> Finding:

@@ -6,8 +6,9 @@ that it has the message already, so never before the message was committed:
     marker ──publish──▶ outbox: created    the marker stays: the commit is still to come
     marker ──publish──▶ outbox: existing   the marker is removed
 
-The key of a message is made of the store's id and the request's: however often it is published, the
-outbox keeps one message.
+The key of a message is made of the store's id and of all that the message says: however often it
+is published, the outbox keeps one message. A request that ends once more, in a store that was
+restored from an earlier moment, is another message; it does not hold the others up as a conflict.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ledgerstone.failpoints import hit
+from ledgerstone.signing.bincode import encode
 from ledgerstone.signing.hashes import payload_hash
 from ledgerstone.signing.life.outgoing import FinishedRequest, list_outgoing, remove_outgoing
 from ledgerstone.signing.store import Store
@@ -41,7 +43,7 @@ Publish = Callable[[Sequence[Announcement]], Sequence[bool]]
 
 def announce(store_id: str, finished: FinishedRequest) -> Announcement:
     """The message of a request that ended: the same one each time."""
-    identity = f"{store_id}/{finished.request_id}".encode()
+    identity = store_id.encode() + encode(finished)
     final_tx_id = finished.final_tx_id
     return Announcement(
         name=NAME_PREFIX + finished.status,

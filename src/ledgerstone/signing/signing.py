@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -16,7 +18,7 @@ from ledgerstone.signing.app_config import AppConfig, decode_app_config, encode_
 from ledgerstone.signing.batch import SigningBatch
 from ledgerstone.signing.envelope import AGE_NANOS_MAX, AHEAD_NANOS_MAX, Envelope, PeerChecks
 from ledgerstone.signing.export import Imported
-from ledgerstone.signing.keys import AppConfigKey, Family
+from ledgerstone.signing.keys import NANOS_PER_DAY, AppConfigKey, Family
 from ledgerstone.signing.life import (
     acks,
     audit,
@@ -64,7 +66,12 @@ from ledgerstone.signing.values import (
 
 T = TypeVar("T")
 
-SEEN_NANOS = AGE_NANOS_MAX + AHEAD_NANOS_MAX
+_open: WeakValueDictionary[tuple[int, Path], Signing] = WeakValueDictionary()
+"""Those that are open for writing, by process and folder."""
+
+CLOCK_NANOS_MAX = NANOS_PER_DAY
+"""So far our clock may be ahead and come back, and no message is accepted again."""
+SEEN_NANOS = AGE_NANOS_MAX + AHEAD_NANOS_MAX + CLOCK_NANOS_MAX
 """Seen messages are kept for as long by default: no message that is older is accepted."""
 U64_MAX = 2**64 - 1
 STEP_ROWS = 500
@@ -105,6 +112,8 @@ class Signing:
         self.settings = self.store.settings
         self.clock = clock
         self._store_id: str | None = None
+        if not read_only:
+            _open[os.getpid(), self.store.folder.resolve()] = self
 
     # Groups and events
 
@@ -506,6 +515,9 @@ class Signing:
 
     def close(self) -> None:
         """Close the store, after the calls in progress have returned; done twice is fine."""
+        place = os.getpid(), self.store.folder.resolve()
+        if _open.get(place) is self:
+            del _open[place]
         self.store.close()
 
     def __enter__(self) -> Self:
@@ -516,3 +528,8 @@ class Signing:
 
     def _run(self, work: Callable[[StoreTransaction], T]) -> T:
         return self.store.run(work)
+
+
+def open_in_this_process(folder: Path) -> Signing | None:
+    """What this process has open for writing in the folder, if anything."""
+    return _open.get((os.getpid(), folder.resolve()))

@@ -33,7 +33,9 @@ from ledgerstone.signing.rocksdb import (
     Row,
     Scan,
     Transaction,
+    file_errors,
     list_of_files,
+    path_bytes,
     prefix_end,
 )
 from ledgerstone.signing.values import Stored
@@ -254,6 +256,7 @@ class Store:
     def __init__(
         self, folder: Path, settings: SigningSettings | None = None, *, read_only: bool = False
     ) -> None:
+        path_bytes(folder)
         self.folder = folder
         self.settings = settings or SigningSettings()
         self.read_only = read_only
@@ -263,7 +266,8 @@ class Store:
             self.database = _opened_for_reading(folder, self.settings)
             self._reads: Readable | Database = _Unchanging(self.database)
             return
-        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        with file_errors(folder):
+            folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         self.database = Database(
             folder,
             OPTIONS,

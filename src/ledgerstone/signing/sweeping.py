@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ledgerstone.errors import LedgerstoneError, StoreBusy, StoreError
+from ledgerstone.errors import LedgerstoneError, LockTimeout, StoreBusy, StoreError
 from ledgerstone.failpoints import hit
 from ledgerstone.signing.keys import ArchivedRequestKey, RequestKey, check_request_id
 from ledgerstone.signing.life import archive, finishing, records
@@ -21,6 +21,9 @@ from ledgerstone.signing.values import RequestId, SigningRequest
 
 TRANSACTION_ROWS_MAX = 1000
 """Rows that one transaction of a deletion removes."""
+
+STUCK_MAX = 2
+"""Requests of one step whose locks are waited for in vain."""
 
 Errors = dict[str, LedgerstoneError]
 """What was wrong, by request id."""
@@ -61,8 +64,8 @@ def expire_requests(
         known = check_request_id(request_id)
         return store.run(lambda tx: finishing.expire_request(tx, known, now_nanos=now_nanos))
 
-    expired, errors = _each(due.request_ids, expire)
-    return Expiries(expired, errors, due.after)
+    expired, errors, stopped = _each(zip(due.keys, due.request_ids, strict=True), expire)
+    return Expiries(expired, errors, stopped or due.after)
 
 
 def archive_old_requests(
@@ -79,8 +82,9 @@ def archive_old_requests(
             lambda tx: archive.archive_request(tx, known, before_nanos=before_nanos)
         )
 
-    archived, errors = _each(rows, archive_one)
-    return Archived(archived, errors, page.after)
+    found = ((row.key, request_id) for request_id, row in rows.items())
+    archived, errors, stopped = _each(found, archive_one)
+    return Archived(archived, errors, stopped or page.after)
 
 
 def delete_old_archives(
@@ -104,9 +108,11 @@ def delete_old_archives(
     gone: list[RequestId] = []
     errors: Errors = {}
     for row in page.rows:
-        deleted, failed = _each([_id_of(row.key, prefix)], delete_one)
+        deleted, failed, _ = _each([(row.key, _id_of(row.key, prefix))], delete_one)
         gone += deleted
         errors |= failed
+        if _is_stuck(errors):
+            return Deleted(gone, rows_deleted, errors, row.key)
         if rows_deleted >= rows_max:
             # Its request may not be gone yet: the next step begins with it.
             return Deleted(gone, rows_deleted, errors, after)
@@ -136,15 +142,23 @@ def _id_of(key: bytes, prefix: bytes) -> str:
 
 
 def _each(
-    request_ids: Iterable[str], change: Callable[[str], bool]
-) -> tuple[list[RequestId], Errors]:
-    """The requests that `change` changed, and what was wrong with others."""
+    rows: Iterable[tuple[bytes, str]], change: Callable[[str], bool]
+) -> tuple[list[RequestId], Errors, bytes | None]:
+    """The requests that `change` changed, what was wrong with others, and where it stopped.
+
+    One request whose lock is not free stops no other. A second one ends the step behind its row:
+    what holds the locks may hold those of all, and each wait takes all tries of a transaction.
+    """
     changed: list[RequestId] = []
     errors: Errors = {}
-    for request_id in request_ids:
+    for key, request_id in rows:
         try:
             if change(request_id):
                 changed.append(RequestId(request_id))
+        except LockTimeout as error:
+            errors[request_id] = error
+            if _is_stuck(errors):
+                return changed, errors, key
         except StoreBusy as error:
             errors[request_id] = error
         except StoreError:
@@ -152,4 +166,8 @@ def _each(
             raise
         except LedgerstoneError as error:
             errors[request_id] = error
-    return changed, errors
+    return changed, errors, None
+
+
+def _is_stuck(errors: Errors) -> bool:
+    return sum(isinstance(error, LockTimeout) for error in errors.values()) >= STUCK_MAX

@@ -14,11 +14,22 @@ from ledgerstone.errors import LedgerstoneError, NotAllowedNow, NotFound
 from ledgerstone.failpoints import hit
 from ledgerstone.signing.families import OPTIONS
 from ledgerstone.signing.keys import Family
-from ledgerstone.signing.rocksdb import Backup, BackupFolder, Database, exists
+from ledgerstone.signing.rocksdb import (
+    Backup,
+    BackupFolder,
+    Database,
+    exists,
+    file_errors,
+    path_bytes,
+)
 from ledgerstone.signing.store import FOLDER_MODE, Store
 
 FREE_BYTES_MIN = 64 * 1024 * 1024
 """Less free space than this is a problem: RocksDB needs room to write what it compacts."""
+
+
+PROBE_KEY = b"own:health"
+"""Never stored: removing it shows that the store can be written."""
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,18 +75,19 @@ class DiskUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def health(store: Store) -> Health:
-    """Read a row of each family, and ask RocksDB how it is."""
+    """Read a row of each family, write nothing to the log, and ask RocksDB how it is."""
     problems = []
     for family in Family:
         try:
             store.page(family, rows_max=1)
         except LedgerstoneError as error:
             problems.append(f"{family}: {error}")
-    if not os.access(store.folder, os.W_OK | os.X_OK):
-        problems.append(f"{store.folder} cannot be written by this user")
+    problems += _folder_problems(store.folder)
+    if not store.read_only:
+        problems += _write_problems(store)
     errors = store.database.number("rocksdb.background-errors")
     stopped = bool(store.database.number("rocksdb.is-write-stopped"))
-    free = shutil.disk_usage(store.folder).free
+    free = _free_bytes(store.folder)
     if errors:
         problems.append(f"RocksDB had {errors} errors in the background: see {store.folder}/LOG")
     if stopped:
@@ -85,6 +97,31 @@ def health(store: Store) -> Health:
     return Health(
         problems=problems, background_errors=errors, write_stopped=stopped, free_bytes=free
     )
+
+
+def _folder_problems(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return [f"{folder} is gone: what is written now is lost"]
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return [f"{folder} cannot be written by this user"]
+    return []
+
+
+def _write_problems(store: Store) -> list[str]:
+    """Write to the log, and leave nothing: after some errors RocksDB only reads."""
+    try:
+        with store.transaction() as tx:
+            tx.delete(Family.DEFAULT, PROBE_KEY)
+    except LedgerstoneError as error:
+        return [f"nothing can be written: {error}"]
+    return []
+
+
+def _free_bytes(folder: Path) -> int:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
 
 
 def statistics(store: Store) -> Statistics:
@@ -112,7 +149,7 @@ def statistics(store: Store) -> Statistics:
 def disk_usage(store: Store) -> DiskUsage:
     """What the folder takes. No file is opened: closing `LOCK` again would free the lock."""
     sizes = dict.fromkeys(("sst", "log", "other"), 0)
-    with os.scandir(store.folder) as entries:
+    with file_errors(store.folder), os.scandir(store.folder) as entries:
         for entry in entries:
             kind = entry.name.rpartition(".")[2]
             sizes[kind if kind in sizes else "other"] += entry.stat(follow_symlinks=False).st_size
@@ -134,9 +171,10 @@ def checkpoint(store: Store, target: Path) -> None:
     Data files are shared with the store by hard links where both lie on one file system: it is
     quick and small, and no protection against a damaged disk. A backup is.
     """
-    if target.exists():
-        raise NotAllowedNow(f"{target} exists", hint="name a folder that does not")
-    target.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    with file_errors(target):
+        if target.exists():
+            raise NotAllowedNow(f"{target} exists", hint="name a folder that does not")
+        target.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     store.database.checkpoint(target)
 
 
@@ -144,7 +182,9 @@ def back_up(store: Store, backups: Path, *, keep: int | None = None) -> Backup:
     """Add a backup of this moment to a folder of backups; keep only the newest `keep`."""
     if store.read_only:
         raise NotAllowedNow(f"{store.folder} was opened for reading only")
-    backups.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    path_bytes(backups)
+    with file_errors(backups):
+        backups.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     with BackupFolder(backups, library_file=store.settings.rocksdb_library) as folder:
         made = folder.create(store.database)
         if keep is not None:
@@ -174,7 +214,10 @@ def verify_backup(
     backups: Path, number: int | None = None, *, library_file: str | None = None
 ) -> dict[str, int]:
     """Restore a backup (none: the newest) into a scratch folder and read every row of it."""
-    with tempfile.TemporaryDirectory(prefix="verify-", dir=backups.parent) as scratch:
+    with (
+        file_errors(backups),
+        tempfile.TemporaryDirectory(prefix="verify-", dir=backups.parent) as scratch,
+    ):
         _copy_backup(backups, number, Path(scratch) / "store", library_file)
         return verify(Path(scratch) / "store", library_file=library_file)
 
@@ -206,6 +249,14 @@ def _restore(
     folder: Path, fill: Callable[[Path], None], library_file: str | None
 ) -> dict[str, int]:
     """Fill a folder beside the target, verify and sync it, and only then give it its name."""
+    path_bytes(folder)
+    with file_errors(folder):
+        return _restored(folder, fill, library_file)
+
+
+def _restored(
+    folder: Path, fill: Callable[[Path], None], library_file: str | None
+) -> dict[str, int]:
     if folder.exists() and any(folder.iterdir()):
         raise NotAllowedNow(
             f"{folder} is not empty",

@@ -24,7 +24,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-from sqlalchemy import Text, bindparam, literal, null, select
+from sqlalchemy import BigInteger, Text, bindparam, column, literal, null, select
 from sqlalchemy.sql.elements import (
     ClauseElement,
     ColumnClause,
@@ -46,6 +46,8 @@ ROWS_MAX = 1000
 CHARS_MAX = 1_048_576
 """Characters of unlimited text in one statement of more than one row: as JSON, and quoted, they are
 several times as many bytes, and MySQL takes 16 MiB in one packet."""
+MOST: ColumnClause[int] = column("most", BigInteger())
+"""How many rows of its group a travelling row asks for."""
 
 
 class Incoming:
@@ -409,6 +411,45 @@ class FirstEach:
         found: list[list[Row]] = []
         for _, part in _parts(rows, self.incoming):
             found += tx.database.dialect.first_each(self, tx, part, each, common)
+        return found
+
+
+class LockFirst:
+    """Lock the first rows of groups, group after group: so many of each, so many in all.
+
+    - A travelling row names a group, and its last value, `most`, how many of it at most; `build`
+      selects what belongs to it, in order, from a table.
+    - `index` has the group and then the order: it is used whatever the database believes to know of
+      the table, so that neither what is behind the first rows nor another group costs anything.
+    - Rows that another transaction has locked are passed over, not waited for. Up to twice as many
+      may be locked as are answered.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        table: Table,
+        *,
+        index: str,
+        incoming: Sequence[ColumnClause[Any]],
+        build: Callable[[Incoming], Select[Any]],
+    ) -> None:
+        self.name = name
+        self.table = table
+        self.index = index
+        self.incoming = (*incoming, MOST)
+        self.alone = Alone(self.incoming)
+        self.build = build
+        self.statements: dict[str, Statement] = {}
+
+    def rows(
+        self, tx: Transaction, groups: Sequence[Row], *, limit: int, **common: Any
+    ) -> list[Row]:
+        """The rows, those of the first group first."""
+        found: list[Row] = []
+        for _, part in _parts(groups, self.incoming):
+            if len(found) < limit:
+                found += tx.database.dialect.lock_first(self, tx, part, limit - len(found), common)
         return found
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         FirstEach,
         InsertEach,
         LockEach,
+        LockFirst,
         UpdateEach,
         WithRows,
     )
@@ -41,9 +42,10 @@ class Dialect(Protocol):
     - `one_writer` says that a second writer waits for the first, wherever it writes: claims and
       settlements are then worth one transaction, elsewhere two connections.
     - `tells` says that what changes rows can also add to a journal, in one statement.
-    - `update_each`, `append_each`, `add_each`, `insert_each`, `claim_each`, `first_each` carry out
-      a batch, `with_rows` answers the statement of one and what travels with it, see `batch`. What
-      `claim_each` answers reads the rows.
+    - `recurs` says that a recursive statement looks each of its steps up in an index.
+    - `update_each`, `append_each`, `add_each`, `insert_each`, `claim_each`, `first_each`,
+      `lock_first` carry out a batch, `with_rows` answers the statement of one and what travels
+      with it, see `batch`. What `claim_each` answers reads the rows.
     - `pipeline` answers what sends the statements of a transaction of ours together, or None where
       each goes by itself.
     - `begin` begins a transaction without a pipeline on the driver's connection, and `commit` ends
@@ -68,6 +70,7 @@ class Dialect(Protocol):
     one_writer: bool
     embedded: bool
     tells: bool
+    recurs: bool
 
     def open(
         self, url: URL, settings: StoreSettings, deadline: Deadline, *, routine: bool
@@ -107,6 +110,15 @@ class Dialect(Protocol):
         each: int,
         common: dict[str, Any],
     ) -> list[list[Row]]: ...
+
+    def lock_first(
+        self,
+        operation: LockFirst,
+        tx: Transaction,
+        rows: Sequence[Row],
+        limit: int,
+        common: dict[str, Any],
+    ) -> list[Row]: ...
 
     def with_rows(
         self, operation: WithRows, rows: Sequence[Row]

@@ -88,6 +88,10 @@ _HINTS_BY_WORDS = {
     r"database \"[^\"]*\" does not exist|^1049 ": (
         "create the database first; its tables are made by `ledgerstone migrate`"
     ),
+    "partition_key|idx_outbox_|idx_[a-z0-9_]*outbox": (
+        "something has changed the outbox, as Symfony's setup() does: run `ledgerstone doctor`,"
+        " then `ledgerstone messaging setup --apply`"
+    ),
     "could not serialize access": (
         "begin the transaction anew and run it again: above READ COMMITTED it cannot change a row"
         " that was changed after its first statement"

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import LargeBinary
 from sqlalchemy.sql.dml import UpdateBase
 
 from ledgerstone.cancellation import check as check_cancellation
@@ -46,7 +47,12 @@ class Compiled:
         )
         self.text = amend(compiled.string)
         self._order: list[str] | None = compiled.positiontup if compiled.positional else None
-        self._processors: dict[str, Callable[[Any], Any]] = dict(compiled._bind_processors)  # noqa: SLF001
+        # Every driver takes bytes as they are, and what SQLAlchemy makes of them cannot be wired.
+        self._processors: dict[str, Callable[[Any], Any]] = {
+            name: process
+            for name, process in compiled._bind_processors.items()  # noqa: SLF001
+            if not isinstance(compiled.binds[name].type, LargeBinary)
+        }
         self._fixed: dict[str, Any] = {
             name: self._processed(name, value)
             for name, value in compiled.params.items()

@@ -8,8 +8,8 @@ from typing import Any
 from ledgerstone.store.deadlines import Deadline, Watch, keep_alive
 from ledgerstone.store.mysql_ends import Guarded
 
-_IDLE = 0
-"""What libpq says of a connection that is in no transaction."""
+_IDLE, _IN_TRANSACTION = 0, {2, 3}
+"""What libpq says of a connection that is in no transaction, and in one, also after an error."""
 OVER = "the worker has stopped: no connection is made any more"
 
 
@@ -44,7 +44,7 @@ def _psycopg_class() -> Any:
     class WatchedConnection(psycopg.Connection[Any]):
         """Every wait of psycopg for the server goes through `wait`.
 
-        `was_ended`: a wait has ended outside of a transaction since `watch_open`.
+        `was_ended`: a wait that began in a transaction has ended outside, since `watch_open`.
         """
 
         watch: Watch | None = None
@@ -54,10 +54,11 @@ def _psycopg_class() -> Any:
             self.was_ended = False
 
         def wait(self, *arguments: Any, **named: Any) -> Any:
+            begun = self.pgconn.transaction_status in _IN_TRANSACTION
             try:
                 return self._watched(*arguments, **named)
             finally:
-                if self.pgconn.transaction_status == _IDLE:
+                if begun and self.pgconn.transaction_status == _IDLE:
                     self.was_ended = True
 
         def _watched(self, *arguments: Any, **named: Any) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections import Counter
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,13 +27,24 @@ def record(kind: type[S], file: str, what: str) -> S:
     data = read_bytes(file, what)
     try:
         given = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        json.loads(data, object_pairs_hook=partial(_once, what))
+    except BadInput:
+        raise
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise BadInput(f"{what} is not JSON: {error}") from error
     plain = _unhexed(_type_of(kind), given, what)
     try:
         return msgspec.convert(plain, kind, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         raise BadInput(f"{what}: {error}") from error
+
+
+def _once(what: str, pairs: list[tuple[str, object]]) -> None:
+    """BadInput for a name that is there twice: people and programs would read different values."""
+    names = Counter(name for name, _ in pairs)
+    for name, count in names.items():
+        if count > 1:
+            raise BadInput(f"{what} has the field {name!r:.80} twice")
 
 
 def read_bytes(file: str, what: str, bytes_max: int = FILE_BYTES_MAX) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,9 @@ from ledgerstone.signing.folder import store_folder
 
 if TYPE_CHECKING:
     from ledgerstone.signing.signing import Signing
+
+LOCKED_SECONDS = (0.2, 0.4, 0.8)
+"""Pauses before a store that is locked is tried again. Few: each try begins a new file LOG."""
 
 DataOption = Annotated[
     Path | None,
@@ -42,20 +46,28 @@ def signing_of(call: Call, data: Path | None, *, make: bool = False) -> Iterator
     """The store of the call, open; NotFound if there is none, unless `make` says to make one."""
     settings = settings_of(call, data)
     check_extra()
+    if not make:
+        _must_exist(store_folder(settings))
+    with _opened(settings) as signing:
+        yield signing
+
+
+def _opened(settings: SigningSettings) -> Signing:
+    """The store, waited for a little: a worker or another command has it for moments only."""
     # Here and not above: `ledgerstone --help` loads every group of commands.
     from ledgerstone.signing.signing import Signing
 
-    folder = store_folder(settings)
-    if not make:
-        _must_exist(folder)
+    for pause in LOCKED_SECONDS:
+        try:
+            return Signing(settings=settings)
+        except StoreLocked:
+            time.sleep(pause)
     try:
-        signing = Signing(settings=settings)
+        return Signing(settings=settings)
     except StoreLocked as error:
-        message = f"another process has the store in {folder} open"
+        message = f"another process has the store in {store_folder(settings)} open"
         hint = "stop that process, or ask it instead; commands that only read work beside it"
         raise StoreLocked(message, hint=hint) from error
-    with signing:
-        yield signing
 
 
 @contextmanager

@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from ledgerstone.cli import moments, output
-from ledgerstone.cli.call import Call, command
+from ledgerstone.cli.call import EXIT_REFUSED, Call, command
 from ledgerstone.cli.groups import group as command_group
 from ledgerstone.cli.output import Text
+from ledgerstone.cli.signing import views
 from ledgerstone.cli.signing.documents import bytes_of
 from ledgerstone.cli.signing.opening import DataOption, signing_of
 from ledgerstone.cli.signing.steps import Steps
@@ -68,16 +69,24 @@ def forget(
     moment = moments.given_or_ago("--before", before)
     limit = None if moment is None else nanos_of(moment)
     forgotten = 0
+    wrong: dict[str, str] = {}
     with signing_of(call, data) as signing, Steps("Messages", "forgotten", json=call.json) as steps:
 
         def step(after: bytes | None) -> tuple[int, bytes | None]:
             nonlocal forgotten
             done = signing.cleanup_seen_messages(limit, after=after)
             forgotten += done.deleted
+            wrong.update({key: str(error) for key, error in done.errors.items()})
             return done.deleted, done.after
 
         steps.through(step)
-    output.show({"forgotten": forgotten}, f"{forgotten:,} forgotten", json=call.json)
+    output.show(
+        {"forgotten": forgotten, "errors": wrong},
+        views.swept(f"{forgotten:,} forgotten", (), wrong),
+        json=call.json,
+    )
+    if wrong:
+        raise typer.Exit(EXIT_REFUSED)
 
 
 app = command_group(

@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -23,7 +25,7 @@ from ledgerstone.cli.signing.opening import (
     signing_of,
 )
 from ledgerstone.cli.signing.steps import Steps
-from ledgerstone.errors import BadInput, NotAllowedNow, NotFound
+from ledgerstone.errors import BadInput, Malformed, NotAllowedNow, NotFound
 from ledgerstone.signing import check_extra
 from ledgerstone.signing.folder import store_folder
 from ledgerstone.signing.keys import NANOS_PER_DAY, Family, day_start_nanos
@@ -33,7 +35,11 @@ if TYPE_CHECKING:
 
 DAYS_SHOWN = 7
 DAYS_SHOWN_MAX = 366
+DAYS_MAX = 36_500
+"""As in the settings `archive_days` and `delete_days`."""
 OWNER_ONLY = 0o600
+LINE_REST_CHARS_MAX = 16 * 1024 * 1024
+"""What a line of an export holds beside its value: the key, and the record for people."""
 
 
 def volume(
@@ -76,6 +82,7 @@ def archive(
             "--days",
             metavar="DAYS",
             min=0,
+            max=DAYS_MAX,
             help="What ended so long ago; otherwise as the settings say.",
         ),
     ] = None,
@@ -354,13 +361,13 @@ def import_(
     Example: ledgerstone signing import store.jsonl --data other
     """
     with (
-        _opened(file) as lines,
+        _opened(file) as stream,
         signing_of(call, data, make=True) as signing,
         Steps("Rows", "read", json=call.json) as steps,
     ):
 
         def counted() -> Iterator[str]:
-            for line in lines:
+            for line in _lines(stream, signing.settings.value_bytes_max):
                 steps.advance()
                 yield line
 
@@ -370,9 +377,20 @@ def import_(
     output.show(facts, told, json=call.json)
 
 
+def _lines(stream: TextIO, value_bytes_max: int) -> Iterator[str]:
+    """The lines of an export; Malformed if one is longer than any that can be stored."""
+    chars_max = 2 * value_bytes_max + LINE_REST_CHARS_MAX
+    for line in iter(partial(stream.readline, chars_max + 1), ""):
+        if len(line) > chars_max:
+            raise Malformed(f"a line of the file has more than {chars_max:,} characters")
+        yield line
+
+
 def _opened(file: str) -> TextIO:
     """The lines of a file; bytes that are no text are told by the line that holds them."""
     if file == STDIN:
+        if isinstance(sys.stdin, TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")
         return sys.stdin
     try:
         return Path(file).open(encoding="utf-8", errors="surrogateescape")

@@ -14,10 +14,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ledgerstone.engine.attempt import Attempt
-from ledgerstone.engine.runners.processes import Child
 from ledgerstone.engine.source import Where
 
 if TYPE_CHECKING:
+    from ledgerstone.engine.runners.processes import Child
     from ledgerstone.engine.source import Claim, Handler
     from ledgerstone.errors import LedgerstoneError
 
@@ -28,6 +28,9 @@ class _Worker:
     __slots__ = ("attempt", "child", "count", "lock", "spent")
 
     def __init__(self) -> None:
+        # What runs processes takes its time to import, and most commands run no handler.
+        from ledgerstone.engine.runners.processes import Child
+
         self.attempt: Attempt | None = None
         self.lock = threading.Lock()
         self.spent = 0.0

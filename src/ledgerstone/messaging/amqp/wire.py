@@ -7,22 +7,25 @@ the stamp of the id). Any one of them is enough to read it back.
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from ledgerstone.errors import BadInput
-from ledgerstone.messaging import cloudevents
+from ledgerstone.messaging import cloudevents, envelope
 from ledgerstone.messaging.message import (
     JSON,
     Message,
-    check_message_name,
+    check_foreign_name,
     message_id_of,
     timestamp_of,
+    written,
 )
 from ledgerstone.messaging.subscription import Delivery
 
@@ -31,21 +34,16 @@ NAME_HEADER = "x-message-name"
 TYPE_HEADER = "type"
 ID_STAMP = "X-Message-Stamp-Freyr\\MessageBroker\\Contracts\\MessageIdStamp"
 _ATTRIBUTE = re.compile(r"(?:cloudevents[:_]|ce-)(.+)", re.IGNORECASE)
-_ID_STAMP = re.compile(r"x-message-stamp-(.*\\)?messageidstamp", re.IGNORECASE)
 # What the house, the original package and the broker add; the rest is the publisher's own.
 _NOT_OWN = re.compile(
     r"type|content-type|x-message-.*|x-death|x-(first|last)-death-.*|x-delivery-count"
-    r"|x-acquired-count|x-received-from|x-stream-.*|x-opt-.*|cc|bcc",
+    r"|x-acquired-count|x-received-from|x-stream-.*|x-opt-.*|x-ledgerstone-.*|cc|bcc",
     re.IGNORECASE,
 )
 _SHOWN_CHARS_MAX = 80
 NAMES_KEPT_MAX = 1024
 # Looks through a document without making anything of it.
 _json = msgspec.json.Decoder(msgspec.Raw)
-
-
-class _Stamp(msgspec.Struct):
-    id: str = msgspec.field(name="messageId")
 
 
 def headers_of(message: Message, source: str, *, structured: bool) -> dict[str, str]:
@@ -74,10 +72,10 @@ def message_of(delivery: Delivery) -> Message:
         if attribute := _attribute(name):
             attributes[attribute] = _text(name, value)
         elif value is not None and _is_own(name):
-            own[name] = _text(name, value)
+            own[name] = _shown(name, value)
     if _media(delivery.content_type) == cloudevents.STRUCTURED:
         _check_json(delivery.body, "the CloudEvent")
-        return cloudevents.of_document(delivery.body, own)
+        return _read(cloudevents.of_document(delivery.body, own))
     if attributes:
         if delivery.content_type:
             attributes.setdefault("datacontenttype", delivery.content_type)
@@ -112,33 +110,24 @@ def _name(delivery: Delivery) -> str:
     headers = {name.lower(): value for name, value in delivery.headers.items()}
     for header in (NAME_HEADER, TYPE_HEADER):
         if headers.get(header) is not None:
-            return check_message_name(_text(header, headers[header]))
+            return check_foreign_name(_text(header, headers[header]))
     if name := delivery.properties.get("type"):
-        return check_message_name(name)
+        return check_foreign_name(name)
     hint = f"send it as the header {NAME_HEADER} or {TYPE_HEADER}, or as the property type"
     raise BadInput("the message has no name", hint=hint)
 
 
 def _id(delivery: Delivery) -> str:
     for name, value in delivery.headers.items():
-        if _ID_STAMP.fullmatch(name):
-            return _stamped(name, _text(name, value))
+        if envelope.is_stamp(name, envelope.MESSAGE_ID):
+            newest = envelope.newest_stamp(name, _text(name, value))
+            if newest is None:
+                raise BadInput(f"the header {name} holds no id")
+            return envelope.id_of(newest)
     if (found := delivery.properties.get("message_id")) is not None:
         return message_id_of(found)
     hint = f"send it as the header {ID_STAMP}, or as the property message_id"
     raise BadInput("the message has no id", hint=hint)
-
-
-def _stamped(name: str, text: str) -> str:
-    try:
-        stamps = msgspec.json.decode(text, type=list[_Stamp])
-    except msgspec.DecodeError as error:
-        hint = 'it is a JSON array: [{"messageId":"…"}]'
-        raise BadInput(f"the header {name} cannot be read: {error}", hint=hint) from error
-    if not stamps:
-        raise BadInput(f"the header {name} holds no id")
-    # Symfony puts the newest stamp last.
-    return message_id_of(stamps[-1].id)
 
 
 def _read(message: Message) -> Message:
@@ -159,14 +148,16 @@ def _check_json(document: bytes, what: str) -> None:
 
 
 def _text(name: str, value: Any) -> str:
-    """The value of a header as text; only what has one spelling is turned into it."""
+    """The value of a header that says what the message is; only what has one spelling is taken."""
     match value:
         case str():
             return value
         case bool():
             return "true" if value else "false"
-        case int():
+        case int() | Decimal():
             return str(value)
+        case datetime():
+            return written(value if value.tzinfo is not None else value.replace(tzinfo=UTC))
         case bytes():
             try:
                 return value.decode()
@@ -175,6 +166,21 @@ def _text(name: str, value: Any) -> str:
         case _:
             shown = repr(value)[:_SHOWN_CHARS_MAX]
             raise BadInput(f"the header {name} is no text but {type(value).__name__}: {shown}")
+
+
+def _shown(name: str, value: Any) -> str:
+    """The value of a header of the publisher's own: all else is JSON, bytes as base64 in it."""
+    if isinstance(value, str | bool | int | Decimal | datetime):
+        return _text(name, value)
+    if isinstance(value, bytes | bytearray):
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode()
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadInput(f"the header {name} cannot be written as text: {error}") from error
 
 
 def _media(content_type: str | None) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ledgerstone.errors import LedgerstoneError
+from ledgerstone.messaging import foreign
 from ledgerstone.messaging.office import Office
 from ledgerstone.messaging.read.reaching import Place, reached
 from ledgerstone.messaging.read.status import COUNTED_MAX, failed_messages_of
+from ledgerstone.messaging.setup import NOT_OURS
 from ledgerstone.room import Check, Opened, Verdict, counted, refused
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.store import migrating
@@ -29,14 +31,43 @@ def failed_messages(opened: Opened[Office]) -> Iterator[Check]:
 
 def tables(opened: Opened[Office]) -> Iterator[Check]:
     """The tables that are shared with others are there, as they should be."""
-    lacking = opened.state.setup.plan(opened.database)
+    setup = opened.state.setup
+    lost = setup.lost(opened.database)
+    if lost is not None:
+        todo = f"run `ledgerstone messaging setup --apply`; then {NOT_OURS}"
+        yield Check("messages", Verdict.PROBLEM, lost, todo)
+        return
+    if setup.shared_setup(opened.database):
+        found = "Symfony Messenger sets up the outbox, too, and would drop partition_key"
+        todo = f"{NOT_OURS}; then drop its indexes IDX_… of the outbox"
+        yield Check("symfony", Verdict.WARNING, found, todo)
+    lacking = setup.plan(opened.database)
     if not lacking:
         yield Check("messages", Verdict.OK, "the tables are there")
+        yield from _foreign_rows(opened)
         return
     words = list(dict.fromkeys(step.words for step in lacking))
     rest = f" and {len(words) - 1} more" if words[1:] else ""
     todo = "run `ledgerstone messaging setup --apply`; with --dry-run it shows what that does"
     yield Check("messages", Verdict.WARNING, f"not done yet: {words[0]}{rest}", todo)
+
+
+def _foreign_rows(opened: Opened[Office]) -> Iterator[Check]:
+    """Rows that others wrote into the outbox hold nothing up."""
+    database = opened.database
+    with database.reading() as tx:
+        if not migrating.look(tx.connection, database.rooms).up_to_date:
+            return
+        ahead = foreign.from_the_future(tx, opened.state)
+        queues = foreign.held_up(tx, opened.state)
+    if ahead:
+        found = f"{ahead} of the newest messages were written later than now"
+        todo = "moments are read as UTC: run PHP with date.timezone = UTC, or set the clock"
+        yield Check("time zones", Verdict.WARNING, found, todo)
+    if queues:
+        found = f"one delayed message without a partition holds all others to {', '.join(queues)}"
+        todo = 'let them have partitions, or set mode = "competing" for the destination'
+        yield Check("partitions", Verdict.WARNING, found, todo)
 
 
 def destinations(opened: Opened[Office]) -> Iterator[Check]:

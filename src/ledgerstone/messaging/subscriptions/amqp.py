@@ -15,6 +15,7 @@ broker then requeues what is outstanding, in its order, before it activates the 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -38,6 +39,8 @@ CONNECT_SECONDS_MAX = 10.0
 PAUSES = Backoff(seconds=0.1, seconds_max=30.0)
 NOT_FOUND = 404
 
+_log = logging.getLogger("ledgerstone.messaging")
+
 
 class AmqpSubscription:
     """Receives from one queue, through one connection in a thread of its own.
@@ -56,6 +59,8 @@ class AmqpSubscription:
         self._line: _Line | None = None
         self._thread: threading.Thread | None = None
         self._trouble: str | None = "not started"
+        self._said: str | None = None
+        """The trouble that was logged last, while it lasts."""
 
     @property
     def connected(self) -> bool:
@@ -99,7 +104,7 @@ class AmqpSubscription:
         # One that is stopped has nothing to acknowledge on a new connection.
         while not self._stopped:
             try:
-                line = _Line(self._name, self._settings, deliver)
+                line = _Line(self._name, self._settings, deliver, self._on_consuming)
             except BadInput as error:
                 # It was right at the start: a certificate that is being replaced.
                 ending, worked = Ending(str(error)), False
@@ -109,6 +114,7 @@ class AmqpSubscription:
                 self._line = None
                 if not self._stopped:
                     self._trouble = self._told(ending)
+                    self._say(self._trouble)
             failures = 1 if worked else failures + 1
             if self._closing.wait(PAUSES.after(failures)):
                 return
@@ -119,6 +125,18 @@ class AmqpSubscription:
             if self._stopped:
                 line.close()
         return line.run()
+
+    def _say(self, trouble: str) -> None:
+        """Log it once, until something arrives again or it is another trouble."""
+        words = " ".join(trouble.split())
+        if words != self._said:
+            _log.warning("%s receives nothing: %s", self._name, words)
+        self._said = words
+
+    def _on_consuming(self) -> None:
+        if self._said is not None:
+            _log.info("%s receives again", self._name)
+        self._said = None
 
     def _told(self, ending: Ending) -> str:
         if ending.code == NOT_FOUND:
@@ -133,12 +151,17 @@ class _Line:
     """
 
     def __init__(
-        self, name: str, settings: SubscriptionSettings, deliver: Callable[[Delivery], None]
+        self,
+        name: str,
+        settings: SubscriptionSettings,
+        deliver: Callable[[Delivery], None],
+        on_consuming: Callable[[], None],
     ) -> None:
         self.consuming = False
         self.consumed = False
         self._settings = settings
         self._deliver = deliver
+        self._told_consuming = on_consuming
         self._connection = AmqpConnection(name, settings, opened=self._on_channel)
         self._channel: Any = None
         self._stopping = False
@@ -193,6 +216,7 @@ class _Line:
     def _on_consuming(self) -> None:
         self.consumed = True
         self.consuming = not self._stopping
+        self._told_consuming()
 
     def _close(self) -> None:
         if self._channel is not None:

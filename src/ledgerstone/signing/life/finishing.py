@@ -28,9 +28,10 @@ from ledgerstone.signing.values import (
 
 
 class DueRequests(NamedTuple):
-    """Some requests, and behind which key to go on; None if no other one is due."""
+    """Some requests with their keys, and where to go on; None if no other one is due."""
 
     request_ids: list[RequestId]
+    keys: list[bytes]
     after: bytes | None
 
 
@@ -125,8 +126,12 @@ def list_due(
     """Requests whose time has run out, the earliest first."""
     page = reader.page(DueKey.family, DueKey.prefix, after=after, rows_max=rows_max)
     found = [parse(key) for key, _ in page.rows]
-    due = [key.request_id for key in found if isinstance(key, DueKey) and _is_due(key, now_nanos)]
-    return DueRequests(due, page.after if len(due) == len(found) else None)
+    due = [key for key in found if isinstance(key, DueKey) and _is_due(key, now_nanos)]
+    return DueRequests(
+        [key.request_id for key in due],
+        [key.encode() for key in due],
+        page.after if len(due) == len(found) else None,
+    )
 
 
 def _is_due(key: DueKey, now_nanos: int) -> bool:

@@ -18,6 +18,7 @@ from ledgerstone.signing import hashes
 from ledgerstone.signing.access import Reader, Transaction
 from ledgerstone.signing.groups import Roster, check_group, member_key, roster
 from ledgerstone.signing.keys import (
+    NANOS_PER_DAY,
     ArchivedRequestKey,
     ContextKey,
     DueKey,
@@ -50,6 +51,8 @@ from ledgerstone.signing.values import (
     Stored,
 )
 
+LIFE_NANOS_MAX = 366 * NANOS_PER_DAY
+"""An approved request keeps its amount reserved until it ends, so each one must end."""
 SERVICE = PeerId("")
 """The actor of what no peer did."""
 
@@ -102,6 +105,8 @@ def insert_request(
         return _same_request(tx, known, request, group_id)
     if request.expires_at_nanos <= now_nanos:
         raise BadInput("expires_at_nanos is in the past")
+    if request.expires_at_nanos > now_nanos + LIFE_NANOS_MAX:
+        raise BadInput("expires_at_nanos is more than a year ahead")
     if used_by is None and not accepted_here(tx, event, request.event_hash):
         used_by = find_foreign_use(tx, request.event_hash)
     if used_by is not None and not _is_over(tx, used_by):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ledgerstone.errors import Malformed
@@ -14,10 +15,14 @@ _SEEN = SeenKey.family
 
 
 class CleanedUp(NamedTuple):
-    """How many entries were deleted, and behind which key to go on; None at the end."""
+    """How many entries were deleted, and behind which key to go on; None at the end.
+
+    `errors` are of damaged entries, by their keys: they stay, and stop no other.
+    """
 
     deleted: int
     after: bytes | None
+    errors: Mapping[str, Malformed] = {}
 
 
 def mark_seen_message(
@@ -39,10 +44,18 @@ def cleanup_seen_messages(
 ) -> CleanedUp:
     """Delete entries that were made before a moment, among the next `rows_max` rows."""
     page = tx.page(_SEEN, SeenKey.prefix, after=after, rows_max=rows_max)
-    old = [key for key, value in page.rows if _moment(key, value) < older_than_nanos]
-    for key in old:
-        tx.delete(_SEEN, key)
-    return CleanedUp(len(old), page.after)
+    deleted = 0
+    errors = {}
+    for key, value in page.rows:
+        try:
+            old = _moment(key, value) < older_than_nanos
+        except Malformed as error:
+            errors[repr(key)] = error
+            continue
+        if old:
+            tx.delete(_SEEN, key)
+            deleted += 1
+    return CleanedUp(deleted, page.after, errors)
 
 
 def _moment(key: bytes, value: bytes) -> int:

@@ -5,7 +5,6 @@ A backup is copied, so it may lie on another disk; a checkpoint shares files wit
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 from typing import Self
@@ -14,6 +13,7 @@ import msgspec
 
 from ledgerstone.errors import BadInput, StoreClosed
 from ledgerstone.signing.rocksdb.database import Database
+from ledgerstone.signing.rocksdb.files import path_bytes
 from ledgerstone.signing.rocksdb.library import checked, load
 from ledgerstone.signing.rocksdb.lifetime import Guard
 from ledgerstone.signing.rocksdb.options import c_options
@@ -46,7 +46,7 @@ class BackupFolder:
         with c_options(self._library, "") as options:
             what = self._guard.what
             self._pointer: int | None = checked(
-                self._library, what, call, options, os.fsencode(folder)
+                self._library, what, call, options, path_bytes(folder)
             )
 
     def create(self, database: Database) -> Backup:
@@ -87,7 +87,7 @@ class BackupFolder:
         with self._guard.here, self._lock, self._guard:
             options = library.restore_options_create()
             try:
-                target = os.fsencode(folder)
+                target = path_bytes(folder)
                 call = library.backup_engine_restore_db_from_backup
                 pointer = self._open_pointer()
                 what = self._guard.what

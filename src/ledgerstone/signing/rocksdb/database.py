@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from ledgerstone.errors import (
     StoreError,
 )
 from ledgerstone.signing.rocksdb.batch import Batch
+from ledgerstone.signing.rocksdb.files import check_room, file_errors, path_bytes
 from ledgerstone.signing.rocksdb.handles import CLOSE_SECONDS_MAX, Handles, transaction_options
 from ledgerstone.signing.rocksdb.library import Library, checked, load
 from ledgerstone.signing.rocksdb.lifetime import (
@@ -69,6 +69,8 @@ class Database:
         if not found and not options.create:
             raise NotFound(f"there is no database in {folder}")
         wanted = dict.fromkeys([DEFAULT_FAMILY, *found], FamilyOptions()) | dict(families)
+        if not read_only and folder.is_dir():
+            check_room(folder)
         if read_only:
             wanted = {name: wanted[name] for name in found}
         self._handles = Handles(
@@ -239,7 +241,7 @@ class Database:
             create = library.transactiondb_checkpoint_object_create
             made = checked(library, what, create, self._handles.pointer)
             try:
-                checked(library, what, library.checkpoint_create, made, os.fsencode(target), 0)
+                checked(library, what, library.checkpoint_create, made, path_bytes(target), 0)
             finally:
                 library.checkpoint_object_destroy(made)
 
@@ -343,7 +345,8 @@ class Database:
 
 def exists(folder: Path) -> bool:
     """Whether a database is in the folder."""
-    return (folder / CURRENT).exists()
+    with file_errors(folder):
+        return (folder / CURRENT).exists()
 
 
 def list_of_files(folder: Path) -> tuple[bytes, int] | None:
@@ -362,7 +365,7 @@ def family_names(folder: Path, library: Library | None = None) -> list[str]:
     size = c_size_t()
     with c_options(library, DatabaseOptions().text) as options:
         call = library.list_column_families
-        names = checked(library, str(folder), call, options, os.fsencode(folder), byref(size))
+        names = checked(library, str(folder), call, options, path_bytes(folder), byref(size))
     try:
         array = ctypes.cast(names, ctypes.POINTER(c_char_p))
         return [(array[number] or b"").decode() for number in range(size.value)]

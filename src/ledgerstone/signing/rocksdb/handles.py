@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -10,6 +9,7 @@ from ctypes import byref, c_char_p, c_void_p
 from pathlib import Path
 
 from ledgerstone.errors import StoreBusy
+from ledgerstone.signing.rocksdb.files import path_bytes
 from ledgerstone.signing.rocksdb.library import Call, Library
 from ledgerstone.signing.rocksdb.lifetime import Children, Guard, Slot, empty, fill
 from ledgerstone.signing.rocksdb.options import FamilyOptions, c_options
@@ -40,7 +40,8 @@ class Handles:
         self._guard = guard
         self._children = children
         self._read_only = read_only
-        self._closing = threading.Lock()
+        # Entered twice by a signal handler that closes what is just being closed.
+        self._closing = threading.RLock()
         self.read_options: int = library.readoptions_create()
         self.write_options: int = library.writeoptions_create()
         library.writeoptions_set_sync(self.write_options, 1)
@@ -65,7 +66,7 @@ class Handles:
             handles = (c_void_p * len(families))()
             # Reads the array when it is asked: what the call below puts there is known from then.
             self._undestroyed = filter(None, iter(handles))
-            rest = (os.fsencode(folder), len(families), names, (c_void_p * len(each))(*each))
+            rest = (path_bytes(folder), len(families), names, (c_void_p * len(each))(*each))
             if self._read_only:
                 call = library.open_for_read_only_column_families
                 fill(self.slot, call, options, *rest, handles, 0, byref(error))

@@ -21,8 +21,10 @@ import time
 from collections import deque
 from contextlib import suppress
 from enum import IntEnum
-from itertools import count
+from inspect import currentframe
+from itertools import count, dropwhile
 from threading import get_ident
+from types import FrameType
 
 from ledgerstone.errors import StoreBusy, StoreClosed, WrongProcess
 from ledgerstone.signing.rocksdb.library import Call, Library
@@ -121,13 +123,38 @@ class Guard:
         self._calling.discard(get_ident())
 
     def close(self, seconds_max: float) -> None:
-        """Refuse calls from now on, and wait until those of other threads have returned."""
+        """Refuse calls from now on, and wait until those of other threads have returned.
+
+        StoreBusy, and nothing is closed, for a signal handler that interrupted a call: the call
+        goes on after the handler.
+        """
         self._closing = True
+        if get_ident() in self._calling and _interrupts_a_call():
+            raise StoreBusy(
+                f"{self.what}: this thread is in the middle of a call; close it again later",
+                hint="let the signal handler set a flag, or raise",
+            )
         give_up = time.monotonic() + seconds_max
         while self._calling - {get_ident()}:
             if time.monotonic() > give_up:
                 raise StoreBusy(f"{self.what}: calls are still in progress; close it again later")
             time.sleep(LOOK_SECONDS)
+
+
+def _interrupts_a_call() -> bool:
+    """Whether a function of this package is at work below the one that closes.
+
+    A signal that comes between the entering and its block can leave a thread among those that
+    call, so that alone does not tell: the functions that are at work do.
+    """
+    frame: FrameType | None = currentframe()
+    package = __name__.rpartition(".")[0]
+    at_work: list[bool] = []
+    while frame is not None:
+        at_work.append(frame.f_globals.get("__package__") == package)
+        frame = frame.f_back
+    # The first ones are those that close.
+    return any(dropwhile(bool, at_work))
 
 
 class Rank(IntEnum):

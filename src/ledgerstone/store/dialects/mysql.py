@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -19,10 +20,8 @@ from sqlalchemy import (
     create_engine,
     event,
     insert,
-    literal_column,
     select,
     text,
-    union_all,
     update,
 )
 from sqlalchemy import types as sqltypes
@@ -41,9 +40,17 @@ from ledgerstone.store.batch import (
     Incoming,
     InsertEach,
     LockEach,
+    LockFirst,
     UpdateEach,
     WithRows,
     document,
+)
+from ledgerstone.store.dialects.mysql_groups import (
+    GROUPS,
+    first,
+    locking_first,
+    side_by_side,
+    size_of,
 )
 from ledgerstone.store.drivers import load
 from ledgerstone.store.statement import Row, Statement
@@ -70,8 +77,6 @@ _DELETE = re.compile(
     r"^DELETE FROM (\S+) WHERE (\S+) IN \(SELECT (\S+) \nFROM (JSON_TABLE\(.*\) AS incoming)\)$",
     re.DOTALL,
 )
-GROUPS = (100, 10, 1)
-"""How many groups one statement asks for: few statements, each of them known."""
 MIGRATION_LOCK = "CONCAT('ledgerstone.migrate.', MD5(DATABASE()))"
 """A lock of this kind belongs to the whole server: its name tells the databases apart."""
 MIGRATION_WAIT_SECONDS_MAX = 60
@@ -85,6 +90,7 @@ class MySQL:
     one_writer = False
     embedded = False
     tells = False
+    recurs = False
 
     def open(
         self, url: URL, settings: StoreSettings, deadline: Deadline, *, routine: bool
@@ -300,18 +306,34 @@ class MySQL:
         while start < len(rows):
             size = next(size for size in GROUPS if size <= len(rows) - start)
             part = rows[start : start + size]
-            sent = {
-                f"in_{i}_{c.name}": value
-                for i, row in enumerate(part)
-                for c, value in zip(operation.incoming, row, strict=True)
-            }
+            sent = side_by_side(operation, part)
             found: list[list[Row]] = [[] for _ in part]
-            statement = _first(operation, f"{self.name}.{size}", size)
+            statement = first(operation, f"{self.name}.{size}", size)
             for position, *values in statement.rows(tx, each=each, **common, **sent):
                 found[position].append(tuple(values))
             groups += found
             start += size
         return groups
+
+    def lock_first(
+        self,
+        operation: LockFirst,
+        tx: Transaction,
+        rows: Sequence[Row],
+        limit: int,
+        common: dict[str, Any],
+    ) -> list[Row]:
+        found: list[Row] = []
+        start = 0
+        while start < len(rows) and len(found) < limit:
+            room = limit - len(found)
+            part = [(*group, min(most, room)) for *group, most in rows[start:]]
+            size = size_of(part, rows_max=2 * room)
+            statement = locking_first(operation, f"{self.name}.{size}", size)
+            locked = statement.rows(tx, **common, **side_by_side(operation, part[:size]))
+            found += [tuple(values) for _, *values in sorted(locked, key=itemgetter(0))][:room]
+            start += size
+        return found
 
     def with_rows(
         self, operation: WithRows, rows: Sequence[Row]
@@ -491,23 +513,6 @@ def _travelling(columns: Sequence[Any], *, key: Any = None) -> Incoming:
 def _inserting(operation: Adding) -> Insert:
     values = operation.assignments(_travelling(operation.incoming))
     return insert(operation.table).from_select(list(values), select(*values.values()))
-
-
-def _first(operation: FirstEach, key: str, size: int) -> Statement:
-    """The statement that asks for so many groups."""
-    statement = operation.statements.get(key)
-    if statement is None:
-        parts = []
-        for i in range(size):
-            names = {
-                c.name: bindparam(f"in_{i}_{c.name}", type_=c.type) for c in operation.incoming
-            }
-            found = operation.build(Incoming(names)).limit(bindparam("each", type_=BigInteger()))
-            forced = found.with_hint(operation.table, f"FORCE INDEX ({operation.index})")
-            parts.append(forced.with_only_columns(literal_column(str(i)), *found.selected_columns))
-        made = parts[0] if size == 1 else union_all(*parts)
-        statement = operation.statements[key] = Statement(operation.name, made)
-    return statement
 
 
 def _removing(text: str) -> str:

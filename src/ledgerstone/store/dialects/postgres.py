@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -39,7 +40,6 @@ from sqlalchemy.sql.visitors import iterate
 from ledgerstone.errors import StoreError, Unsupported
 from ledgerstone.ids import new_id
 from ledgerstone.store import ended
-from ledgerstone.store.arrays import array
 from ledgerstone.store.batch import (
     AddEach,
     Adding,
@@ -50,11 +50,13 @@ from ledgerstone.store.batch import (
     InsertEach,
     Journal,
     LockEach,
+    LockFirst,
     UpdateEach,
     WithRows,
     missed,
 )
 from ledgerstone.store.deadlines import keepalives
+from ledgerstone.store.dialects.postgres_arrays import arrays, in_short, word
 from ledgerstone.store.drivers import load
 from ledgerstone.store.statement import Row, Statement
 from ledgerstone.store.wakeups.listen import CHANNEL, ListenWatcher
@@ -115,6 +117,7 @@ class PostgreSQL:
     one_writer = False
     embedded = False
     tells = True
+    recurs = True
 
     def __init__(self) -> None:
         self.pooled: bool | None = None
@@ -182,7 +185,7 @@ class PostgreSQL:
         statement = operation.statements.get(self.name)
         if statement is None:
             statement = operation.statements[self.name] = _updating(operation)
-        sent = _in_short(columns, rows, whole=len(operation.incoming))
+        sent = in_short(columns, rows, whole=len(operation.incoming))
         done = statement.rows(tx, **common, **sent, **_ids(operation.journal))
         if len(done) == len(rows):
             return []
@@ -199,7 +202,7 @@ class PostgreSQL:
             # cannot wait in a circle.
             locking = select(key).where(key == any_(keys)).with_for_update(skip_locked=True)
             statement = operation.statements[self.name] = Statement(operation.name, locking)
-        return statement.rows(tx, **_arrays([operation.key], rows))
+        return statement.rows(tx, **arrays([operation.key], rows))
 
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
@@ -222,7 +225,7 @@ class PostgreSQL:
             statement = operation.statements[self.name] = Statement(
                 operation.name, _appending(operation, _travelling_in_short(columns))
             )
-        statement.send(tx, **common, **_in_short(columns, rows), **told)
+        statement.send(tx, **common, **in_short(columns, rows), **told)
 
     def add_each(
         self, operation: AddEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
@@ -233,7 +236,7 @@ class PostgreSQL:
             statement = operation.statements[self.name] = Statement(
                 operation.name, inserting.returning(operation.number)
             )
-        return [row[0] for row in statement.rows(tx, **common, **_arrays(operation.incoming, rows))]
+        return [row[0] for row in statement.rows(tx, **common, **arrays(operation.incoming, rows))]
 
     def insert_each(
         self, operation: InsertEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
@@ -248,7 +251,7 @@ class PostgreSQL:
             statement = operation.statements[self.name] = Statement(operation.name, inserting)
 
         def carry_out(part: Sequence[Row]) -> Sequence[Row]:
-            return statement.rows(tx, **common, **_arrays(operation.incoming, part))
+            return statement.rows(tx, **common, **arrays(operation.incoming, part))
 
         return missed(
             rows, operation.key_position, carry_out, renames=operation.looks_up is not None
@@ -293,10 +296,32 @@ class PostgreSQL:
                 operation.name, select(getattr(row, _POSITION), *found.c)
             )
         groups: list[list[Row]] = [[] for _ in rows]
-        arrays = _arrays(operation.incoming, rows)
-        for position, *values in statement.rows(tx, each=each, **common, **arrays):
+        sent = arrays(operation.incoming, rows)
+        for position, *values in statement.rows(tx, each=each, **common, **sent):
             groups[position - 1].append(tuple(values))
         return groups
+
+    def lock_first(
+        self,
+        operation: LockFirst,
+        tx: Transaction,
+        rows: Sequence[Row],
+        limit: int,
+        common: dict[str, Any],
+    ) -> list[Row]:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            row = _travelling(operation.incoming)
+            first = operation.build(row).limit(row.most).with_for_update(skip_locked=True)
+            found = first.lateral("found")
+            # Group after group, each only when the one before it was not enough.
+            locking = select(getattr(row, _POSITION), *found.c).limit(
+                bindparam("limit", type_=BigInteger())
+            )
+            statement = operation.statements[self.name] = Statement(operation.name, locking)
+        sent = arrays(operation.incoming, rows)
+        locked = statement.rows(tx, limit=limit, **common, **sent)
+        return [tuple(values) for _, *values in sorted(locked, key=itemgetter(0))]
 
     def with_rows(
         self, operation: WithRows, rows: Sequence[Row]
@@ -306,7 +331,7 @@ class PostgreSQL:
             statement = operation.statements[self.name] = Statement(
                 operation.name, operation.build(_travelling(operation.incoming))
             )
-        return statement, _arrays(operation.incoming, rows)
+        return statement, arrays(operation.incoming, rows)
 
     def pipeline(self, lent: PoolProxiedConnection) -> Pipeline | None:
         if self.pooled:
@@ -354,7 +379,7 @@ class PostgreSQL:
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
         if self._notify:
-            _announce.send(tx, channels=array(sorted(channels)))
+            _announce.send(tx, channels="{" + ",".join(map(word, sorted(channels))) + "}")
 
     def watcher(self, url: URL, settings: StoreSettings, bells: Bells) -> Watcher | None:
         if settings.notify == "off" or self.pooled:
@@ -458,7 +483,7 @@ def _alone(columns: Sequence[Any]) -> Incoming:
 
 
 def _travelling_in_short(columns: Sequence[Any], *, whole: int = 1) -> Incoming:
-    """As `_travelling`, of what `_in_short` sends."""
+    """As `_travelling`, of what `in_short` sends."""
     row = _travelling(columns)
     # An array that is shorter than the first gives NULL for what it lacks.
     short = {c.name: func.coalesce(getattr(row, c.name), _for_all(c)) for c in columns[whole:]}
@@ -551,7 +576,7 @@ def _is_of(origin: CTE, value: ColumnElement[Any]) -> bool:
 
 
 def _alike(journal: Journal) -> _Columns:
-    """What `_in_short` sends for all rows; NULL, which nothing is like, where they differ."""
+    """What `in_short` sends for all rows; NULL, which nothing is like, where they differ."""
     return {c.name: _for_all(c) for c in journal.carried}
 
 
@@ -571,24 +596,3 @@ def _uncut(kind: Any) -> Any:
     """The type without its limit: a cast to VARCHAR(n) cuts in silence, the column refuses."""
     concrete = kind.dialect_impl(_NEUTRAL)
     return Text() if isinstance(concrete, String) and concrete.length else kind
-
-
-def _arrays(columns: Sequence[Any], rows: Sequence[Row]) -> dict[str, str]:
-    """Each column as the text of an array: the driver takes twenty times as long for a list."""
-    return {
-        f"in_{c.name}": array(values)
-        for c, values in zip(columns, zip(*rows, strict=True), strict=True)
-    }
-
-
-def _in_short(columns: Sequence[Any], rows: Sequence[Row], *, whole: int = 1) -> dict[str, Any]:
-    """As `_arrays`; what is the same in all rows travels once, beside an empty array.
-
-    The first so many columns travel whole.
-    """
-    sent: dict[str, Any] = _arrays(columns[:whole], [row[:whole] for row in rows])
-    for c, values in zip(columns[whole:], list(zip(*rows, strict=True))[whole:], strict=True):
-        alike = values.count(values[0]) == len(values)
-        sent[f"in_{c.name}"] = "{}" if alike else array(values)
-        sent[f"all_{c.name}"] = values[0] if alike else None
-    return sent

@@ -40,6 +40,7 @@ from ledgerstone.store.batch import (
     Incoming,
     InsertEach,
     LockEach,
+    LockFirst,
     UpdateEach,
     WithRows,
     document,
@@ -85,6 +86,7 @@ class SQLite:
     one_writer = True
     embedded = True
     tells = False
+    recurs = True
 
     def open(
         self, url: URL, settings: StoreSettings, deadline: Deadline, *, routine: bool
@@ -224,18 +226,32 @@ class SQLite:
     ) -> list[list[Row]]:
         statement = operation.statements.get(self.name)
         if statement is None:
-            # No trip to a server, and no join that could be turned round: group by group.
-            first = operation.build(operation.alone.incoming)
-            first = first.limit(bindparam("each", type_=BigInteger()))
-            # Without figures about the table it would take any index that begins alike.
-            quoted = tx.driver.identifier_preparer.format_table(operation.table)
-            named = f"FROM {quoted} INDEXED BY {operation.index} "
-            statement = operation.statements[self.name] = Statement(
-                operation.name, first, amend=lambda text: text.replace(f"FROM {quoted} ", named)
-            )
+            most = bindparam("each", type_=BigInteger())
+            statement = operation.statements[self.name] = _first(operation, most, tx)
         return [
             statement.rows(tx, each=each, **common, **operation.alone.values(row)) for row in rows
         ]
+
+    def lock_first(
+        self,
+        operation: LockFirst,
+        tx: Transaction,
+        rows: Sequence[Row],
+        limit: int,
+        common: dict[str, Any],
+    ) -> list[Row]:
+        # The only writer has everything locked.
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            most = operation.alone.incoming.most
+            statement = operation.statements[self.name] = _first(operation, most, tx)
+        found: list[Row] = []
+        for *group, most in rows:
+            if len(found) == limit:
+                break
+            given = operation.alone.values((*group, min(most, limit - len(found))))
+            found += statement.rows(tx, **common, **given)
+        return found
 
     def with_rows(
         self, operation: WithRows, rows: Sequence[Row]
@@ -394,6 +410,17 @@ def _travelling(columns: Sequence[Any]) -> Incoming:
             c.name: type_coerce(func.json_extract(row, literal_column(f"'$[{i}]'")), c.type)
             for i, c in enumerate(columns)
         }
+    )
+
+
+def _first(operation: FirstEach | LockFirst, most: Any, tx: Transaction) -> Statement:
+    """One group alone: no trip to a server, and no join that could be turned round."""
+    first = operation.build(operation.alone.incoming).limit(most)
+    # Without figures about the table it would take any index that begins alike.
+    quoted = tx.driver.identifier_preparer.format_table(operation.table)
+    named = f"FROM {quoted} INDEXED BY {operation.index} "
+    return Statement(
+        operation.name, first, amend=lambda text: text.replace(f"FROM {quoted} ", named)
     )
 
 

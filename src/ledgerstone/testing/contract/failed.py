@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import Row, insert, select
+from sqlalchemy import Row, select
 
 from ledgerstone.engine.source import Failure
 from ledgerstone.errors import BadInput, NotAllowedNow, NotFound
@@ -23,7 +22,9 @@ from ledgerstone.messaging.publishing import NewMessage, publish
 from ledgerstone.messaging.record import of_message
 from ledgerstone.messaging.routing import RETRY
 from ledgerstone.messaging.states import What
-from ledgerstone.messaging.tables import event
+from ledgerstone.messaging.tables import (
+    event,
+)
 from ledgerstone.messaging.transport import DELIVERED
 from ledgerstone.messaging.transports.local import LocalTransport
 from ledgerstone.settings import DestinationSettings
@@ -36,7 +37,6 @@ NAME = "order.placed"
 SHOP = "shop"
 BODY = b'{"order":7,"to":"\xc3\xa4nn"}'
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-STAMP = "X-Message-Stamp-Symfony\\Component\\Messenger\\Stamp\\"
 LOST = Failure("LookupError", "no such order", "Traceback …\nLookupError: no such order")
 
 
@@ -125,59 +125,6 @@ class FailedContract:
             LOST.traceback,
         )
         assert kept.raw == BODY
-
-    def test_as_symfony_has_it(self, ledger: Ledger, office: Office) -> None:
-        """The row is one that Symfony's own commands show: queue, body, type and stamps."""
-        came = put(ledger, office)
-        assert isinstance(came, Message)
-
-        with ledger.reading() as tx:
-            (row,) = tx.connection.execute(select(office.shared.failed)).all()
-
-        headers: Mapping[str, str] = msgspec.json.decode(row.headers, type=dict[str, str])
-        stamps = {
-            name.removeprefix(STAMP): msgspec.json.decode(value)
-            for name, value in headers.items()
-            if name.startswith(STAMP)
-        }
-        assert (row.queue_name, row.body.encode(), row.delivered_at) == ("failed", BODY, None)
-        assert (headers["type"], headers["Content-Type"]) == (NAME, "application/json")
-        assert envelope.stamp(headers, "MessageIdStamp") == {"messageId": came.id}
-        (error,) = stamps["ErrorDetailsStamp"]
-        assert (error["exceptionClass"], error["exceptionMessage"]) == (LOST.code, LOST.message)
-        assert stamps["SentToFailureTransportStamp"] == [{"originalReceiverName": "local"}]
-        (redelivery,) = stamps["RedeliveryStamp"]
-        assert redelivery["retryCount"] == 3
-        assert datetime.fromisoformat(redelivery["redeliveredAt"]).tzinfo is not None
-
-    def test_put_there_by_symfony(self, ledger: Ledger, office: Office) -> None:
-        """What Symfony put there is shown with its reason, and cannot be retried from here."""
-        headers = {
-            "type": "App\\Message\\OrderPlaced",
-            "Content-Type": "application/json",
-            f"{STAMP}ErrorDetailsStamp": '[{"exceptionClass":"RuntimeException",'
-            '"exceptionCode":0,"exceptionMessage":"no such order"}]',
-            f"{STAMP}SentToFailureTransportStamp": '[{"originalReceiverName":"async"}]',
-        }
-        now = datetime(2026, 2, 3, 4, 5, 6)  # noqa: DTZ001 - as Symfony writes it
-        with ledger.transaction() as tx:
-            tx.connection.execute(
-                insert(office.shared.failed).values(
-                    body="{}",
-                    headers=msgspec.json.encode(headers).decode(),
-                    queue_name="failed",
-                    created_at=str(now) if ledger.database.dialect.embedded else now,
-                    available_at=str(now) if ledger.database.dialect.embedded else now,
-                )
-            )
-
-        kept = one(ledger, office)
-
-        assert (kept.name, kept.origin) == ("App\\Message\\OrderPlaced", "async")
-        assert (kept.code, kept.reason) == ("RuntimeException", "no such order")
-        assert kept.failed_at == now.replace(tzinfo=UTC)
-        with ledger.transaction() as tx, pytest.raises(NotAllowedNow, match="destination 'async'"):
-            Failed(tx, office).retry(kept.id)
 
     def test_other_queues_are_left_alone(self, ledger: Ledger, office: Office) -> None:
         """What lies in the same table for another queue is neither shown nor removed."""
@@ -328,6 +275,8 @@ class FailedContract:
         assert (sent.id, sent.key, sent.raw, sent.name) == (came.id, came.key, BODY, NAME)
         assert sent.headers == came.headers
         assert sent.attempt == 0
+        # When it was published, and not when it was retried.
+        assert sent.created_at == came.created_at
 
     def test_on_record(self, ledger: Ledger, office: Office) -> None:
         """That it failed, was retried or removed, by whom, is on record."""

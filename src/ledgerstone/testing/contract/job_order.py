@@ -13,7 +13,7 @@ from ledgerstone.engine.source import Ask, Verdict
 from ledgerstone.jobs import JobSource, NewJob, Status, line
 from ledgerstone.jobs import source as jobs_source
 from ledgerstone.ledger import Ledger
-from ledgerstone.store.batch import ClaimEach
+from ledgerstone.store.batch import LockFirst
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract import Undone, together
 from ledgerstone.testing.contract.job_workshop import (
@@ -108,7 +108,8 @@ class OrderContract:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Also where claims are slow and go on where the last one ended, everybody has a turn."""
-        monkeypatch.setattr(line, "SLOW_SECONDS", -1.0)
+        monkeypatch.setattr(line, "SLOW_SECONDS", 0.0)
+        monkeypatch.setattr(line, "SLOW_ROW_SECONDS", 0.0)
         with ledger.transaction() as tx:
             for org in (BIG, SMALL, LAST):
                 tx.jobs.enqueue_many([NewJob(type="a", org=org) for _ in range(BATCH * 2)])
@@ -141,7 +142,8 @@ class OrderContract:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """A job whose time comes while claims go on where the last one ended is found at once."""
-        monkeypatch.setattr(line, "SLOW_SECONDS", -1.0)
+        monkeypatch.setattr(line, "SLOW_SECONDS", 0.0)
+        monkeypatch.setattr(line, "SLOW_ROW_SECONDS", 0.0)
         ids = [enqueue(ledger, "a") for _ in range(4 * BATCH)]
         urgent = enqueue(ledger, "a", priority=9, delay_seconds=0.3)
         turns = [claim(ledger, source, limit=BATCH)]
@@ -220,20 +222,23 @@ class OrderContract:
         source: JobSource,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """A claim that goes on at the front of the line takes both parts, or neither."""
+        """A claim that looks twice takes both parts, or neither."""
+        monkeypatch.setattr(line, "ROUND_JOBS", 2)
         with ledger.transaction() as tx:
             for org, count in ((BIG, 3), (LAST, 1)):
                 tx.jobs.enqueue_many([NewJob(type="a", org=org) for _ in range(count)])
         first = _orgs(ledger, source, 1)
-        take, ask = ClaimEach.run, Ask(BATCH, ADA, LEASE_SECONDS, alone=True)
+        look, ask = LockFirst.rows, Ask(BATCH, ADA, LEASE_SECONDS, alone=True)
+        looks = []
 
-        def fail_at_the_front(each: ClaimEach, *given: Any, **named: Any) -> Any:
-            if named.get("start") == line.FIRST_ORG:
+        def fail_at_the_second(each: LockFirst, *given: Any, **named: Any) -> Any:
+            looks.append(each)
+            if len(looks) > 1:
                 raise Undone
-            return take(each, *given, **named)
+            return look(each, *given, **named)
 
         with monkeypatch.context() as patched:
-            patched.setattr(ClaimEach, "run", fail_at_the_front)
+            patched.setattr(LockFirst, "rows", fail_at_the_second)
             with suppress(Undone), ledger.transaction() as tx:
                 source.claim(tx, ask)
         with ledger.reading() as tx:
@@ -242,7 +247,7 @@ class OrderContract:
 
         assert first == ["big"]
         assert queued == 3
-        assert [NAMES[taken.org_id] for taken in rest] == ["last", "big", "big"]
+        assert sorted(NAMES[taken.org_id] for taken in rest) == ["big", "big", "last"]
 
     def test_queues_are_apart(self, ledger: Ledger, clock: ManualClock, source: JobSource) -> None:
         """A worker of one queue leaves the others alone; a worker without a choice does all."""

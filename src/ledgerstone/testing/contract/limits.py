@@ -342,7 +342,8 @@ class LimitContract:
 
     def test_a_slow_line_is_resumed(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
         """After a slow claim the next goes on where it ended; who is in front is found soon."""
-        monkeypatch.setattr(line, "SLOW_SECONDS", -1.0)
+        monkeypatch.setattr(line, "SLOW_SECONDS", 0.0)
+        monkeypatch.setattr(line, "SLOW_ROW_SECONDS", 0.0)
         clock = ManualClock()
         with opened(home.url, clock=clock) as ledger:
             ledger.kinds.add("work", lambda: None)

@@ -1,0 +1,118 @@
+"""Folders that cannot be used, and a store that can no longer be written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ledgerstone.errors import BadInput, DiskFailed, LedgerstoneError, StoreDenied, StoreFull
+from ledgerstone.signing import Signing, upkeep
+from ledgerstone.signing.rocksdb import file_errors
+from tests.signing.people import payment
+from tests.signing.world import Worlds
+
+SMALL = 300_000
+
+
+@contextmanager
+def small_files() -> Iterator[None]:
+    """No file of this process grows beyond `SMALL` bytes: writing further fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_health_notices_that_nothing_can_be_written(worlds: Worlds) -> None:
+    """After a write that failed RocksDB only reads: health says so, until the store is reopened."""
+    world = worlds()
+    world.propose("r0", payment(0))
+    with small_files(), pytest.raises(StoreFull):
+        for number in range(1, 1000):
+            world.propose(f"r{number}", payment(number, metadata={"reason": "x" * 2000}))
+
+    found = world.signing.health_check()
+
+    assert not found.ok
+    assert found.problems[0].startswith("nothing can be written: ")
+    world.signing.close()
+    with Signing(world.store.folder) as reopened:
+        assert reopened.health_check().ok
+        assert reopened.list_requests(rows_max=1).requests[0].request_id == "r0"
+
+
+def test_health_leaves_nothing(worlds: Worlds) -> None:
+    """Looking whether the store can be written changes no row."""
+    world = worlds()
+    before = world.rows()
+
+    assert world.signing.health_check().ok
+
+    assert world.rows() == before
+
+
+def test_health_of_a_folder_that_is_gone(worlds: Worlds) -> None:
+    """A folder that was removed under the store is a problem, and no failure of the check."""
+    world = worlds()
+    shutil.rmtree(world.store.folder)
+
+    found = world.signing.health_check()
+
+    assert f"{world.store.folder} is gone: what is written now is lost" in found.problems
+    with pytest.raises(LedgerstoneError):
+        world.signing.disk_usage()
+
+
+Call = Callable[[Worlds, Path], object]
+CALLS: dict[str, Call] = {
+    "open": lambda _, path: Signing(path),
+    "checkpoint": lambda worlds, path: worlds().signing.create_checkpoint(path),
+    "back up": lambda worlds, path: worlds().signing.back_up(path),
+    "restore": lambda worlds, path: upkeep.restore_checkpoint(
+        worlds().store.folder, path / "store"
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("name", ["file/below", "x" * 300, "a\0b"])
+def test_paths_that_cannot_be(
+    worlds: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call, name: str
+) -> None:
+    """A path that cannot be a folder is BadInput, and nothing is made beside it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+
+    with pytest.raises(BadInput):
+        call(worlds, Path(name))
+
+    assert {path.name for path in tmp_path.iterdir()} <= {"file", "world-1"}
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [
+        (errno.EACCES, StoreDenied),
+        (errno.EROFS, StoreDenied),
+        (errno.ENOSPC, StoreFull),
+        (errno.EDQUOT, StoreFull),
+        (errno.ENOENT, BadInput),
+        (errno.EIO, DiskFailed),
+    ],
+)
+def test_errors_of_the_system(number: int, error: type[LedgerstoneError]) -> None:
+    """Each error of the system is one of the tree, which names the file."""
+    with pytest.raises(error, match="folder: "), file_errors(Path("folder")):
+        raise OSError(number, os.strerror(number))
