@@ -24,7 +24,7 @@ from ledgerstone.errors import LedgerstoneError, SettingsError
 from ledgerstone.ledger import Transaction, rooms_for
 from ledgerstone.room import Check, Room, Rooms, Verdict, refused
 from ledgerstone.settings import Settings
-from ledgerstone.store import migrating
+from ledgerstone.store import migrating, present
 from ledgerstone.store.database import Database
 from ledgerstone.store.dialects import sqlite
 from ledgerstone.store.expressions import database_now_ms
@@ -275,6 +275,11 @@ def _wakeups(database: Examined, _: Settings) -> Iterator[Check]:
 def _schema(database: Examined, _: Settings) -> Iterator[Check]:
     with database.reading() as tx:
         migrating.check(tx.connection, database.url, database.rooms)
+        gone = present.missing(inspect(tx.connection).get_table_names(), list(migrating.titles()))
+    if gone:
+        todo = "something dropped them: restore them from a backup"
+        yield _problem("schema", f"tables are missing: {', '.join(gone)}", todo)
+    else:
         yield _ok("schema", f"{migrating.newest()}, up to date")
 
 

@@ -26,6 +26,7 @@ import msgspec
 from sqlalchemy import Column, String, Table, inspect, literal, select, union_all
 
 from ledgerstone.errors import BadInput, SchemaMissing, SchemaOutdated
+from ledgerstone.store import present
 from ledgerstone.store.faults import migrate_hint, translated
 from ledgerstone.store.rooms import StoredRoom
 from ledgerstone.store.schema import plain_metadata
@@ -165,6 +166,9 @@ def migrate(database: Database[Any], *, to: str = "head") -> Schema:
     try:
         with engine.connect() as connection, database.dialect.migrating(connection):
             before = look(connection, database.rooms)
+            known = list(kernel().titles())
+            applied = [revision for revision in known if revision not in before.pending]
+            present.check(connection, applied=applied, pending=before.pending)
             for line in lines(database.rooms if to == "head" else ()):
                 config = _config(line)
                 config.attributes["connection"] = connection

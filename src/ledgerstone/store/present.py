@@ -1,0 +1,125 @@
+"""What is in a database before its migrations run: tables of others, and what is left of ours.
+
+A table of another program that has one of our names would be taken for ours: a migration passes
+over what is there. So each table that a pending revision creates is looked at before anything is
+created.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import inspect, text
+
+from ledgerstone.errors import NotAllowedNow, SchemaMissing
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+class Created(msgspec.Struct, frozen=True):
+    """A table, the revision that creates it, and the columns that it then has."""
+
+    revision: str
+    columns: str
+
+
+CREATED = {
+    "ledger_identity": Created("0001", "id created_at_ms"),
+    "schema_version": Created("0001", "version applied_at"),
+    "leases": Created("0001", "lease owner expires_at_ms token"),
+    "worker": Created("0001", "id host pid started_at_ms seen_at_ms state report"),
+    "history_permit": Created("0002", "id"),
+    "job": Created(
+        "0002",
+        "id org_id type status attempt max_attempts backoff_policy priority idempotency_key"
+        " requested_by created_at updated_at started_at finished_at last_error_code"
+        " last_error_message queue payload result run_at_ms urgency gate limit_key limit_max token"
+        " lease_until_ms worker crashes stage progress cancel_requested correlation_id"
+        " trace_context",
+    ),
+    "job_event": Created("0002", "id job_id ts prev_status next_status detail_json"),
+    "job_key": Created("0002", "org_id idempotency_key job_id content_hash used_at_ms"),
+    "job_queue": Created("0002", "name paused_at_ms paused_by concurrency_max"),
+    "job_step": Created("0002", "job_id name attempt finished_at_ms result"),
+    "job_schedule": Created(
+        "0003",
+        "name type payload org_id queue cron time_zone misfire priority next_at_ms last_at_ms"
+        " last_job_id paused_at_ms created_at_ms",
+    ),
+    "message_event": Created(
+        "0004", "id at_ms message_id what queue_name partition_key who code reason"
+    ),
+    "outbox_key": Created("0004", "key message_id content_hash used_at_ms"),
+    "outbox_lane": Created(
+        "0004",
+        "id queue_name partition_key state last_id due_at_ms token lease_until_ms worker attempts"
+        " crashes code reason changed_at_ms",
+    ),
+    "outbox_pause": Created("0004", "queue_name paused_at_ms who"),
+}
+"""Frozen with the revisions; a test compares the two."""
+HINT = "rename it, or give Ledgerstone a database of its own"
+TYPES = {"job_status": "0002", "job_backoff_policy": "0002"}
+"""Types of PostgreSQL, and the revisions that create them."""
+
+
+def check(connection: Connection, *, applied: Sequence[str], pending: Sequence[str]) -> None:
+    """NotAllowedNow or SchemaMissing if the pending revisions would not give what they should.
+
+    - A table that is there, is to be created, and is of another shape is refused by its name.
+    - A table that an applied revision has created, and that is gone, is named.
+    - A type that is left of tables that were dropped is removed, unless something uses it.
+    """
+    found = inspect(connection)
+    there = set(found.get_table_names())
+    gone = missing(there, applied)
+    if gone:
+        message = f"the database is at revision {applied[-1]} and has no {', '.join(gone)}"
+        raise SchemaMissing(message, hint="something dropped them: restore them from a backup")
+    for table in sorted(there & CREATED.keys()):
+        created = CREATED[table]
+        if created.revision in pending:
+            _check_table(table, created, found.get_columns(table))
+    _drop_types(connection, found, pending)
+
+
+def missing(there: Iterable[str], applied: Sequence[str]) -> list[str]:
+    """The tables that these revisions have created and that are not there."""
+    made = {table for table, created in CREATED.items() if created.revision in applied}
+    return sorted(made - set(there))
+
+
+def _check_table(table: str, created: Created, columns: Sequence[Any]) -> None:
+    """One that has our columns, and needs no other, is left of an interrupted run, or adopted."""
+    ours = set(created.columns.split())
+    lacking = sorted(ours - {column["name"] for column in columns})
+    needed = sorted(
+        column["name"]
+        for column in columns
+        if column["name"] not in ours
+        and not column["nullable"]
+        and column.get("default") is None
+        and not column.get("computed")
+    )
+    if not lacking and not needed:
+        return
+    of = f"it has no column {lacking[0]}" if lacking else f"it has a column {needed[0]}"
+    message = f"the table {table} is there already and is not Ledgerstone's: {of}"
+    raise NotAllowedNow(message, hint=HINT)
+
+
+def _drop_types(connection: Connection, found: Any, pending: Sequence[str]) -> None:
+    # Only PostgreSQL has types that outlive the tables that use them.
+    enums = getattr(found, "get_enums", None)
+    if enums is None:
+        return
+    for name in [enum["name"] for enum in enums() if TYPES.get(enum["name"]) in pending]:
+        query = "SELECT attrelid::regclass FROM pg_attribute WHERE atttypid = to_regtype(:name)"
+        used = connection.execute(text(query), {"name": name}).scalars().all()
+        if used:
+            message = f"the type {name} is there already and is used by {used[0]}"
+            raise NotAllowedNow(message, hint=HINT)
+        connection.execute(text(f"DROP TYPE {name}"))
