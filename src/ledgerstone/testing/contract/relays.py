@@ -292,7 +292,7 @@ class OrderedRelayContract(Opened):
 
     @pytest.mark.parametrize("policy", ["block", "park"])
     def test_undeliverable_is_parked_at_once(self, opening: Opening, policy: str) -> None:
-        """What nobody is bound to receive is parked at the first answer, with its reason."""
+        """What no retry helps is parked at the first answer, with its reason."""
         shop = opening(on_failure=policy, max_attempts=10)
         shop.shelf.tell("lost", UNDELIVERABLE)
         shop.publish("lost", "behind", partition="ann")
@@ -301,7 +301,7 @@ class OrderedRelayContract(Opened):
 
         lane = shop.lane("ann")
         assert (lane.state, lane.code) == (LaneState.PARKED, "too_large")
-        assert lane.reason == "nobody is bound"
+        assert lane.reason == "it takes no such size"
         assert shop.shelf.bodies == []
         assert [entry.what for entry in shop.record()] == [What.PARKED]
 
