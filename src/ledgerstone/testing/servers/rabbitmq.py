@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Self
 
 import msgspec
@@ -21,7 +22,10 @@ from ledgerstone.testing.server import (
     find_program,
     free_port,
 )
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
+NOT_CONNECTED = "failed to connect"
+"""What erl_call says if it has not reached the node."""
 INSTALL = "apt-get install rabbitmq-server"
 # The command on PATH of Debian is a wrapper that changes the user; the real one is here.
 SYSTEM_FOLDER = Path("/usr/lib/rabbitmq/bin")
@@ -132,8 +136,8 @@ class PrivateRabbitMQ:
         rabbitmqctl would start a second Erlang for it, which takes a second of the processor.
         """
         command = [find_program("erl_call", install=INSTALL), "-r", "-n", self._node(), "-e"]
-        home = {"HOME": str(self.folder)}
-        said = ask(command, environment=self._environment() | home, told=f"{expression}.\n")
+        environment = self._environment() | {"HOME": str(self.folder)}
+        said = _answered(command, environment, f"{expression}.\n")
         if not said.startswith("{ok,"):
             raise ServerFailed(f"{self.name} did not evaluate {expression}: {said}")
         return said.removeprefix("{ok,").removesuffix("}").strip()
@@ -206,3 +210,15 @@ def _installations() -> Iterator[Path]:
     yield SYSTEM_FOLDER
     if program := shutil.which("rabbitmq-server"):
         yield Path(program).resolve().parent
+
+
+def _answered(command: Sequence[object], environment: Mapping[str, str], told: str) -> str:
+    """What the node answers; a busy one may not take part in the handshake in time."""
+    deadline = monotonic() + WAIT_SECONDS_MAX
+    while True:
+        try:
+            return ask(command, environment=environment, told=told)
+        except ServerFailed as error:
+            # Then nothing was evaluated.
+            if NOT_CONNECTED not in str(error) or monotonic() > deadline:
+                raise
