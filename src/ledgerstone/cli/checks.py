@@ -347,11 +347,12 @@ def _round_trip(database: Examined, settings: Settings) -> Iterator[Check]:
     queue = kinds.all()[ROUND_TRIP].queue
     source = JobSource(queue, kinds, database, crashes_max=settings.engine.crashes_max)
     began = time.perf_counter()
-    refused = None
+    refused = list[Outcome]()
     with suppress(_Undo), database.transaction() as tx:
         tx.jobs.enqueue(ROUND_TRIP, queue=queue)
         claims = source.claim(tx, Ask(1, "doctor", 1.0))
-        refused = source.settle(tx, [Outcome(claim, ItemVerdict.DONE) for claim in claims])
+        done = [Outcome(claim, ItemVerdict.DONE) for claim in claims]
+        refused += source.settle(tx, done).lost
         raise _Undo
     took = (time.perf_counter() - began) * 1000
     if claims and not refused:

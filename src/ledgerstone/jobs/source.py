@@ -11,7 +11,16 @@ import msgspec
 from sqlalchemy import BigInteger, Integer, bindparam, column, null, select, update
 
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
-from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Verdict, mark_of
+from ledgerstone.engine.source import (
+    Ask,
+    Claim,
+    Failure,
+    Handler,
+    Outcome,
+    Remainder,
+    Verdict,
+    mark_of,
+)
 from ledgerstone.engine.workers import LastWord, last_words
 from ledgerstone.jobs import history, limits, settling
 from ledgerstone.jobs.accepting import channel_of
@@ -162,20 +171,27 @@ class JobSource:
         opened()
         return claims
 
-    def hold(self, tx: Transaction, claims: Sequence[Claim]) -> Sequence[Claim]:
-        return [claims[i] for i in _hold.run(tx, [claim.key for claim in claims])]
-
-    def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+    def settle(
+        self, tx: Transaction, outcomes: Sequence[Outcome], *, waits: bool = False
+    ) -> Remainder[Outcome]:
+        held = () if waits else _hold.run(tx, [outcome.claim.key for outcome in outcomes])
+        locked = [outcomes[i] for i in held]
+        outcomes = [outcome for i, outcome in enumerate(outcomes) if i not in held]
         if self._limited or any(outcome.verdict is Verdict.RETURNED for outcome in outcomes):
             # A place in the queue is free, or a job is due again: others look.
             tx.wake(self.channel)
-        return settling.settle(tx, outcomes, worker=self._worker, rules=self._rules)
+        lost = settling.settle(tx, outcomes, worker=self._worker, rules=self._rules)
+        return Remainder(lost, locked)
 
     def extend(
         self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
-    ) -> Sequence[Claim]:
+    ) -> Remainder[Claim]:
+        held = _hold.run(tx, [claim.key for claim in claims])
+        locked = [claims[i] for i in held]
+        claims = [claim for i, claim in enumerate(claims) if i not in held]
         rows = [(claim.key, claim.attempt, claim.token) for claim in claims]
-        return [claims[i] for i in _extend.run(tx, rows, lease_ms=round(lease_seconds * 1000))]
+        lost = _extend.run(tx, rows, lease_ms=round(lease_seconds * 1000))
+        return Remainder([claims[i] for i in lost], locked)
 
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
         expired = [_Left(*row) for row in _expired.rows(tx, queue=self._queue, limit=limit)]

@@ -32,6 +32,7 @@ from ledgerstone.engine.source import (
     Failure,
     Handler,
     Outcome,
+    Remainder,
     Verdict,
 )
 from ledgerstone.errors import Interrupted, TargetDown
@@ -159,10 +160,12 @@ class OrderedRelay:
         crashes = held.crashes if self._handling else 0
         return LaneClaim(held.id, 1, held.token, target=self.queue, crashes=crashes, carried=each)
 
-    def hold(self, tx: Transaction, claims: Sequence[Claim]) -> Sequence[Claim]:
-        return [claims[i] for i in lanes.hold.run(tx, [claim.key for claim in claims])]
-
-    def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+    def settle(
+        self, tx: Transaction, outcomes: Sequence[Outcome], *, waits: bool = False
+    ) -> Remainder[Outcome]:
+        held = () if waits else lanes.hold.run(tx, [outcome.claim.key for outcome in outcomes])
+        locked = [outcomes[i] for i in held]
+        outcomes = [outcome for i, outcome in enumerate(outcomes) if i not in held]
         every = [(outcome, _lane(outcome.claim)) for outcome in outcomes]
         by_lane = {each.held: each for _, each in every}
         settlements = [self._settlement(outcome, each) for outcome, each in every]
@@ -176,11 +179,15 @@ class OrderedRelay:
         self._count(settled, by_lane)
         if any(s.done_to is None and s.until_ms is None and s.delay_seconds == 0 for s in settled):
             tx.wake(self.channel)
-        return self._refused(tx, outcomes, [by_lane[each.lane] for each in lost])
+        refused = self._refused(tx, outcomes, [by_lane[each.lane] for each in lost])
+        return Remainder(refused, locked)
 
     def extend(
         self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
-    ) -> Sequence[Claim]:
+    ) -> Remainder[Claim]:
+        held = lanes.hold.run(tx, [claim.key for claim in claims])
+        locked = [claims[i] for i in held]
+        claims = [claim for i, claim in enumerate(claims) if i not in held]
         every = [_lane(claim) for claim in claims]
         rows = [(each.held.id, each.held.token) for each in every]
         lost = lanes.extend.run(tx, rows, lease_ms=round(lease_seconds * 1000))
@@ -189,7 +196,7 @@ class OrderedRelay:
             each.until = until
         for i in lost:
             every[i].held.lost = True
-        return [claims[i] for i in lost]
+        return Remainder([claims[i] for i in lost], locked)
 
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
         guilty_after = crashes_max if self._handling else None

@@ -24,7 +24,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-from sqlalchemy import Text, literal, null, select
+from sqlalchemy import Column, Text, literal, null, select
 from sqlalchemy.sql.elements import (
     ClauseElement,
     ColumnClause,
@@ -69,8 +69,8 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     - `carried` are columns that travel for it, behind those of the statement.
     - `told` makes the row that `append` takes: of the row that travelled, or was taken, and of the
       parameters of the call.
-    - `columns` are the same without the first, the new id, as expressions over the key and what is
-      carried, or over what a claim returns.
+    - `columns` are the same, as expressions over the key and what is carried, or over what a claim
+      returns; without the new id, which is the first, if the journal does not count its rows.
     - `copied` are columns of the journal and of the changed row: they hold the same. A second
       statement has to look that up, in the `values` of `append`.
     - `usual` are values that most rows have, by column: what is told of these is worked out once.
@@ -82,6 +82,12 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     columns: Callable[[Incoming], Sequence[ColumnElement[Any]]]
     copied: Mapping[str, ColumnClause[Any]] = {}
     usual: Mapping[str, Any] = {}
+
+    @property
+    def has_id(self) -> bool:
+        """Whether a row of the journal is given its id, and not counted by the database."""
+        first = self.append.incoming[0]
+        return isinstance(first, Column) and first.primary_key
 
     def run(self, tx: Transaction, rows: Sequence[Row], common: Mapping[str, Any]) -> None:
         self.append.run(tx, [self.told(row, common) for row in rows], **common)
@@ -108,7 +114,7 @@ class UpdateEach:
         self.name = name
         self.key = key
         self.incoming = incoming
-        self.carried = _carried(incoming, journal)
+        self.carried = carried_columns(incoming, journal)
         self.build = build
         self.journal = journal
         self.key_position = [column.name for column in incoming].index(key.name)
@@ -116,7 +122,7 @@ class UpdateEach:
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> list[int]:
         unmatched: list[int] = []
-        for start, part in _parts(rows, self.carried):
+        for start, part in parts_of(rows, self.carried):
             unmatched.extend(start + i for i in self._run(tx, part, common))
         return unmatched
 
@@ -156,7 +162,7 @@ class LockEach:
             return []
         rows = [(each,) for each in sorted(set(keys))]
         free: set[str] = set()
-        for _, part in _parts(rows, (self.key,)):
+        for _, part in parts_of(rows, (self.key,)):
             free |= {str(row[0]) for row in dialect.lock_each(self, tx, part)}
         if len(free) == len(rows):
             return []
@@ -211,10 +217,10 @@ class AppendEach(Adding):
     ) -> None:
         super().__init__(name, table, incoming=incoming, values=values)
         self.journal = journal
-        self.carried = _carried(incoming, journal)
+        self.carried = carried_columns(incoming, journal)
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> None:
-        for _, part in _parts(rows, self.carried):
+        for _, part in parts_of(rows, self.carried):
             self._run(tx, part, common)
 
     def _run(self, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]) -> None:
@@ -232,7 +238,7 @@ class AddEach(Adding):
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> list[int]:
         numbers: list[int] = []
-        for _, part in _parts(rows, self.incoming):
+        for _, part in parts_of(rows, self.incoming):
             numbers += tx.database.dialect.add_each(self, tx, part, common)
         return numbers
 
@@ -279,7 +285,7 @@ class InsertEach(Adding):
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> list[int]:
         left_out: list[int] = []
-        for start, part in _parts(rows, self.incoming):
+        for start, part in parts_of(rows, self.incoming):
             found = tx.database.dialect.insert_each(self, tx, part, common)
             left_out.extend(start + i for i in found)
         if left_out:
@@ -305,7 +311,7 @@ class ClaimEach:
         name: str,
         table: Table,
         *,
-        key: ColumnClause[Any],
+        key: ColumnClause[Any] | Sequence[ColumnClause[Any]],
         due: ColumnElement[bool],
         order_by: Sequence[Any],
         set_: Mapping[str, Any],
@@ -316,7 +322,7 @@ class ClaimEach:
         self.name = name
         self.table = table
         self.index = index
-        self.key = key
+        self.keys: Sequence[ColumnClause[Any]] = [key] if isinstance(key, ColumnClause) else key
         self.due = due
         self.order_by = order_by
         self.set_ = set_
@@ -331,6 +337,12 @@ class ClaimEach:
         self._places = [
             (i, part is not c) for i, part, c in zip(places, order_by, ordering, strict=True)
         ]
+        self.places_set = [
+            i
+            for i, c in enumerate(returning)
+            if isinstance(c, ColumnClause) and c.name in set_ and c.table is table
+        ]
+        """Where the answer holds what the statement sets."""
 
     def run(self, tx: Transaction, *, limit: int, **common: Any) -> list[Row]:
         dialect = tx.database.dialect
@@ -388,7 +400,7 @@ class FirstEach:
     ) -> list[list[Row]]:
         """For each travelling row, in order, the first rows of its group."""
         found: list[list[Row]] = []
-        for _, part in _parts(rows, self.incoming):
+        for _, part in parts_of(rows, self.incoming):
             found += tx.database.dialect.first_each(self, tx, part, each, common)
         return found
 
@@ -411,7 +423,7 @@ class WithRows:
     def rows(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> list[Row]:
         """Run it and read all that it answers."""
         answered: list[Row] = []
-        for _, part in _parts(rows, self.incoming):
+        for _, part in parts_of(rows, self.incoming):
             statement, sent = tx.database.dialect.with_rows(self, part)
             answered += statement.rows(tx, **sent, **common)
         return answered
@@ -419,7 +431,7 @@ class WithRows:
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> int:
         """Run it and answer how many rows it changed."""
         changed = 0
-        for _, part in _parts(rows, self.incoming):
+        for _, part in parts_of(rows, self.incoming):
             statement, sent = tx.database.dialect.with_rows(self, part)
             changed += statement.run(tx, **sent, **common)
         return changed
@@ -444,7 +456,7 @@ def missed(
     return [i for i, key in enumerate(keys) if str(key) not in found]
 
 
-def _carried(
+def carried_columns(
     incoming: Sequence[ColumnClause[Any]], journal: Journal | None
 ) -> tuple[ColumnClause[Any], ...]:
     """The columns that travel: those of an operation, then those for its journal."""
@@ -459,7 +471,7 @@ def document(rows: Sequence[Row]) -> str:
         raise refused(error) from error
 
 
-def _parts(
+def parts_of(
     rows: Sequence[Row], columns: Sequence[ColumnClause[Any]]
 ) -> Iterator[tuple[int, Sequence[Row]]]:
     """What goes into one statement each, and where it begins."""

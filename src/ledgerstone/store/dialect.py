@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         UpdateEach,
         WithRows,
     )
+    from ledgerstone.store.change import ChangeEach, Found
     from ledgerstone.store.deadlines import Deadline
     from ledgerstone.store.pipeline import Pipeline
     from ledgerstone.store.statement import Row, Statement
@@ -41,6 +42,7 @@ class Dialect(Protocol):
     - `one_writer` says that a second writer waits for the first, wherever it writes: claims and
       settlements are then worth one transaction, elsewhere two connections.
     - `tells` says that what changes rows can also add to a journal, in one statement.
+    - `change_each` locks rows, waiting for none unless told to, and changes those that pass.
     - `update_each`, `append_each`, `add_each`, `insert_each`, `claim_each`, `first_each` carry out
       a batch, `with_rows` answers the statement of one and what travels with it, see `batch`. What
       `claim_each` answers reads the rows.
@@ -72,6 +74,16 @@ class Dialect(Protocol):
     def update_each(
         self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]: ...
+
+    def change_each(
+        self,
+        operation: ChangeEach,
+        tx: Transaction,
+        rows: Sequence[Row],
+        common: dict[str, Any],
+        *,
+        waits: bool,
+    ) -> list[Found | None]: ...
 
     def lock_each(
         self, operation: LockEach, tx: Transaction, rows: Sequence[Row]
