@@ -130,7 +130,7 @@ def test_claims_come_from_an_index(ledger: Ledger, home: Home) -> None:
     with ledger.transaction() as tx:
         claims.run(tx, Ask(1, "w", 0.001))
         name = ledger.database.dialect.name
-        taking = claims._claim.statements
+        taking = claims.each.statements
         claim = taking.get(f"{name}.pick") or taking[name]
         common = {"lease_ms": 1, "worker": "w", "prev": "queued", "next": "running"}
         told = plan(home, tx, claim, limit=10, **common)

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 
+_FIXED = 5
+"""What a claim answers of every table, behind the key: token, attempt, crashes, the most, body."""
+
+
 class ItemClaim(Claim, frozen=True):
     """An item, taken for one attempt.
 
@@ -68,7 +72,11 @@ class Claims:
     def __init__(self, items: Items, *, where: ColumnElement[bool] | None = None) -> None:
         self._items = items
         self._more = items.more.seen if items.more is not None else ()
-        self._claim = ClaimEach(
+        self._counts_failures = isinstance(items.attempt, Failures)
+        self._width = len(items.key)
+        self._seen = self._width + _FIXED
+        self._carries = self._seen + len(self._more)
+        self.each = ClaimEach(
             f"{items.name}.claim",
             items.table,
             key=items.key,
@@ -89,35 +97,37 @@ class Claims:
             index=items.index,
         )
 
-    def run(self, tx: Transaction, ask: Ask) -> list[ItemClaim]:
-        """Take at most so many."""
+    def run(self, tx: Transaction, ask: Ask, **common: Any) -> list[ItemClaim]:
+        """Take at most so many; `common` are the parameters of `where`."""
         state = self._items.state
-        rows = self._claim.run(
+        rows = self.each.run(
             tx,
             limit=ask.limit,
             lease_ms=round(ask.lease_seconds * 1000),
             worker=ask.worker,
             prev=state.due.value if state is not None else None,
             next=state.held.value if state is not None else None,
+            **common,
         )
         return [self._made(row) for row in rows]
 
     def _made(self, row: Row) -> ItemClaim:
-        width = len(self._items.key)
-        token, attempt, crashes, attempts_max, body, *rest = row[width:]
-        seen = len(self._more)
-        # Where failures are counted, this attempt is the one after them.
-        number = attempt + 1 if isinstance(self._items.attempt, Failures) else attempt or 1
+        width, seen = self._width, self._seen
+        key = row[:width]
+        token, attempt, crashes, attempts_max, body = row[width:seen]
         return ItemClaim(
-            key_words(row[:width]),
-            number,
+            key_words(key),
+            # Where failures are counted, this attempt is the one after them.
+            (attempt or 0) + 1 if self._counts_failures else attempt or 1,
             token,
             body or "",
-            crashes=crashes or 0,
-            parts=tuple(row[:width]),
-            seen=tuple(rest[:seen]),
-            carries=tuple(rest[seen:]),
-            attempts_max=attempts_max,
+            None,
+            None,
+            crashes or 0,
+            key,
+            row[seen : self._carries],
+            row[self._carries :],
+            attempts_max,
         )
 
 

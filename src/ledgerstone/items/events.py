@@ -34,6 +34,8 @@ def events(
 ) -> History:
     """The history of items with this key in a table of events, whose columns `of` hold it."""
     width = len(key)
+    # Where failures are counted, an attempt is the one after them.
+    before = int(not isinstance(attempt, Begun))
     append = AppendEach(
         f"{name}.record",
         table,
@@ -73,7 +75,7 @@ def events(
         claimed=Journal(
             append=append,
             # A claim answers the key, the token, and what is counted.
-            told=lambda row, _: (*row[:width], _number(row[width + 1], attempt), None),
+            told=lambda row, _: (*row[:width], (row[width + 1] or 0) + before, None),
             columns=lambda row: (*named(row), begun(row), null()),
         ),
         told=lambda number, words: (number, cut(words, table.c.reason)),
@@ -91,7 +93,3 @@ def cut(words: str | None, to: Column[Any]) -> str | None:
     """No more of the words than the column takes."""
     chars_max: int | None = getattr(to.type, "length", None)
     return words if words is None else words[:chars_max]
-
-
-def _number(counted: int | None, attempt: Begun | Failures | None) -> int:
-    return (counted or 0) + 1 if isinstance(attempt, Failures) else counted or 1

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import (
     BigInteger,
+    Column,
     ColumnClause,
     Integer,
     and_,
@@ -133,15 +134,15 @@ class Moves:
     def __init__(self, items: Items) -> None:
         self._items = items
         self.done = Moving(items, self._done())
+        self.done_with = Moving(items, self._done(items.result))
         self.again = Moving(items, self._again())
         self.dead = Moving(items, self._given_up("dead"))
         self.canceled = Moving(items, self._given_up("canceled"))
         self.back = Moving(items, self._back())
 
-    def _done(self) -> Move:
+    def _done(self, result: Column[Any] | None = None) -> Move:
         items, done = self._items, self._items.done
         more = items.more
-        result = items.result
         seen = more.seen if more is not None else ()
         diverted = more.arrived if more is not None else None
         if isinstance(done, Delete):
@@ -152,7 +153,7 @@ class Moves:
         if items.error is not None:
             written[items.error.name] = null()
         return Move(
-            name="done",
+            name="done" if result is None else "done_with",
             to=done.state if isinstance(done, ToState) else None,
             compares=seen,
             carries=() if result is None else (result,),

@@ -61,6 +61,7 @@ class Rescue:
     """Takes back items whose lease ran out.
 
     - `where` are those of one source; `more` are columns that the room wants to know.
+    - Those that expired first come first; `order` is for a table without an index for that.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Rescue:
         *,
         where: ColumnElement[bool] | None = None,
         more: Sequence[Any] = (),
+        order: Sequence[Any] | None = None,
     ) -> None:
         self._width = len(items.key)
         self._last_counts = items.attempts_max is not None
@@ -88,7 +90,7 @@ class Rescue:
                 *more,
             )
             .where(expired if where is None else expired & where)
-            .order_by(items.lease)
+            .order_by(*([items.lease] if order is None else order))
             .limit(bindparam("limit", type_=BigInteger()))
             .with_for_update(skip_locked=True),
         )

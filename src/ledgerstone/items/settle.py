@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import null, update
 
-from ledgerstone.engine.source import Claim
-from ledgerstone.items.claim import lease_until
+from ledgerstone.engine.source import Claim, Remainder, Verdict
+from ledgerstone.items.claim import ItemClaim, lease_until
 from ledgerstone.items.declaration import Items, Refusal
 from ledgerstone.items.moves import Moving, Step
 from ledgerstone.store.change import CHANGED, ChangeEach, Found, as_words
@@ -49,11 +49,11 @@ class Settled(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A claim, the step that its item is to make, and what a refusal would say of it."""
+    """A claim, how it came out, and the step that its item is to make."""
 
     claim: Claim
     step: Step
-    words: str = ""
+    verdict: Verdict | None = None
 
 
 class Settle:
@@ -77,16 +77,23 @@ class Settle:
         while open_steps:
             following: list[tuple[int, Step]] = []
             for moving, some in _by_move(open_steps).items():
-                rows = [self._row(ended[i].claim, step) for i, step in some]
+                rows = [
+                    (*key_of(claim := ended[i].claim), claim.token, *step.row, *step.told)
+                    for i, step in some
+                ]
                 common = {"prev": moving.prev, "next": moving.next, "worker": worker}
                 found = moving.each.run(tx, rows, waits=waits, **common)
+                moved: dict[int, Settled] = {}
                 for (i, step), each in zip(some, found, strict=True):
-                    if each is None:
-                        absent.append(i)
-                    elif each is CHANGED:
-                        result[i] = Settled(Class.SETTLED, step=step)
+                    if each is CHANGED:
                         if step.then is not None:
                             following.append((i, step.then))
+                        # Many items of a batch make the same step.
+                        result[i] = moved.get(id(step)) or moved.setdefault(
+                            id(step), Settled(Class.SETTLED, step=step)
+                        )
+                    elif each is None:
+                        absent.append(i)
                     elif self._is_diverted(ended[i].claim, each) and step.otherwise is not None:
                         following.append((i, step.otherwise))
                     else:
@@ -98,9 +105,6 @@ class Settle:
         assert len(settled) == len(ended)
         self._refuse(tx, ended, settled, worker)
         return settled
-
-    def _row(self, claim: Claim, step: Step) -> Row:
-        return (*key_of(claim), claim.token, *step.row, *step.told)
 
     def _is_diverted(self, claim: Claim, found: Found) -> bool:
         token, _, held = found.stands
@@ -142,12 +146,13 @@ class Settle:
         worker: str | None,
     ) -> None:
         history = self._items.history
-        if history is None:
+        if history is None or all(each.found is Class.SETTLED for each in settled):
             return
         for each, found in zip(ended, settled, strict=True):
             if found.found is Class.LOST:
                 claim = each.claim
-                words = f"claim {claim.token} settled {each.words} too late"
+                verdict = "" if each.verdict is None else f" {each.verdict.value}"
+                words = f"claim {claim.token} settled{verdict} too late"
                 history.refuse(
                     tx,
                     Refusal(
@@ -189,10 +194,20 @@ class Extend:
         return [classed(claim, each) for claim, each in zip(claims, found, strict=True)]
 
 
+def remainder(each: Sequence[Any], settled: Sequence[Settled]) -> Remainder[Any]:
+    """Those that were not written: the lost, and the locked."""
+    if all(found.found is Class.SETTLED for found in settled):
+        return Remainder()
+    pairs = list(zip(each, settled, strict=True))
+    return Remainder(
+        lost=[one for one, found in pairs if found.found in {Class.LOST, Class.DELETED}],
+        locked=[one for one, found in pairs if found.found is Class.LOCKED],
+    )
+
+
 def key_of(claim: Claim) -> Row:
     """The key of the item of a claim."""
-    parts: Row = getattr(claim, "parts", ())
-    return parts or (claim.key,)
+    return claim.parts if isinstance(claim, ItemClaim) else (claim.key,)
 
 
 def _by_move(steps: Sequence[tuple[int, Step]]) -> Mapping[Moving, list[tuple[int, Step]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from sqlalchemy.sql.elements import ColumnElement
 
@@ -27,7 +27,7 @@ from ledgerstone.items.events import cut
 from ledgerstone.items.key import key_words
 from ledgerstone.items.moves import Moves, Moving, Step
 from ledgerstone.items.rescue import Expired, Rescue
-from ledgerstone.items.settle import Class, Ended, Extend, Settle, Settled
+from ledgerstone.items.settle import Class, Ended, Extend, Settle, Settled, remainder
 from ledgerstone.store.statement import Row
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class ItemSource:
         self._extend = Extend(items)
         self._rescue = Rescue(items, where=where)
         self._worker: str | None = None
+        self._plain: dict[int, Step] = {}
 
     def handler(self, claim: Claim) -> Handler:
         return self._handler
@@ -77,12 +78,10 @@ class ItemSource:
     def settle(
         self, tx: Transaction, outcomes: Sequence[Outcome], *, waits: bool = False
     ) -> Remainder[Outcome]:
-        ended = [
-            Ended(outcome.claim, self._step(outcome), outcome.verdict.value) for outcome in outcomes
-        ]
+        ended = [Ended(outcome.claim, self._step(outcome), outcome.verdict) for outcome in outcomes]
         settled = self._settle.run(tx, ended, worker=self._worker, waits=waits)
         for outcome, each, found in zip(outcomes, ended, settled, strict=True):
-            if found.found is Class.SETTLED and outcome.verdict in _FAILED:
+            if outcome.verdict is not Verdict.DONE and _has_failed(outcome, found):
                 self._log_failed(tx, outcome, found.step or each.step)
         return remainder(outcomes, settled)
 
@@ -121,17 +120,22 @@ class ItemSource:
                 assert_never(outcome.verdict)
 
     def _done(self, outcome: Outcome) -> Step:
-        claim, more = outcome.claim, self._items.more
+        claim, items = outcome.claim, self._items
         assert isinstance(claim, ItemClaim)
-        result = () if self._items.result is None else (outcome.result,)
-        # Work that arrived meanwhile: due again at once, with all its attempts.
-        again = self._made(self._moves.again, outcome, refunded=1) if more is not None else None
-        return Step(
-            move=self._moves.done,
-            row=(*claim.seen, *result),
-            told=self._told(claim.attempt, None),
-            otherwise=again,
-        )
+        if items.more is not None:
+            # Work that arrived meanwhile: due again at once, with all its attempts.
+            again = self._made(self._moves.again, outcome, refunded=1)
+            told = self._told(claim.attempt, None)
+            return Step(move=self._moves.done, row=claim.seen, told=told, otherwise=again)
+        if outcome.result is not None and items.result is not None:
+            told = self._told(claim.attempt, None)
+            return Step(move=self._moves.done_with, row=(outcome.result,), told=told)
+        # Most of a batch are alike.
+        step = self._plain.get(claim.attempt)
+        if step is None:
+            step = Step(move=self._moves.done, told=self._told(claim.attempt, None))
+            self._plain[claim.attempt] = step
+        return step
 
     def _made(
         self,
@@ -165,7 +169,7 @@ class ItemSource:
             told=self._told(expired.attempt - refunded, expired.reason),
         )
         claim = ItemClaim(key_words(expired.key), expired.attempt, expired.token, parts=expired.key)
-        return Ended(claim, step, "a rescue")
+        return Ended(claim, step)
 
     def _error(self, words: str | None) -> Row:
         error = self._items.error
@@ -191,16 +195,9 @@ class ItemSource:
         tx.after_commit(partial(failed.write, self._log))
 
 
-def remainder(each: Sequence[Any], settled: Sequence[Settled]) -> Remainder[Any]:
-    """Those that were not written: the lost, and the locked."""
-    pairs = list(zip(each, settled, strict=True))
-    return Remainder(
-        lost=[one for one, found in pairs if found.found in {Class.LOST, Class.DELETED}],
-        locked=[one for one, found in pairs if found.found is Class.LOCKED],
-    )
-
-
-_FAILED = frozenset({Verdict.FAILED, Verdict.DEAD})
+def _has_failed(outcome: Outcome, found: Settled) -> bool:
+    failed = outcome.verdict in {Verdict.FAILED, Verdict.DEAD}
+    return failed and found.found is Class.SETTLED
 
 
 def _ms(delay: float | None) -> Row:

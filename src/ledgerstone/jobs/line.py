@@ -12,15 +12,16 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Integer, and_, bindparam, exists, false, func, or_, select
+from sqlalchemy import BigInteger, Integer, and_, bindparam, exists, false, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from ledgerstone.jobs import history
+from ledgerstone.jobs.items import begun, next_token
 from ledgerstone.jobs.limits import Candidate
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job, job_queue, stands
 from ledgerstone.store.batch import ClaimEach
-from ledgerstone.store.expressions import beyond, json_text, now, now_after, now_ms
+from ledgerstone.store.expressions import beyond, json_text
 from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
@@ -203,15 +204,7 @@ def _taking(queue: str, due: ColumnElement[bool]) -> ClaimEach:
         key=job.c.id,
         due=and_(job.c.queue == queue, due, job.c.limit_key.is_(None), ~governed),
         order_by=_ORDER,
-        set_={
-            "status": Status.RUNNING.value,
-            "attempt": job.c.attempt + 1,
-            "token": job.c.token + 1,
-            "started_at": func.coalesce(job.c.started_at, now()),
-            "updated_at": now_after(job.c.updated_at),
-            "lease_until_ms": now_ms() + bindparam("lease_ms", type_=BigInteger()),
-            "worker": bindparam("worker", type_=job.c.worker.type),
-        },
+        set_=begun(),
         returning=COLUMNS,
         journal=history.claimed,
     )
@@ -220,7 +213,7 @@ def _taking(queue: str, due: ColumnElement[bool]) -> ClaimEach:
 def _looking(queue: str, types: Sequence[str]) -> Statement:
     return Statement(
         "jobs.look_in_line",
-        select(*COLUMNS, job.c.limit_max)
+        select(*[next_token(c) for c in COLUMNS], job.c.limit_max)
         .where(job.c.queue == queue, _due(types, _from_start))
         .order_by(*_ORDER)
         .limit(bindparam("limit", type_=BigInteger()))
