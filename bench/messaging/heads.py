@@ -17,12 +17,13 @@ from bench.ledgers import opened
 from bench.measure import settle_memory
 from bench.messaging import load
 from bench.side import plain_engine
+from ledgerstone.engine.source import Ask
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging import lanes
 from ledgerstone.messaging.lanes import Heads, Held
 from ledgerstone.settings import MessagingSettings
 
-LEASE_MS = 60_000
+LEASE_SECONDS = 60.0
 WORKER = "bench"
 WARM_UP = 20
 """Looks that are not counted: the first ones compile and prepare the statements."""
@@ -111,10 +112,8 @@ def _looked(ledger: Ledger, heads: Heads, *, limit: int, keep: bool) -> float:
     try:
         with ledger.transaction() as tx:
             began = perf_counter()
-            rows = lanes.claim.run(
-                tx, limit=limit, queue=load.DESTINATION, lease_ms=LEASE_MS, worker=WORKER
-            )
-            found = heads.read(tx, load.DESTINATION, [Held(*row) for row in rows], each=1)
+            taken = lanes.claim.run(tx, Ask(limit, WORKER, LEASE_SECONDS), queue=load.DESTINATION)
+            found = heads.read(tx, load.DESTINATION, [Held.of(each) for each in taken], each=1)
             seconds = perf_counter() - began
             if [len(some) for some in found.values()] != [1] * limit:
                 message = f"{limit} heads were to be found, not {len(found)}"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, select, update
 
-from ledgerstone.engine.source import Claim, Outcome, Remainder, Verdict
+from ledgerstone.engine.source import Outcome, Remainder, Verdict
 from ledgerstone.items import Items
-from ledgerstone.ledger import Ledger
+from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract.source_subject import (
     LEASE_SECONDS,
@@ -42,7 +42,7 @@ class ItemContract(SubjectContract):
         (late,) = claim(ledger, subject)
         row = _row(ledger, items)
         clock.advance(1)
-        ledger.run(subject.clear)
+        ledger.run(lambda tx: self.remove(tx, subject, items))
         again = {**row, items.token.name: 0, items.lease.name: None}
         if items.state is not None:
             again[items.state.column.name] = items.state.due.value
@@ -53,7 +53,7 @@ class ItemContract(SubjectContract):
 
         assert current.key == key
         assert current.token > late.token
-        assert [each.claim for each in refused] == [late]
+        assert [each.claim.mark for each in refused] == [late.mark]
         assert extend(ledger, subject, [current]) == []
 
     def test_the_attempt_is_no_part_of_the_fence(
@@ -87,7 +87,7 @@ class ItemContract(SubjectContract):
 
         refused = settle(ledger, subject, subject.outcome(taken, Verdict.DONE))
 
-        assert [each.claim for each in refused] == [taken]
+        assert [each.claim.mark for each in refused] == [taken.mark]
         assert state(ledger, subject, key) == "due"
         with ledger.reading() as tx:
             assert subject.refusals(tx, key) == 1
@@ -106,7 +106,7 @@ class ItemContract(SubjectContract):
         again = _waiting(ledger, subject, subject.outcome(kept, Verdict.DONE))
 
         assert (list(now.lost), list(now.locked)) == ([], [])
-        assert [each.claim for each in late.lost] == [lost]
+        assert [each.claim.mark for each in late.lost] == [lost.mark]
         assert list(again.lost) == []
         assert (state(ledger, subject, kept.key), state(ledger, subject, lost.key)) == (
             "done",
@@ -153,6 +153,10 @@ class ItemContract(SubjectContract):
         made = _calls(ledger) - before
         assert refused == []
         assert made <= self.statements_max(ledger)
+
+    def remove(self, tx: Transaction, subject: Subject, items: Items) -> None:
+        """Delete the row of the only item."""
+        subject.clear(tx)
 
     def statements_max(self, ledger: Ledger) -> int:
         """Statements of a settlement of one batch, its history included."""
@@ -230,6 +234,3 @@ def _waiting(ledger: Ledger, subject: Subject, outcome: Outcome) -> Remainder[Ou
 
 def _calls(ledger: Ledger) -> int:
     return ledger.database.measure.total().calls
-
-
-__all__ = ["Claim", "CountedContract", "ItemContract", "MoreContract"]

@@ -8,9 +8,13 @@ import pytest
 
 from ledgerstone import Ledger
 from ledgerstone.items import Items
+from ledgerstone.jobs.items import JOBS
+from ledgerstone.ledger import Transaction
+from ledgerstone.messaging.lanes import LANES
 from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contract.source_locks import LockedContract
+from ledgerstone.testing.contract.source_subject import Subject
 from ledgerstone.testing.contract.sources import (
     ClaimingContract,
     DeathsContract,
@@ -19,6 +23,8 @@ from ledgerstone.testing.contract.sources import (
     RescueContract,
 )
 from ledgerstone.testing.fixtures import KINDS, Home, new_home
+from ledgerstone.testing.shelf import Shop
+from ledgerstone.testing.subjects import LANE_ATTEMPTS_MAX, JobSubject, LaneSubject
 from tests.contract import item_subjects
 from tests.contract.item_subjects import ItemSubject
 from tests.contract.item_tables import tables
@@ -119,3 +125,50 @@ class TestIncoming(
     def subject(self) -> ItemSubject:
         """The table of what came in."""
         return item_subjects.incoming()
+
+
+class TestJobs(ItemContract):
+    """Jobs keep it; what every source keeps they keep in `test_sources`."""
+
+    @pytest.fixture
+    def items(self) -> Items:
+        """The declaration."""
+        return JOBS
+
+    @pytest.fixture
+    def subject(self, ledger: Ledger) -> JobSubject:
+        """The jobs of a queue."""
+        return JobSubject(ledger)
+
+
+class TestLanes(ItemContract):
+    """So do lanes, whose messages are removed in the same transaction."""
+
+    @pytest.fixture
+    def shop(self, home: Home, clock: ManualClock) -> Iterator[Shop]:
+        """Where messages go: a lane that was refused too often is parked."""
+        with Shop(home.url, clock, on_failure="park", max_attempts=LANE_ATTEMPTS_MAX) as opened:
+            yield opened
+
+    @pytest.fixture
+    def ledger(self, shop: Shop) -> Ledger:
+        """The ledger of the shop."""
+        return shop.ledger
+
+    @pytest.fixture
+    def items(self) -> Items:
+        """The declaration."""
+        return LANES
+
+    @pytest.fixture
+    def subject(self, shop: Shop) -> LaneSubject:
+        """The lanes."""
+        return LaneSubject(shop)
+
+    def remove(self, tx: Transaction, subject: Subject, items: Items) -> None:
+        """The lane alone: its message still waits."""
+        tx.connection.execute(items.table.delete())
+
+    def statements_max(self, ledger: Ledger) -> int:
+        """One more, for the messages."""
+        return super().statements_max(ledger) + 1
