@@ -232,7 +232,7 @@ def claim(
         if allowed:
             words = [history.begun(row[1] + 1, common["worker"]) for row in allowed]
             rows = [(str(row[0]), row[2], told) for row, told in zip(allowed, words, strict=True)]
-            _take.run(tx, rows, **common)
+            _take.apply(tx, rows, **common)
             taken += allowed
         keys.block(queue)
         if keys.busy:

@@ -203,7 +203,7 @@ class CompetingRelay:
             pause_ms = round(pause * 1000) + 999
             later.append((place, envelope.with_attempt(headers[place], attempts), pause_ms))
         if later:
-            self._statements.later.run(tx, sorted(later))
+            self._statements.later.apply(tx, sorted(later))
 
     def _given_up(self, answer: Answer, attempts: int) -> bool:
         if answer.verdict is Verdict.UNDELIVERABLE:

@@ -24,7 +24,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-from sqlalchemy import Column, Text, literal, null, select
+from sqlalchemy import Column, Text, literal, null
 from sqlalchemy.sql.elements import (
     ClauseElement,
     ColumnClause,
@@ -94,10 +94,11 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpdateEach:
-    """Change many rows, each found by the values that travel for it.
+    """Change many rows, each found by the values that travel for it; a locked row is waited for.
 
-    - All of a batch happen in the caller's transaction.
-    - Answers the positions of the rows that no row of the table matched, in order.
+    - All of a batch happen in the caller's transaction, in the order of their keys.
+    - `run` answers the positions of the rows that no row of the table matched, in order.
+    - `apply` is for rows that are known to match, or where it does not matter: nothing is answered.
     - The key stays as it is.
     - With a `journal` it is told of each row that matched.
     """
@@ -126,49 +127,36 @@ class UpdateEach:
             unmatched.extend(start + i for i in self._run(tx, part, common))
         return unmatched
 
+    def apply(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> None:
+        """Change them all."""
+        dialect = tx.database.dialect
+        for _, part in parts_of(rows, self.carried):
+            if self.journal is None or dialect.tells:
+                dialect.apply_each(self, tx, part, common)
+            else:
+                width = len(self.incoming)
+                dialect.apply_each(self, tx, [row[:width] for row in part], common)
+                self.journal.run(tx, part, common)
+
+    def in_order(self, rows: Sequence[Row]) -> list[int]:
+        """The positions in the order of the keys, in which every batch takes its locks."""
+        return sorted(range(len(rows)), key=lambda i: rows[i][self.key_position])
+
     def _run(self, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]) -> list[int]:
         dialect = tx.database.dialect
+        keys = {row[self.key_position] for row in rows}
+        if len(keys) < len(rows):
+            # A row that is named twice is changed once and once more.
+            return [i for i, row in enumerate(rows) if self._run(tx, [row], common)]
         if self.journal is None or dialect.tells:
             return dialect.update_each(self, tx, rows, common)
         width = len(self.incoming)
         unmatched = dialect.update_each(self, tx, [row[:width] for row in rows], common)
         gone = set(unmatched)
-        self.journal.run(tx, [row for i, row in enumerate(rows) if i not in gone], common)
+        matched = [row for i, row in enumerate(rows) if i not in gone]
+        if matched:
+            self.journal.run(tx, matched, common)
         return unmatched
-
-
-class LockEach:
-    """Lock many rows by their key, and wait for none of them.
-
-    - Answers the positions of the rows that another transaction has locked, in order.
-    - A row that is not there is not among them: whoever changes it will find that out.
-    - The others are locked until the end of the transaction. With one writer nothing is to be done.
-    """
-
-    def __init__(self, name: str, table: Table, *, key: ColumnClause[Any]) -> None:
-        self.name = name
-        self.table = table
-        self.key = key
-        self.statements: dict[str, Statement] = {}
-        self._there = WithRows(
-            f"{name}.there",
-            incoming=(key,),
-            build=lambda row: select(key).where(key.in_(select(getattr(row, key.name)))),
-        )
-
-    def run(self, tx: Transaction, keys: Sequence[Any]) -> list[int]:
-        dialect = tx.database.dialect
-        if dialect.one_writer:
-            return []
-        rows = [(each,) for each in sorted(set(keys))]
-        free: set[str] = set()
-        for _, part in parts_of(rows, (self.key,)):
-            free |= {str(row[0]) for row in dialect.lock_each(self, tx, part)}
-        if len(free) == len(rows):
-            return []
-        missing = [row for row in rows if str(row[0]) not in free]
-        locked = {str(row[0]) for row in self._there.rows(tx, missing)}
-        return [i for i, each in enumerate(keys) if str(each) in locked]
 
 
 class Adding:

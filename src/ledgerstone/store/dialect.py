@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         ClaimEach,
         FirstEach,
         InsertEach,
-        LockEach,
         UpdateEach,
         WithRows,
     )
@@ -43,9 +42,9 @@ class Dialect(Protocol):
       settlements are then worth one transaction, elsewhere two connections.
     - `tells` says that what changes rows can also add to a journal, in one statement.
     - `change_each` locks rows, waiting for none unless told to, and changes those that pass.
-    - `update_each`, `append_each`, `add_each`, `insert_each`, `claim_each`, `first_each` carry out
-      a batch, `with_rows` answers the statement of one and what travels with it, see `batch`. What
-      `claim_each` answers reads the rows.
+    - `update_each`, `apply_each`, `append_each`, `add_each`, `insert_each`, `claim_each` and
+      `first_each` carry out a batch, `with_rows` answers the statement of one and what travels with
+      it, see `batch`. What `claim_each` answers reads the rows.
     - `pipeline` answers what sends the statements of a transaction of ours together, or None where
       each goes by itself.
     - `check_open` is asked before a statement of ours, and before a commit, on the driver's
@@ -75,6 +74,10 @@ class Dialect(Protocol):
         self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]: ...
 
+    def apply_each(
+        self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> None: ...
+
     def change_each(
         self,
         operation: ChangeEach,
@@ -84,10 +87,6 @@ class Dialect(Protocol):
         *,
         waits: bool,
     ) -> list[Found | None]: ...
-
-    def lock_each(
-        self, operation: LockEach, tx: Transaction, rows: Sequence[Row]
-    ) -> Sequence[Row]: ...
 
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]

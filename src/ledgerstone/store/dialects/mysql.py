@@ -28,7 +28,6 @@ from ledgerstone.store.batch import (
     ClaimEach,
     FirstEach,
     InsertEach,
-    LockEach,
     UpdateEach,
     WithRows,
     document,
@@ -44,7 +43,6 @@ from ledgerstone.store.dialects.mysql_rows import (
 )
 from ledgerstone.store.drivers import load
 from ledgerstone.store.statement import Row, Statement
-from ledgerstone.store.transaction import SomeRefused
 from ledgerstone.store.watched import connect_pymysql
 
 if TYPE_CHECKING:
@@ -136,30 +134,40 @@ class MySQL:
     def update_each(
         self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]:
+        # There is no UPDATE … RETURNING: what matches is locked, and then changed.
+        find = operation.statements.get(f"{self.name}.find")
+        if find is None:
+            position, key = column(_POSITION, BigInteger()), operation.key
+            table: Any = key.table
+            row = travelling([position, *operation.incoming], key=[position, key])
+            updating = operation.build(row)
+            finding = (
+                select(getattr(row, _POSITION))
+                .prefix_with("STRAIGHT_JOIN")
+                .select_from(getattr(row, _POSITION).table, table)
+                .where(*updating._where_criteria)  # noqa: SLF001 - what the UPDATE asks
+                .with_hint(table, f"FORCE INDEX ({index_of(key)})")
+                .with_for_update()
+            )
+            find = operation.statements[f"{self.name}.find"] = Statement(
+                f"{operation.name}.find", finding
+            )
+        sent = [(i, *rows[i]) for i in operation.in_order(rows)]
+        found = {row[0] for row in find.rows(tx, rows=document(sent), **common)}
+        if found:
+            self.apply_each(operation, tx, [rows[i] for i in sorted(found)], common)
+        return [i for i in range(len(rows)) if i not in found]
+
+    def apply_each(
+        self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> None:
         statement = operation.statements.get(self.name)
         if statement is None:
             row = travelling(operation.incoming, key=[operation.key])
             statement = by_key(operation.name, operation.build(row), operation.key)
             operation.statements[self.name] = statement
-        # In key order, so that two batches over the same rows wait for each other, not in a circle.
-        position = operation.key_position
-        ordered = sorted(range(len(rows)), key=lambda i: rows[i][position])
-        changed = 0
-        try:
-            with tx.trial():
-                changed = statement.run(tx, rows=document([rows[i] for i in ordered]), **common)
-                if changed == len(rows):
-                    return []
-                raise SomeRefused
-        except SomeRefused:
-            tx.database.measure.take_back(statement.name, written=changed)
-            if tx.hopeful:
-                raise
-            return [
-                i
-                for i, row in enumerate(rows)
-                if not statement.run(tx, rows=document([row]), **common)
-            ]
+        ordered = [rows[i] for i in operation.in_order(rows)]
+        statement.run(tx, rows=document(ordered), **common)
 
     def change_each(
         self,
@@ -216,23 +224,6 @@ class MySQL:
                 operation.name, changing, keys[0]
             )
         return lock, change
-
-    def lock_each(self, operation: LockEach, tx: Transaction, rows: Sequence[Row]) -> Sequence[Row]:
-        statement = operation.statements.get(self.name)
-        if statement is None:
-            key = operation.key
-            sent = getattr(travelling([key], key=[key]), key.name)
-            # One by one, by the key: left to itself the server reads, and locks, the whole table.
-            locking = (
-                select(key)
-                .prefix_with("STRAIGHT_JOIN")
-                .select_from(sent.table, operation.table)
-                .where(key == sent)
-                .with_hint(operation.table, f"FORCE INDEX ({index_of(key)})")
-                .with_for_update(skip_locked=True)
-            )
-            statement = operation.statements[self.name] = Statement(operation.name, locking)
-        return statement.rows(tx, rows=document(rows))
 
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]

@@ -12,7 +12,6 @@ from sqlalchemy import (
     BigInteger,
     Engine,
     Text,
-    any_,
     bindparam,
     cast,
     create_engine,
@@ -32,7 +31,6 @@ from ledgerstone.store.batch import (
     ClaimEach,
     FirstEach,
     InsertEach,
-    LockEach,
     UpdateEach,
     WithRows,
     missed,
@@ -52,7 +50,6 @@ from ledgerstone.store.dialects.postgres_rows import (
     new_ids,
     travelling,
     travelling_in_short,
-    uncut,
     update_statement,
     word,
 )
@@ -184,9 +181,13 @@ class PostgreSQL:
         done = statement.rows(tx, **common, **sent, **new_ids(operation.journal))
         if len(done) == len(rows):
             return []
-        # By position and not by key: two claims of one item may be in one batch.
         taken = {row[0] for row in done}
         return [i for i in range(len(rows)) if i + 1 not in taken]
+
+    def apply_each(
+        self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> None:
+        self.update_each(operation, tx, rows, common)
 
     def change_each(
         self,
@@ -212,17 +213,6 @@ class PostgreSQL:
         ):
             found[order[position - 1]] = CHANGED if passes else Found(False, tuple(stands))
         return found
-
-    def lock_each(self, operation: LockEach, tx: Transaction, rows: Sequence[Row]) -> Sequence[Row]:
-        statement = operation.statements.get(self.name)
-        if statement is None:
-            key = operation.key
-            keys = cast(bindparam(f"in_{key.name}", type_=Text()), ARRAY(uncut(key.type)))
-            # No join, which could be turned round, and no order of its own: what waits for nothing
-            # cannot wait in a circle.
-            locking = select(key).where(key == any_(keys)).with_for_update(skip_locked=True)
-            statement = operation.statements[self.name] = Statement(operation.name, locking)
-        return statement.rows(tx, **arrays([operation.key], rows))
 
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]

@@ -41,7 +41,6 @@ from ledgerstone.store.batch import (
     FirstEach,
     Incoming,
     InsertEach,
-    LockEach,
     UpdateEach,
     WithRows,
     document,
@@ -50,7 +49,6 @@ from ledgerstone.store.batch import (
 from ledgerstone.store.change import CHANGED, Found
 from ledgerstone.store.faults import refused
 from ledgerstone.store.statement import Row, Statement
-from ledgerstone.store.transaction import SomeRefused
 from ledgerstone.store.wakeups.data_version import DataVersionWatcher
 
 if TYPE_CHECKING:
@@ -127,28 +125,22 @@ class SQLite:
     def update_each(
         self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]:
-        if tx.hopeful:
-            return self._update_all(operation, tx, rows, common)
-        statement = operation.statements.get(self.name)
+        statement = operation.statements.get(f"{self.name}.telling")
         if statement is None:
             updating = operation.build(_travelling(operation.incoming)).returning(operation.key)
-            statement = operation.statements[self.name] = Statement(operation.name, updating)
+            statement = Statement(operation.name, updating)
+            operation.statements[f"{self.name}.telling"] = statement
         return _by_key(operation, statement, tx, rows, common)
 
-    def _update_all(
+    def apply_each(
         self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
-    ) -> list[int]:
-        """Without an answer for each row: reading one would wake every thread that waits to run."""
-        name = f"{self.name}.all"
-        statement = operation.statements.get(name)
+    ) -> None:
+        # Without an answer for each row: reading one would wake every thread that waits to run.
+        statement = operation.statements.get(self.name)
         if statement is None:
             updating = operation.build(_travelling(operation.incoming))
-            statement = operation.statements[name] = Statement(operation.name, updating)
-        changed = statement.run(tx, rows=_document(operation, rows), **common)
-        if changed != len(rows):
-            tx.database.measure.take_back(statement.name, written=changed)
-            raise SomeRefused
-        return []
+            statement = operation.statements[self.name] = Statement(operation.name, updating)
+        statement.run(tx, rows=_document(operation, rows), **common)
 
     def change_each(
         self,
@@ -220,10 +212,6 @@ class SQLite:
                 changing = operation.change(row).where(*operation.matches(row))
             statement = operation.statements[name] = Statement(operation.name, changing)
         return statement
-
-    def lock_each(self, operation: LockEach, tx: Transaction, rows: Sequence[Row]) -> Sequence[Row]:
-        # Whoever writes has all of the file.
-        return rows
 
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
