@@ -191,7 +191,9 @@ class OrderedRelay:
             self._put_aside(tx, by_lane[settlement.lane], settlement)
         hit("relay.marked")
         self._count(settled, by_lane)
-        tx.after_commit(partial(_give_back, [each for _, each in every]))
+        busy = {each.lane for each in locked}
+        # What was locked is settled later, and needs its messages then.
+        tx.after_commit(partial(_give_back, [each for _, each in every if each.held not in busy]))
         if any(s.done_to is None and s.until_ms is None and s.delay_seconds == 0 for s in settled):
             tx.wake(self.channel)
         if self._starved:
@@ -199,7 +201,6 @@ class OrderedRelay:
             self._starved = False
             tx.wake(self.channel)
         refused = self._refused(tx, outcomes, [by_lane[each.lane] for each in lost])
-        busy = {each.lane for each in locked}
         return Remainder(refused, [outcome for outcome, each in every if each.held in busy])
 
     def extend(
