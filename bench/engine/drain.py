@@ -8,7 +8,7 @@ from time import perf_counter, process_time, sleep
 
 from bench.ledgers import opened
 from bench.measure import Timing, settle_memory
-from ledgerstone.engine.source import Ask, Claim, Handler, Outcome
+from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Remainder
 from ledgerstone.ledger import Ledger
 from ledgerstone.store.transaction import Transaction
 from tests.chores import ChoreSource
@@ -32,7 +32,6 @@ class Watched:
         self.channel = chores.channel
         self.handler = chores.handler
         self.extend = chores.extend
-        self.hold = chores.hold
         self.rescue = chores.rescue
 
     def claim(self, tx: Transaction, ask: Ask) -> Sequence[Claim]:
@@ -42,12 +41,14 @@ class Watched:
         self.claimed += len(claims)
         return claims
 
-    def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-        refused = self._chores.settle(tx, outcomes)
+    def settle(
+        self, tx: Transaction, outcomes: Sequence[Outcome], *, waits: bool = False
+    ) -> Remainder[Outcome]:
+        left = self._chores.settle(tx, outcomes, waits=waits)
         self._unsettled -= len(outcomes)
         if self._unsettled <= 0:
             self.nearly.set()
-        return refused
+        return left
 
 
 def drain(url: str, *, warm_up: int, count: int) -> Timing:

@@ -2,7 +2,7 @@
 
 The real source claims and settles two chores of a scratch database while its cursor is listened to.
 Values that came from the claimed rows are recognised by marks that nothing else holds, so that the
-driver can later put its own rows in their place. The transactions are hopeful, as the pump's are.
+driver can later put its own rows in their place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tests.chores.work import nothing
 
 WORKER = "00000000-0000-7000-8000-000000000000"
 ATTEMPT_MARK = 7101
-TOKEN_MARK = 9301
+TOKEN_MARK = 9_301_000_000_000_000
+"""Above every moment: a claim raises the token at least to the moment in ms."""
 
 
 class Travel(Enum):
@@ -143,7 +144,6 @@ def listening(ledger: Ledger) -> Iterator[tuple[Transaction, list[Heard]]]:
     with ledger.transaction() as tx:
         overheard = _Overheard(ledger.database, tx.connection, rooms=ledger.rooms)
         overheard.heard = []
-        overheard.hopeful = True
         yield overheard, overheard.heard
 
 

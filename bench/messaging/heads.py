@@ -17,6 +17,7 @@ from bench.ledgers import opened
 from bench.measure import settle_memory
 from bench.messaging import load
 from bench.side import plain_engine
+from ledgerstone.engine.source import Ask
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging import lanes
 from ledgerstone.messaging.budget import Budget
@@ -24,7 +25,7 @@ from ledgerstone.messaging.heads import Heads
 from ledgerstone.messaging.lanes import Held
 from ledgerstone.settings import MessagingSettings
 
-LEASE_MS = 60_000
+LEASE_SECONDS = 60.0
 MEMORY_BYTES = 1 << 30
 WORKER = "bench"
 WARM_UP = 20
@@ -114,13 +115,11 @@ def _looked(ledger: Ledger, heads: Heads, *, limit: int, keep: bool) -> float:
     try:
         with ledger.transaction() as tx:
             began = perf_counter()
-            rows = lanes.claim.run(
-                tx, limit=limit, queue=load.DESTINATION, lease_ms=LEASE_MS, worker=WORKER
-            )
+            taken = lanes.claim.run(tx, Ask(limit, WORKER, LEASE_SECONDS), queue=load.DESTINATION)
             found = heads.read(
                 tx,
                 load.DESTINATION,
-                [Held(*row) for row in rows],
+                [Held.of(each) for each in taken],
                 each=1,
                 budget=Budget(MEMORY_BYTES),
             )

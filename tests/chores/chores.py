@@ -10,13 +10,14 @@ from sqlalchemy import BigInteger, bindparam, func, literal_column, select
 
 from ledgerstone.errors import BadInput, KeyConflict, NotFound, StoreBusy
 from ledgerstone.ids import new_id
-from ledgerstone.store.batch import AppendEach, InsertEach
+from ledgerstone.items.events import accepted
+from ledgerstone.store.batch import InsertEach
 from ledgerstone.store.body import decode, encode
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.names import check_name
 from ledgerstone.store.statement import Statement
 from tests.chores.states import Status
-from tests.chores.tables import KEY_CHARS_MAX, chore, chore_event, tables
+from tests.chores.tables import HISTORY, KEY_CHARS_MAX, chore, chore_event, tables
 
 if TYPE_CHECKING:
     from ledgerstone.store.database import Database
@@ -80,21 +81,6 @@ _insert = InsertEach(
         "token": 0,
         "available_at_ms": now_ms() + row.available_at_ms,
         "created_at_ms": now_ms(),
-    },
-)
-record = AppendEach(
-    "chores.record",
-    chore_event,
-    incoming=(
-        chore_event.c.chore_id,
-        chore_event.c.attempt,
-        chore_event.c.next_status,
-        chore_event.c.reason,
-    ),
-    values=lambda _: {
-        "at_ms": now_ms(),
-        "prev_status": bindparam("prev", type_=chore_event.c.prev_status.type),
-        "worker": bindparam("worker", type_=chore_event.c.worker.type),
     },
 )
 _by_key = Statement(
@@ -185,8 +171,7 @@ class Chores:
         there = set(_insert.run(self._tx, rows))
         created = [row for i, row in enumerate(rows) if i not in there]
         if created:
-            events = [(row[0], 0, Status.QUEUED.value, None) for row in created]
-            record.run(self._tx, events, prev=None, worker=None)
+            accepted(self._tx, HISTORY, [(row[0],) for row in created], Status.QUEUED.value)
             self._tx.wake(CHANNEL)
         return [
             self._existing(row) if i in there else Enqueued(row[0], created=True)

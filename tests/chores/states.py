@@ -15,6 +15,8 @@ class Status(Enum):
     CANCELED = "canceled"
 
 
+ENDED = frozenset({Status.DONE, Status.DEAD, Status.CANCELED})
+
 MOVES: frozenset[tuple[Status, Status]] = frozenset(
     {
         (Status.QUEUED, Status.RUNNING),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, String, Table, UniqueConstraint
 
+from ledgerstone.items import Begun, Items, State, ToState
+from ledgerstone.items.events import events
 from ledgerstone.store.schema import (
     MYSQL_TABLE,
     id_type,
@@ -12,7 +14,7 @@ from ledgerstone.store.schema import (
     serial_type,
     text_type,
 )
-from tests.chores.states import Status
+from tests.chores.states import ENDED, MOVES, Status
 
 KEY_CHARS_MAX = 255
 WORKER_CHARS_MAX = 100
@@ -69,4 +71,36 @@ chore_event = Table(
     Column("worker", String(WORKER_CHARS_MAX)),
     Column("reason", String(REASON_CHARS_MAX)),
     **MYSQL_TABLE,
+)
+
+_begun = Begun(chore.c.attempt)
+HISTORY = events(
+    "chores", chore_event, of=[chore_event.c.chore_id], key=[chore.c.id], attempt=_begun
+)
+CHORES = Items(
+    name="chores",
+    table=chore,
+    key=(chore.c.id,),
+    due=chore.c.available_at_ms,
+    order=(chore.c.available_at_ms, chore.c.id),
+    state=State(
+        column=chore.c.status,
+        due=Status.QUEUED,
+        held=Status.RUNNING,
+        dead=Status.DEAD,
+        canceled=Status.CANCELED,
+        ended=ENDED,
+        moves=MOVES,
+    ),
+    done=ToState(Status.DONE),
+    attempt=_begun,
+    attempts_max=chore.c.max_attempts,
+    token=chore.c.token,
+    lease=chore.c.lease_until_ms,
+    worker=chore.c.worker,
+    crashes=chore.c.crashes,
+    error=chore.c.error,
+    body=chore.c.body,
+    result=chore.c.result,
+    history=HISTORY,
 )

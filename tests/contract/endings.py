@@ -266,8 +266,8 @@ class _Picky(ChoreSource):
         super().__init__(Handler(watched, atomic=atomic))
         self.refusal = refusal
 
-    def settle(self, tx: Any, outcomes: Any) -> Any:
-        settled = super().settle(tx, outcomes)
+    def settle(self, tx: Any, outcomes: Any, **how: Any) -> Any:
+        settled = super().settle(tx, outcomes, **how)
         for outcome in outcomes:
             error = self.refusal(outcome)
             if error is not None:

@@ -363,13 +363,13 @@ class _Unsettled(ChoreSource):
         self.tries = 0
         self.allowed = threading.Event()
 
-    def settle(self, tx: Any, outcomes: Any) -> Any:
+    def settle(self, tx: Any, outcomes: Any, **how: Any) -> Any:
         self.tries += 1
         if not self.allowed.is_set():
             from ledgerstone.errors import StoreUnavailable
 
             raise StoreUnavailable("not yet")
-        return super().settle(tx, outcomes)
+        return super().settle(tx, outcomes, **how)
 
 
 def _take_away(ledger: Ledger, key: str) -> None:

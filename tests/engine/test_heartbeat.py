@@ -10,7 +10,7 @@ import pytest
 
 from ledgerstone import Ledger
 from ledgerstone.engine.pump import Pump
-from ledgerstone.engine.source import Claim, Handler
+from ledgerstone.engine.source import Claim, Handler, Remainder
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import StoreUnavailable
 from ledgerstone.testing.clock import ManualClock
@@ -29,7 +29,7 @@ class Cut(ChoreSource):
         self.away = False
         self.extended: list[int] = []
 
-    def extend(self, tx: Any, claims: Sequence[Claim], lease_seconds: float) -> Sequence[Claim]:
+    def extend(self, tx: Any, claims: Sequence[Claim], lease_seconds: float) -> Remainder[Claim]:
         if self.away:
             raise StoreUnavailable("away")
         self.extended.append(len(claims))

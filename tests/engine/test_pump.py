@@ -31,11 +31,11 @@ class Unsettled(ChoreSource):
         super().__init__(Handler(call))
         self.left = times
 
-    def settle(self, tx: Any, outcomes: Any) -> Any:
+    def settle(self, tx: Any, outcomes: Any, **how: Any) -> Any:
         if self.left:
             self.left -= 1
             raise StoreUnavailable("away")
-        return super().settle(tx, outcomes)
+        return super().settle(tx, outcomes, **how)
 
 
 class Targeted(ChoreSource):
@@ -48,10 +48,10 @@ class Targeted(ChoreSource):
     def claim(self, tx: Any, ask: Ask) -> list[Claim]:
         return [msgspec.structs.replace(claim, target=TARGET) for claim in super().claim(tx, ask)]
 
-    def settle(self, tx: Any, outcomes: Any) -> Any:
+    def settle(self, tx: Any, outcomes: Any, **how: Any) -> Any:
         if self.away and any(outcome.verdict is Verdict.DONE for outcome in outcomes):
             raise StoreUnavailable("away")
-        return super().settle(tx, outcomes)
+        return super().settle(tx, outcomes, **how)
 
 
 @pytest.mark.usefixtures("clock")
@@ -89,8 +89,8 @@ def test_outcomes_outlast_an_outage(ledger: Ledger) -> None:
     settled: list[str] = []
 
     class Noted(Unsettled):
-        def settle(self, tx: Any, outcomes: Any) -> Any:
-            refused = super().settle(tx, outcomes)
+        def settle(self, tx: Any, outcomes: Any, **how: Any) -> Any:
+            refused = super().settle(tx, outcomes, **how)
             settled.extend(outcome.claim.key for outcome in outcomes)
             return refused
 
@@ -195,10 +195,10 @@ def test_many_that_cannot_be_written_among_others(ledger: Ledger) -> None:
     enqueue(ledger, count)
 
     class Odd(ChoreSource):
-        def settle(self, tx: Any, outcomes: Any) -> Any:
+        def settle(self, tx: Any, outcomes: Any, **how: Any) -> Any:
             if any(int(outcome.claim.body) % 2 for outcome in outcomes):
                 raise ZeroDivisionError
-            return super().settle(tx, outcomes)
+            return super().settle(tx, outcomes, **how)
 
     worker = ledger.worker(Odd(Handler(nothing)))
     (step,) = worker.tick()

@@ -10,6 +10,10 @@ import pytest
 from sqlalchemy import text
 
 from ledgerstone import Ledger
+from ledgerstone.engine.source import Ask
+from ledgerstone.items.claim import Claims
+from ledgerstone.items.rescue import Rescue
+from ledgerstone.items.settle import Extend
 from ledgerstone.jobs import NewJob, Status, explaining, line, queues, reading
 from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.jobs.history import between
@@ -26,7 +30,7 @@ from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.shelf import SHOP, Shop
 from tests.chores import Chores, NewChore
 from tests.chores import Status as ChoreStatus
-from tests.chores.source import _claim, _expired, _hold
+from tests.chores.tables import CHORES
 
 ROWS = 3000
 BATCH = 30
@@ -98,45 +102,51 @@ def test_pages_come_from_an_index(ledger: Ledger, home: Home) -> None:
             assert not re.search(SLOW[home.kind], told), told
 
 
-BY_KEY = {"sqlite": "", "postgres": r"Index Cond: \(id = ANY", "mysql": r"eq_ref PRIMARY"}
+BY_KEY = {"sqlite": "", "postgres": r"Index Cond: \(id = ", "mysql": r"eq_ref PRIMARY"}
 
 
 def test_held_rows_are_looked_up_by_key(ledger: Ledger, home: Home) -> None:
-    """A worker's session locks the rows of a batch one by one, and reads no others for it."""
-    ids = ledger.run(
-        lambda tx: [
-            each.id for each in Chores(tx).enqueue_many([NewChore(body=i) for i in range(ROWS)])
-        ]
-    )
+    """A worker's session locks and changes the rows of a batch by key, and reads no others."""
+    ledger.run(lambda tx: Chores(tx).enqueue_many([NewChore(body=i) for i in range(ROWS)]))
     analyze(home, ledger, "chore")
     session = ledger.database.sibling(connections=1)
+    claims = session.run(lambda tx: Claims(CHORES).run(tx, Ask(100, "w", 1.0)))
+    extend = Extend(CHORES)
 
-    locked = session.run(lambda tx: _hold.run(tx, ids[:100]))
+    found = session.run(lambda tx: extend.run(tx, claims, 1.0))
 
-    assert locked == []
+    assert len(found) == 100
+    one = claims[0]
+    row = {
+        "in_id": f"{{{one.key}}}",
+        "in_token": f"{{{one.token}}}",
+        "rows": document([(one.key, one.token)]),
+        "lease_ms": 1,
+    }
     with session.transaction() as tx:
-        names = {"postgres": "postgresql"}
-        # With one writer there is nothing to lock, and no statement.
-        made = _hold.statements.get(names.get(home.kind, home.kind))
-        for statement in [made] if made is not None else []:
-            one = {"postgres": f"{{{ids[0]}}}"}.get(home.kind, document([(ids[0],)]))
-            told = plan(home, tx, statement, in_id=one, rows=one)
+        for name, statement in extend._each.statements.items():
+            rows = document([(0, one.key, one.token)]) if name.endswith("lock") else row["rows"]
+            told = plan(home, tx, statement, **{**row, "rows": rows})
 
             assert re.search(BY_KEY[home.kind], told), told
+            assert not re.search(r"Seq Scan on chore|chore ALL|SCAN chore(?! USING)", told), told
 
 
 def test_claims_come_from_an_index(ledger: Ledger, home: Home) -> None:
     """What is due, and what has expired, is found by its index and not by looking at everything."""
     ledger.run(lambda tx: Chores(tx).enqueue_many([NewChore(body=i) for i in range(ROWS)]))
-    ledger.run(lambda tx: _claim.run(tx, limit=50, lease_ms=1, worker="w"))
+    claims, expiring = Claims(CHORES), Rescue(CHORES)
+    ledger.run(lambda tx: claims.run(tx, Ask(50, "w", 0.001)))
     analyze(home, ledger, "chore")
 
     with ledger.transaction() as tx:
-        _claim.run(tx, limit=1, lease_ms=1, worker="w")
+        claims.run(tx, Ask(1, "w", 0.001))
         name = ledger.database.dialect.name
-        claim = _claim.statements.get(f"{name}.pick") or _claim.statements[name]
-        told = plan(home, tx, claim, limit=10, lease_ms=1, worker="w")
-        expired = plan(home, tx, _expired, limit=10)
+        taking = claims.each.statements
+        claim = taking.get(f"{name}.pick") or taking[name]
+        common = {"lease_ms": 1, "worker": "w", "prev": "queued", "next": "running"}
+        told = plan(home, tx, claim, limit=10, **common)
+        expired = plan(home, tx, expiring._find, limit=10)
 
     assert "idx_chore_due" in told
     assert "idx_chore_held" in expired

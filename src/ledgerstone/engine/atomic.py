@@ -44,7 +44,7 @@ def run_atomic(
         if outcome.verdict is Verdict.FAILED:
             raise outcomes.NotKept(outcome)
         cancellation.close_gate()
-        if source.settle(tx, [outcome]):
+        if source.settle(tx, [outcome], waits=True).lost:
             raise LeaseLost(f"the lease of attempt {claim.attempt} ran out")
         return outcome
 

@@ -81,9 +81,8 @@ class Heartbeat:
         self, tx: Transaction, pump: Pump, claims: Sequence[Claim]
     ) -> tuple[Sequence[Claim], Sequence[Claim]]:
         """Extend those whose item is free; the lost ones, and the locked ones."""
-        locked = pump.source.hold(tx, claims)
-        free = [claim for claim in claims if claim not in locked] if locked else claims
-        return pump.source.extend(tx, free, self._settings.lease_seconds), locked
+        left = pump.source.extend(tx, claims, self._settings.lease_seconds)
+        return left.lost, left.locked
 
     def _unreached(self, i: int, pump: Pump, old: Sequence[Claim], error: LedgerstoneError) -> None:
         # An outage of the database is logged once, by the store.

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ledgerstone.engine.source import Claim, Outcome
+    from ledgerstone.engine.source import Outcome
 
 AGAIN_SECONDS = 0.02
 AGAIN_SECONDS_MAX = 1.0
@@ -63,11 +63,3 @@ class LockedOutcomes:
         if not self._waiting:
             return float("inf")
         return max(0.0, min(at for at, _ in self._waiting) - monotonic())
-
-
-def without(outcomes: Sequence[Outcome], locked: Sequence[Claim]) -> Sequence[Outcome]:
-    """The outcomes of the other claims."""
-    if not locked:
-        return outcomes
-    keys = {claim.key for claim in locked}
-    return [outcome for outcome in outcomes if outcome.claim.key not in keys]

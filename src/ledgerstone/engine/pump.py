@@ -377,7 +377,7 @@ class Pump:
         return self._settlements.exchange(finished, claim, None)
 
     def _claim_some(self, room: int) -> Sequence[Claim]:
-        return self._database.run(lambda tx: self._claim(tx, room, alone=True), hopeful=True)
+        return self._database.run(lambda tx: self._claim(tx, room, alone=True))
 
     def _claim(self, tx: Transaction, room: int, *, alone: bool) -> Sequence[Claim]:
         lease, avoid = self._settings.lease_seconds, self._breakers.open_targets()

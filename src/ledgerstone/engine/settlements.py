@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ledgerstone.engine import outcomes as outcome_of
-from ledgerstone.engine.locked import LockedOutcomes, without
+from ledgerstone.engine.locked import LockedOutcomes
+from ledgerstone.engine.source import Remainder
 from ledgerstone.errors import StoreUnavailable
 from ledgerstone.failpoints import hit
 
 if TYPE_CHECKING:
-    from ledgerstone.engine.source import Claim, Outcome, Source
+    from ledgerstone.engine.source import Outcome, Source
     from ledgerstone.store.database import Database
     from ledgerstone.store.transaction import Transaction
 
@@ -95,13 +96,13 @@ class Settlements:
         if not finished:
             return 0
         try:
-            written = self._database.run(lambda tx: self._write_free(tx, finished), hopeful=True)
+            left = self._database.run(lambda tx: self._write(tx, finished))
         except BaseException as error:
             if outcome_of.may_be_of_one(error):
                 return self._settle_each(finished)
             self._keep(finished, error)
             raise
-        return self._note(finished, *written)
+        return self._note(finished, left)
 
     def exchange(
         self, finished: Sequence[Outcome], claim: Callable[[Transaction], T], nothing: T
@@ -111,20 +112,19 @@ class Settlements:
         `nothing` is answered if the batch had to be settled one by one: nothing was claimed then.
         """
 
-        def work(tx: Transaction) -> tuple[Sequence[Outcome], T]:
-            # With one writer no item is locked by another one.
-            refused = self._write(tx, finished) if finished else ()
-            return refused, claim(tx)
+        def work(tx: Transaction) -> tuple[Remainder[Outcome], T]:
+            left: Remainder[Outcome] = self._write(tx, finished) if finished else Remainder()
+            return left, claim(tx)
 
         try:
-            refused, claimed = self._database.run(work, hopeful=True)
+            left, claimed = self._database.run(work)
         except BaseException as error:
             if finished and outcome_of.may_be_of_one(error):
                 self._settle_each(finished)
                 return nothing
             self._keep(finished, error)
             raise
-        self._note(finished, refused, ())
+        self._note(finished, left)
         return claimed
 
     def _settle_each(self, finished: Sequence[Outcome]) -> int:
@@ -160,35 +160,25 @@ class Settlements:
             self._under_way -= 1
 
     def _settle_as(self, outcome: Outcome) -> None:
-        written = self._database.run(lambda tx: self._write_free(tx, [outcome]))
+        left = self._database.run(lambda tx: self._write(tx, [outcome]))
         self._unwritten = 0
-        self._note([outcome], *written)
+        self._note([outcome], left)
 
-    def _write_free(
-        self, tx: Transaction, finished: Sequence[Outcome]
-    ) -> tuple[Sequence[Outcome], Sequence[Claim]]:
-        """Write those whose item is free; the refused ones, and the claims that are locked."""
-        locked = self._source.hold(tx, [outcome.claim for outcome in finished])
-        free = without(finished, locked)
-        return self._write(tx, free) if free else (), locked
-
-    def _write(self, tx: Transaction, finished: Sequence[Outcome]) -> Sequence[Outcome]:
-        refused = self._source.settle(tx, finished)
+    def _write(self, tx: Transaction, finished: Sequence[Outcome]) -> Remainder[Outcome]:
+        left = self._source.settle(tx, finished)
         hit("pump.settling")
-        return refused
+        return left
 
-    def _note(
-        self, finished: Sequence[Outcome], refused: Sequence[Outcome], locked: Sequence[Claim]
-    ) -> int:
+    def _note(self, finished: Sequence[Outcome], left: Remainder[Outcome]) -> int:
         """Tell what was settled, and put off what was locked; how many were settled."""
-        free = without(finished, locked)
         self._under_way -= len(finished)
-        if locked:
-            there = {id(outcome) for outcome in free}
-            self._locked.put_off([each for each in finished if id(each) not in there])
-        if free:
-            self._settled(free, refused)
-        return len(free)
+        if left.locked:
+            self._locked.put_off(left.locked)
+            locked = set(map(id, left.locked))
+            finished = [outcome for outcome in finished if id(outcome) not in locked]
+        if finished:
+            self._settled(finished, left.lost)
+        return len(finished)
 
     def _keep(self, finished: Sequence[Outcome], error: BaseException) -> None:
         """They could not be settled: they come first at the next try."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 
+T = TypeVar("T")
+
+
 class Claim(msgspec.Struct, frozen=True):
     """One item, taken by one worker for one attempt.
 
-    `attempt` and `token` are compared by every later write of this claim; the token counts every
-    change of holder and never goes back, also when an attempt is refunded. `crashes` counts the
-    workers that died with it before.
+    `token` is compared by every later write of this claim; it is raised by every change of holder
+    and never goes back, also when an attempt is refunded. `crashes` counts the workers that died
+    with it before.
     """
 
     key: str
@@ -145,6 +148,17 @@ class Batches(msgspec.Struct, frozen=True):
     """Items that are claimed and not settled."""
 
 
+class Remainder(msgspec.Struct, Generic[T], frozen=True):
+    """Those of a batch that were not written: the others were, now or by the same claim before.
+
+    - `lost` claims are no longer held: nothing of them was changed, and that is on record.
+    - `locked` are those whose item another transaction has locked: to be tried again.
+    """
+
+    lost: Sequence[T] = ()
+    locked: Sequence[T] = ()
+
+
 class Snooze(msgspec.Struct, frozen=True):
     """Returned by a handler: not now, again in so many seconds; 0 or less is a second."""
 
@@ -201,11 +215,11 @@ class Source(Protocol):
 
     - `name` names it in reports; `channel` is rung when something of it becomes due.
     - `claim` takes at most `limit` due items, each by one worker; a claim holds for its lease.
-    - `hold` locks the items of claims and waits for none; it answers the claims whose item another
-      transaction has locked. These are neither settled nor extended now: the engine comes back.
-    - `settle` writes how claims came out; a claim that is no longer held changes nothing, is
-      recorded, and is answered back. Settling what this same claim settled before is no refusal.
-    - `extend` renews the lease of claims still held and answers the lost ones.
+    - `settle` writes how claims came out, and waits for no item; a claim that is no longer held
+      changes nothing, is recorded, and is answered back. Settling what this same claim settled
+      before is no refusal. An item that another transaction has locked is answered back too: the
+      engine comes back. `waits` is for a claim that is settled in its handler's own transaction.
+    - `extend` renews the lease of claims still held, in the same way.
     - `rescue` makes items of expired claims due again, a bounded number; one whose workers died
       `crashes_max` times is dead, unless its last one is known not to have begun with it
       (`LastWord.waited`): that was no crash, and no attempt.
@@ -213,7 +227,7 @@ class Source(Protocol):
     - A source may have `close`: its worker has stopped, and it lets go of its connections and
       threads. Another worker may use it later.
     - A source may have `batches`: what one `claim` answers is then handled by one call, and its
-      capacity counts items. Each item is held, settled, extended and rescued by itself.
+      capacity counts items. Each item is settled, extended and rescued by itself.
     """
 
     @property
@@ -224,13 +238,13 @@ class Source(Protocol):
 
     def claim(self, tx: Transaction, ask: Ask) -> Sequence[Claim]: ...
 
-    def hold(self, tx: Transaction, claims: Sequence[Claim]) -> Sequence[Claim]: ...
-
-    def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]: ...
+    def settle(
+        self, tx: Transaction, outcomes: Sequence[Outcome], *, waits: bool = False
+    ) -> Remainder[Outcome]: ...
 
     def extend(
         self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
-    ) -> Sequence[Claim]: ...
+    ) -> Remainder[Claim]: ...
 
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int: ...
 

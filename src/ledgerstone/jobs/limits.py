@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import msgspec
-from sqlalchemy import BigInteger, Integer, bindparam, func, select, update
+from sqlalchemy import Integer, bindparam, func, select, update
 
 from ledgerstone.jobs import history
 from ledgerstone.jobs.accepting import channel_of
+from ledgerstone.jobs.items import begun
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job, job_queue, stands, still
 from ledgerstone.store.batch import ClaimEach, InsertEach, UpdateEach
 from ledgerstone.store.distinct import different
-from ledgerstone.store.expressions import now, now_after, now_ms
 from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
@@ -78,19 +78,12 @@ _take = UpdateEach(
     "jobs.take",
     key=job.c.id,
     journal=history.moved,
-    incoming=(job.c.id,),
+    incoming=(job.c.id, job.c.token),
     build=lambda row: (
         update(job)
         .where(job.c.id == row.id, still(Status.QUEUED))
-        .values(
-            status=Status.RUNNING.value,
-            attempt=job.c.attempt + 1,
-            token=job.c.token + 1,
-            started_at=func.coalesce(job.c.started_at, now()),
-            updated_at=now_after(job.c.updated_at),
-            lease_until_ms=now_ms() + bindparam("lease_ms", type_=BigInteger()),
-            worker=bindparam("worker", type_=job.c.worker.type),
-        )
+        # The token is the one that was told when it was found.
+        .values({**begun(), "token": row.token})
     ),
 )
 _block = ClaimEach(
@@ -199,10 +192,10 @@ def limited(tx: Transaction, queue: str) -> bool:
 
 
 def begin(tx: Transaction, rows: Sequence[Row], **common: Any) -> None:
-    """These jobs run from now on; the rows are as they were, and locked."""
+    """These jobs run from now on; the rows are as they were found, and locked."""
     words = [history.begun(row[1] + 1, common["worker"]) for row in rows]
-    given = [(str(row[0]), told) for row, told in zip(rows, words, strict=True)]
-    _take.run(tx, given, **common)
+    given = [(str(row[0]), row[2], told) for row, told in zip(rows, words, strict=True)]
+    _take.apply(tx, given, **common)
 
 
 def claim(
@@ -212,7 +205,7 @@ def claim(
     look: Callable[[int], Sequence[Candidate]],
     **common: Any,
 ) -> list[Row]:
-    """Take what is in line as far as every limit allows; the rows as they were before.
+    """Take what is in line as far as every limit allows; the rows as they were found.
 
     `look` answers so many jobs in line, locked, and others each time it is asked.
     """

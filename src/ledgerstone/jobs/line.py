@@ -26,17 +26,18 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Integer, Select, and_, bindparam, exists, func, or_, select
+from sqlalchemy import BigInteger, Integer, Select, and_, bindparam, exists, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.util import ClauseAdapter
 
 from ledgerstone.jobs import history, limits
+from ledgerstone.jobs.items import begun, next_token
 from ledgerstone.jobs.limits import Candidate
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job, job_queue, stands
 from ledgerstone.store.batch import ClaimEach, FirstEach, Incoming, LockFirst
 from ledgerstone.store.distinct import DifferentPairs
-from ledgerstone.store.expressions import beyond, json_text, now, now_after, now_ms
+from ledgerstone.store.expressions import beyond, json_text
 from ledgerstone.store.statement import Row
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ COLUMNS: tuple[Any, ...] = (
 ABOUT = slice(7, 13)
 """What of it the claim keeps beside key, attempt, token, payload, type, organisation, crashes."""
 LIMIT_KEY = 9
+_found = tuple(next_token(c) for c in COLUMNS)
+"""Of a job that is about to be claimed: its token is the one that the claim will have."""
 _TYPE, _ORG, _URGENCY, _RUN_AT = 4, 5, 13, 14
 _PLACE = (job.c.urgency, job.c.run_at_ms, job.c.id)
 _GROUP = (job.c.org_id, job.c.type)
@@ -120,14 +123,14 @@ _look = LockFirst(
     job,
     index=INDEX,
     incoming=_GROUP,
-    build=lambda row: first_of(row, *COLUMNS, job.c.limit_max),
+    build=lambda row: first_of(row, *_found, job.c.limit_max),
 )
 _look_plainly = LockFirst(
     "jobs.look_plainly",
     job,
     index=INDEX,
     incoming=_GROUP,
-    build=lambda row: first_of(row, *COLUMNS, job.c.limit_max).where(~_governed),
+    build=lambda row: first_of(row, *_found, job.c.limit_max).where(~_governed),
 )
 _ends = (job.c.org_id, job.c.type, *_PLACE)
 
@@ -171,15 +174,7 @@ def _taking(org: Select[Any], *where: ColumnElement[bool]) -> ClaimEach:
         key=job.c.id,
         due=and_(in_line(), group, *where, job.c.limit_key.is_(None)),
         order_by=_PLACE,
-        set_={
-            "status": Status.RUNNING.value,
-            "attempt": job.c.attempt + 1,
-            "token": job.c.token + 1,
-            "started_at": func.coalesce(job.c.started_at, now()),
-            "updated_at": now_after(job.c.updated_at),
-            "lease_until_ms": now_ms() + bindparam("lease_ms", type_=BigInteger()),
-            "worker": bindparam("worker", type_=job.c.worker.type),
-        },
+        set_=begun(),
         returning=COLUMNS,
         journal=history.claimed,
         index=INDEX,
@@ -251,7 +246,7 @@ class Line:
             limits.begin(tx, found, **common)
             if self._only is not None:
                 self._time(tx, found, began)
-        return rows + [(row[0], row[1] + 1, row[2] + 1, *row[3:-1]) for row in found]
+        return rows + [(row[0], row[1] + 1, *row[2:-1]) for row in found]
 
     def look(self, tx: Transaction, limit: int) -> list[Candidate]:
         """So many, locked and not yet taken, also those with limit keys."""

@@ -47,7 +47,6 @@ _log = logging.getLogger("ledgerstone.jobs")
 _id = bindparam("id_", type_=job.c.id.type)
 _mine = (
     job.c.id == _id,
-    job.c.attempt == bindparam("attempt_", type_=job.c.attempt.type),
     job.c.token == bindparam("token_", type_=BigInteger()),
     still(Status.RUNNING),
 )
@@ -288,11 +287,11 @@ class Job:
         # From here on the fencing token decides; a reason to stop would come too late.
         self._cancellation.close_gate()
         try:
-            refused = settling.settle(tx, [outcome], worker=None, rules=self._rules)
+            left = settling.settle(tx, [outcome], worker=None, rules=self._rules, waits=True)
         except BaseException:
             self._cancellation.open_gate()
             raise
-        if refused:
+        if left.lost:
             self._cancellation.open_gate()
             raise self._lost()
 
@@ -310,7 +309,7 @@ class Job:
 
     @property
     def _held(self) -> dict[str, Any]:
-        return {"id_": self.id, "attempt_": self.attempt, "token_": self._claim.token}
+        return {"id_": self.id, "token_": self._claim.token}
 
     def _lost(self) -> LeaseLost:
         return LeaseLost(f"attempt {self.attempt} of job {self.id} is not its holder any more")

@@ -302,9 +302,9 @@ def _move_on(tx: Transaction, fired: Sequence[_Fired]) -> None:
     ran = [(one.name, one.following, one.created[-1]) for one in fired if one.created]
     passed = [(one.name, one.following) for one in fired if not one.created]
     if ran:
-        rows.ran.run(tx, ran)
+        rows.ran.apply(tx, ran)
     if passed:
-        rows.passed.run(tx, passed)
+        rows.passed.apply(tx, passed)
 
 
 def duty(kinds: Kinds) -> Duty:

@@ -1,48 +1,29 @@
-"""How jobs come out of an attempt: each verdict is one or two moves, each move one statement.
-
-Every statement names the claim (id, attempt, token) and the state it moves from: a worker that lost
-its claim changes nothing.
-"""
+"""How jobs come out of an attempt: each verdict is a path of one or two moves (`items`)."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, assert_never, cast
 
 import msgspec
-from sqlalchemy import (
-    BigInteger,
-    Integer,
-    Update,
-    bindparam,
-    case,
-    column,
-    null,
-    select,
-    update,
-)
 
 from ledgerstone.engine.attempt_log import DEAD_LETTER, FailedAttempt
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
-from ledgerstone.engine.source import Claim, Failure, Outcome, Verdict
-from ledgerstone.jobs import history, limits
+from ledgerstone.engine.source import Claim, Failure, Outcome, Remainder, Verdict
+from ledgerstone.items.moves import Step
+from ledgerstone.items.settle import Class, Ended, Settle, Settled, remainder
+from ledgerstone.jobs import history, items, limits
 from ledgerstone.jobs.accepting import channel_of
-from ledgerstone.jobs.states import Gate, Status
-from ledgerstone.jobs.tables import ERROR_CODE_CHARS_MAX, ERROR_MESSAGE_CHARS_MAX, job, still
-from ledgerstone.store.batch import Incoming, UpdateEach
-from ledgerstone.store.expressions import as_json, now, now_after, now_ms
-from ledgerstone.store.schema import text_type
-from ledgerstone.store.statement import Row, Statement
+from ledgerstone.jobs.states import Status
+from ledgerstone.jobs.tables import ERROR_CODE_CHARS_MAX, ERROR_MESSAGE_CHARS_MAX
+from ledgerstone.store.statement import Row
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 _log = logging.getLogger("ledgerstone.jobs")
-
-_held = (job.c.id, job.c.attempt, job.c.token)
-_error = (job.c.last_error_code, job.c.last_error_message)
 
 
 class JobClaim(Claim, frozen=True):
@@ -71,132 +52,6 @@ class JobClaim(Claim, frozen=True):
         return {"job_type": self.type, "job_id": self.key, "attempt": self.attempt}
 
 
-def _claimed(row: Incoming, *more: Any) -> Update:
-    """The job of a claim that still holds."""
-    return update(job).where(
-        job.c.id == row.id,
-        job.c.attempt == row.attempt,
-        job.c.token == row.token,
-        still(Status.RUNNING),
-        *more,
-    )
-
-
-def _ended(status: Status) -> dict[str, Any]:
-    return {
-        "status": status.value,
-        "finished_at": now(),
-        "updated_at": now_after(job.c.updated_at),
-        "lease_until_ms": null(),
-    }
-
-
-def _due_again(row: Incoming) -> dict[str, Any]:
-    """Queued, to be run when `delay_ms` are over."""
-    return {
-        "status": Status.QUEUED.value,
-        "finished_at": null(),
-        "updated_at": now_after(job.c.updated_at),
-        "lease_until_ms": null(),
-        "run_at_ms": now_ms() + row.delay_ms,
-        "gate": case((row.delay_ms > 0, Gate.SCHEDULED.value), else_=Gate.OPEN.value),
-    }
-
-
-_delay = column("delay_ms", BigInteger())
-_wanted = job.c.cancel_requested == 0
-_unwanted = job.c.cancel_requested == 1
-
-_succeed = UpdateEach(
-    "jobs.succeed",
-    key=job.c.id,
-    journal=history.moved,
-    incoming=_held,
-    build=lambda row: _claimed(row).values(_ended(Status.SUCCEEDED)),
-)
-_succeed_with = UpdateEach(
-    "jobs.succeed_with",
-    key=job.c.id,
-    journal=history.moved,
-    incoming=(*_held, column("result", text_type())),
-    build=lambda row: _claimed(row).values(
-        {**_ended(Status.SUCCEEDED), "result": as_json(row.result)}
-    ),
-)
-_fail = UpdateEach(
-    "jobs.fail",
-    key=job.c.id,
-    journal=history.moved,
-    incoming=(*_held, *_error, column("crashed", Integer())),
-    build=lambda row: _claimed(row, _wanted).values(
-        {
-            **_ended(Status.FAILED),
-            "crashes": job.c.crashes + row.crashed,
-            "last_error_code": row.last_error_code,
-            "last_error_message": row.last_error_message,
-        }
-    ),
-)
-_cancel = UpdateEach(
-    "jobs.end_canceled",
-    key=job.c.id,
-    journal=history.moved,
-    incoming=_held,
-    build=lambda row: _claimed(row).values(_ended(Status.CANCELED)),
-)
-_cancel_unwanted = UpdateEach(
-    "jobs.end_unwanted",
-    key=job.c.id,
-    journal=history.moved,
-    incoming=_held,
-    build=lambda row: _claimed(row, _unwanted).values(_ended(Status.CANCELED)),
-)
-_return = UpdateEach(
-    "jobs.return",
-    key=job.c.id,
-    journal=history.moved,
-    incoming=(*_held, _delay),
-    build=lambda row: _claimed(row, _wanted).values(
-        {
-            **_due_again(row),
-            "attempt": job.c.attempt - 1,
-            # What is only given back keeps its place in line.
-            "run_at_ms": case((row.delay_ms > 0, now_ms() + row.delay_ms), else_=job.c.run_at_ms),
-        }
-    ),
-)
-
-
-def _failed(row: Incoming) -> Update:
-    return update(job).where(
-        job.c.id == row.id,
-        job.c.attempt == row.attempt,
-        job.c.token == row.token,
-        still(Status.FAILED),
-    )
-
-
-_retry = UpdateEach(
-    "jobs.retry_failed",
-    key=job.c.id,
-    journal=history.moved,
-    incoming=(*_held, _delay),
-    build=lambda row: _failed(row).values(_due_again(row)),
-)
-_bury = UpdateEach(
-    "jobs.bury",
-    key=job.c.id,
-    journal=history.moved,
-    incoming=_held,
-    build=lambda row: _failed(row).values(_ended(Status.DEAD_LETTER)),
-)
-_standing = Statement(
-    "jobs.standing",
-    select(job.c.token, job.c.status, job.c.attempt).where(
-        job.c.id == bindparam("id", type_=job.c.id.type)
-    ),
-)
-
 Outcomes = Sequence[Outcome]
 
 
@@ -208,92 +63,93 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     crashes_max: int
 
 
-def settle(tx: Transaction, outcomes: Outcomes, *, worker: str | None, rules: Rules) -> Outcomes:
-    """Write how these came out; the ones whose claim was lost, which is on record then."""
-    groups: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault(_group(outcome), []).append(outcome)
-    lost: list[Outcome] = []
-    for group, some in groups.items():
-        match group:
-            case "succeeded":
-                lost += _run(tx, _succeed, some, Status.SUCCEEDED, worker=worker)
-            case "succeeded with":
-                lost += _run(tx, _succeed_with, some, Status.SUCCEEDED, worker=worker, more=_result)
-            case "canceled":
-                lost += _run(tx, _cancel, some, Status.CANCELED, worker=worker)
-            case "returned":
-                left = _run(tx, _return, some, Status.QUEUED, worker=worker, more=_delay_of)
-                lost += _run(tx, _cancel_unwanted, left, Status.CANCELED, worker=worker)
-            case _:
-                left = _run(tx, _fail, some, Status.FAILED, worker=worker, more=_error_of)
-                refused = {id(outcome) for outcome in left}
-                _go_on(tx, [o for o in some if id(o) not in refused], worker, rules)
-                late = _run(tx, _cancel_unwanted, left, Status.CANCELED, worker=worker)
-                canceled = {id(outcome) for outcome in left} - {id(outcome) for outcome in late}
-                for outcome in (o for o in left if id(o) in canceled):
-                    _log_failed(tx, outcome, None, end="it was canceled")
-                lost += late
-    refusals = [outcome for outcome in lost if _refused(tx, outcome, worker)]
-    claims = cast("list[JobClaim]", [outcome.claim for outcome in outcomes])
-    freed = [(c.limit_key, c.org_id) for c in claims if c.limit_key is not None]
+def settle(
+    tx: Transaction,
+    outcomes: Outcomes,
+    *,
+    worker: str | None,
+    rules: Rules,
+    waits: bool = False,
+) -> Remainder[Outcome]:
+    """Write how these came out; the ones that were lost, which is on record then, or locked."""
+    ended = [
+        Ended(outcome.claim, _path(outcome, worker, rules), outcome.verdict) for outcome in outcomes
+    ]
+    settled = _settle.run(tx, ended, worker=worker, waits=waits)
+    for outcome, found in zip(outcomes, settled, strict=True):
+        if found.found is Class.SETTLED and outcome.verdict in _FAILED:
+            _log_settled(tx, outcome, found)
+        elif found.found is Class.BEFORE and found.state == Status.SUCCEEDED.value:
+            _tell_of_late_failure(tx, outcome, worker)
+    left = remainder(outcomes, settled)
+    freed = _freed(outcomes, left)
     if freed:
         # Last of all: see there in which order locks are taken.
         limits.pass_on(tx, rules.queue, freed)
         tx.wake(channel_of(rules.queue))
-    return refusals
+    return left
 
 
-def _group(outcome: Outcome) -> str:
+def _path(outcome: Outcome, worker: str | None, rules: Rules) -> Step:
+    """The moves that a job makes by this outcome."""
+
+    def told(status: Status) -> Row:
+        return (_words(outcome, worker, status),)
+
+    def canceled() -> Step:
+        return Step(move=items.cancel, told=told(Status.CANCELED))
+
     match outcome.verdict:
+        case Verdict.DONE if outcome.result is None:
+            return Step(move=items.succeed, told=told(Status.SUCCEEDED))
         case Verdict.DONE:
-            return "succeeded" if outcome.result is None else "succeeded with"
+            return Step(move=items.succeed_with, row=(outcome.result,), told=told(Status.SUCCEEDED))
         case Verdict.CANCELED:
-            return "canceled"
+            return canceled()
         case Verdict.SNOOZED | Verdict.RETURNED:
-            return "returned"
+            return Step(
+                move=items.give_back,
+                row=(_ms(outcome),),
+                told=told(Status.QUEUED),
+                otherwise=canceled(),
+            )
         case Verdict.FAILED | Verdict.DEAD:
-            return "failed"
+            return Step(
+                move=items.fail,
+                row=_error_of(outcome),
+                told=told(Status.FAILED),
+                then=_after_failure(outcome, worker, rules),
+                otherwise=canceled(),
+            )
+        case _:
+            assert_never(outcome.verdict)
 
 
-def _run(
-    tx: Transaction,
-    each: UpdateEach,
-    outcomes: Outcomes,
-    status: Status,
-    *,
-    worker: str | None,
-    more: Callable[[Outcome], Row] = lambda _: (),
-) -> list[Outcome]:
-    """One move for each of these; the ones that were refused."""
-    if not outcomes:
-        return []
-    rows = [
-        (o.claim.key, o.claim.attempt, o.claim.token, *more(o), _words(o, worker, status))
-        for o in outcomes
-    ]
-    refused = each.run(tx, rows, **history.between(Status.RUNNING, status))
-    return [outcomes[i] for i in refused]
-
-
-def _go_on(tx: Transaction, failed: Outcomes, worker: str | None, rules: Rules) -> None:
+def _after_failure(outcome: Outcome, worker: str | None, rules: Rules) -> Step:
     """From failed: to another attempt, or to the end if none is left."""
-    again, over = [], []
-    for outcome in failed:
-        claim = cast("JobClaim", outcome.claim)
-        held = (claim.key, claim.attempt, claim.token)
-        if _is_last(outcome, claim, rules):
-            over.append((*held, None))
-            _log_failed(tx, outcome, None)
-        else:
-            delay_ms = round(rules.backoff(claim).after(claim.attempt) * 1000)
-            words = history.detail(delay_ms=delay_ms, worker=worker)
-            again.append((*held, delay_ms, words))
-            _log_failed(tx, outcome, delay_ms / 1000)
-    if again:
-        _retry.run(tx, again, **history.between(Status.FAILED, Status.QUEUED))
-    if over:
-        _bury.run(tx, over, **history.between(Status.FAILED, Status.DEAD_LETTER))
+    claim = cast("JobClaim", outcome.claim)
+    if _is_last(outcome, claim, rules):
+        return Step(move=items.bury, told=(None,))
+    delay_ms = round(rules.backoff(claim).after(claim.attempt) * 1000)
+    words = history.detail(delay_ms=delay_ms, worker=worker)
+    return Step(move=items.retry, row=(delay_ms,), told=(words,))
+
+
+def _freed(outcomes: Outcomes, left: Remainder[Outcome]) -> list[limits.Freed]:
+    """The places of limit keys that are free now."""
+    locked = set(map(id, left.locked))
+    claims = cast("list[JobClaim]", [o.claim for o in outcomes if id(o) not in locked])
+    return [(c.limit_key, c.org_id) for c in claims if c.limit_key is not None]
+
+
+def _log_settled(tx: Transaction, outcome: Outcome, found: Settled) -> None:
+    """Have the log tell of a failed attempt, by the last move that it made."""
+    assert found.step is not None
+    if found.step.move is items.retry:
+        _log_failed(tx, outcome, found.step.row[0] / 1000)
+    else:
+        was_canceled = found.step.move is items.cancel
+        _log_failed(tx, outcome, None, end="it was canceled" if was_canceled else DEAD_LETTER)
 
 
 def _log_failed(
@@ -347,10 +203,6 @@ def _cut(failure: Failure) -> tuple[str, str]:
     return failure.code[:ERROR_CODE_CHARS_MAX], failure.message[:ERROR_MESSAGE_CHARS_MAX]
 
 
-def _result(outcome: Outcome) -> Row:
-    return (outcome.result,)
-
-
 def _error_of(outcome: Outcome) -> Row:
     failure = outcome.failure or Failure("failed", "")
     return (*_cut(failure), int(failure.crashed))
@@ -362,38 +214,18 @@ def _ms(outcome: Outcome) -> int:
     return max(delay_ms, 1) if outcome.verdict is Verdict.SNOOZED else delay_ms
 
 
-def _delay_of(outcome: Outcome) -> Row:
-    return (_ms(outcome),)
-
-
-def _refused(tx: Transaction, outcome: Outcome, worker: str | None) -> bool:
-    """Whether the claim was really lost; if so, that it tried to settle is on record."""
-    claim = outcome.claim
-    row = _standing.one(tx, id=claim.key)
-    if row is None:
-        return True
-    # What was done and is not succeeded was given back meanwhile: another claim will do it.
-    given_back = outcome.verdict is Verdict.DONE and row[1] != Status.SUCCEEDED.value
-    if row[0] == claim.token and row[1] != Status.RUNNING.value and not given_back:
-        # Nobody else has held it since: this same claim settled it, and the answer to the commit
-        # got lost on its way; or its handler ended it, and failed after that.
-        if outcome.failure is not None and row[1] == Status.SUCCEEDED.value:
-            _tell_of_late_failure(tx, outcome, outcome.failure, worker)
-        return False
-    words = f"claim {claim.token} settled {outcome.verdict.value} too late"
-    told = history.detail(refused=words, worker=worker)
-    history.note(tx, claim.key, Status(row[1]), told)
-    return True
-
-
-def _tell_of_late_failure(
-    tx: Transaction, outcome: Outcome, failure: Failure, worker: str | None
-) -> None:
+def _tell_of_late_failure(tx: Transaction, outcome: Outcome, worker: str | None) -> None:
     """It has succeeded and stays so; what went wrong after that is told."""
+    if outcome.failure is None:
+        return
     told = history.detail(
         attempt=outcome.claim.attempt,
         worker=worker,
         reason="the handler failed after it had ended the job",
-        error=_told(failure),
+        error=_told(outcome.failure),
     )
     history.note(tx, outcome.claim.key, Status.SUCCEEDED, told)
+
+
+_FAILED = frozenset({Verdict.FAILED, Verdict.DEAD})
+_settle = Settle(items.JOBS)

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
-from sqlalchemy import BigInteger, Integer, bindparam, column, null, select, update
+from sqlalchemy import bindparam
 
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
-from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Verdict, mark_of
-from ledgerstone.engine.workers import LastWord, last_words
-from ledgerstone.jobs import history, limits, settling
+from ledgerstone.engine.source import (
+    Ask,
+    Claim,
+    Failure,
+    Handler,
+    Outcome,
+    Remainder,
+    Verdict,
+)
+from ledgerstone.items.moves import Step
+from ledgerstone.items.rescue import Expired, Rescue
+from ledgerstone.items.settle import Ended, Extend, Settle, Settled, remainder
+from ledgerstone.jobs import history, items, limits, settling
 from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.kinds import Kinds
 from ledgerstone.jobs.line import ABOUT, LIMIT_KEY, Line
 from ledgerstone.jobs.running import Runner
 from ledgerstone.jobs.settling import JobClaim
 from ledgerstone.jobs.states import Gate, Status
-from ledgerstone.jobs.tables import job, stands, still
-from ledgerstone.store.batch import ClaimEach, LockEach, UpdateEach
-from ledgerstone.store.expressions import now_after, now_ms
+from ledgerstone.jobs.tables import job, stands
+from ledgerstone.store.batch import ClaimEach
+from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.moments import moment_at
-from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.statement import Row
 
 if TYPE_CHECKING:
     from ledgerstone.store.database import Database
@@ -46,79 +56,6 @@ _open = ClaimEach(
     order_by=(job.c.run_at_ms, job.c.id),
     set_={"gate": Gate.OPEN.value},
     returning=(job.c.id,),
-)
-_hold = LockEach("jobs.hold_each", job, key=job.c.id)
-_extend = UpdateEach(
-    "jobs.extend",
-    key=job.c.id,
-    incoming=(job.c.id, job.c.attempt, job.c.token),
-    build=lambda row: (
-        update(job)
-        .where(
-            job.c.id == row.id,
-            job.c.attempt == row.attempt,
-            job.c.token == row.token,
-            still(Status.RUNNING),
-        )
-        .values(lease_until_ms=now_ms() + bindparam("lease_ms", type_=BigInteger()))
-    ),
-)
-_expired = Statement(
-    "jobs.expired",
-    select(
-        job.c.id,
-        job.c.attempt,
-        job.c.token,
-        job.c.crashes,
-        job.c.max_attempts,
-        job.c.worker,
-        job.c.cancel_requested,
-        job.c.limit_key,
-        job.c.org_id,
-        job.c.type,
-    )
-    .where(
-        stands(Status.RUNNING),
-        job.c.queue == bindparam("queue", type_=job.c.queue.type),
-        job.c.lease_until_ms <= now_ms(),
-    )
-    .limit(bindparam("limit", type_=BigInteger()))
-    .with_for_update(skip_locked=True),
-)
-_rescue = UpdateEach(
-    "jobs.rescue",
-    key=job.c.id,
-    journal=history.moved,
-    incoming=(job.c.id, job.c.token, column("waited", Integer())),
-    build=lambda row: (
-        update(job)
-        .where(
-            job.c.id == row.id,
-            job.c.token == row.token,
-            still(Status.RUNNING),
-        )
-        .values(
-            status=Status.QUEUED.value,
-            attempt=job.c.attempt - row.waited,
-            crashes=job.c.crashes + 1 - row.waited,
-            # Whoever held it must not settle it any more, also before the next claim.
-            token=job.c.token + 1,
-            updated_at=now_after(job.c.updated_at),
-            run_at_ms=now_ms(),
-            lease_until_ms=null(),
-        )
-    ),
-)
-
-_disown = UpdateEach(
-    "jobs.disown",
-    key=job.c.id,
-    incoming=(job.c.id, job.c.token),
-    build=lambda row: (
-        update(job)
-        .where(job.c.id == row.id, job.c.token == row.token, still(Status.RUNNING))
-        .values(token=job.c.token + 1)
-    ),
 )
 
 
@@ -162,49 +99,41 @@ class JobSource:
         opened()
         return claims
 
-    def hold(self, tx: Transaction, claims: Sequence[Claim]) -> Sequence[Claim]:
-        return [claims[i] for i in _hold.run(tx, [claim.key for claim in claims])]
-
-    def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+    def settle(
+        self, tx: Transaction, outcomes: Sequence[Outcome], *, waits: bool = False
+    ) -> Remainder[Outcome]:
         if self._limited or any(outcome.verdict is Verdict.RETURNED for outcome in outcomes):
             # A place in the queue is free, or a job is due again: others look.
             tx.wake(self.channel)
-        return settling.settle(tx, outcomes, worker=self._worker, rules=self._rules)
+        return settling.settle(tx, outcomes, worker=self._worker, rules=self._rules, waits=waits)
 
     def extend(
         self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
-    ) -> Sequence[Claim]:
-        rows = [(claim.key, claim.attempt, claim.token) for claim in claims]
-        return [claims[i] for i in _extend.run(tx, rows, lease_ms=round(lease_seconds * 1000))]
+    ) -> Remainder[Claim]:
+        found = _extend.run(tx, claims, lease_seconds)
+        return remainder(claims, [Settled(each) for each in found])
 
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
-        expired = [_Left(*row) for row in _expired.rows(tx, queue=self._queue, limit=limit)]
-        words = last_words(tx, [left.worker for left in expired])
-        again: list[Row] = []
+        expired = [
+            _Left(each, *each.more) for each in _rescue.run(tx, limit=limit, queue=self._queue)
+        ]
+        again: list[_Left] = []
         over: list[_Left] = []
         for left in expired:
-            if left.is_kept(words):
-                continue
-            waited = left.waited(words)
-            spent = left.crashes + 1 >= crashes_max or left.attempt >= left.max_attempts
+            spent = left.expired.is_over(crashes_max) or (
+                left.expired.is_last and not left.expired.waited
+            )
             # Nor does one begin again that was asked to stop.
-            if left.unwanted or (spent and not waited):
-                over.append(left)
-            else:
-                again.append((str(left.key), left.token, int(waited), left.told(waited=waited)))
-        lost = _rescue.run(tx, again, **history.between(Status.RUNNING, Status.QUEUED))
-        rescued = len(again) - len(lost)
-        gone = {again[i][0] for i in lost}
-        back = [each for each in expired if each not in over and str(each.key) not in gone]
-        tx.after_commit(partial(_log_rescued, back))
-        # All at once: each is settled by itself, and slots are locked in order.
+            (over if left.unwanted or spent else again).append(left)
+        self._give_back(tx, again)
+        # All at once: slots are locked in order.
         limits.lock(tx, [left.limit_key for left in over if left.limit_key is not None])
         for left in over:
-            self._bury(tx, left, words)
+            self._bury(tx, left)
         _, self._swept = limits.sweep(tx, self._queue, self._swept)
-        if rescued:
+        if again:
             tx.wake(self.channel)
-        return rescued + len(over)
+        return len(expired)
 
     def _learn(self) -> None:
         """Types were added since the line was told."""
@@ -236,8 +165,8 @@ class JobSource:
         found = limits.claim(tx, self._queue, ask.limit, look, **common)
         keyed = self._keyed() or any(row[LIMIT_KEY] is not None for row in found)
         self._limited = keyed or limits.limited(tx, self._queue)
-        # These are as they were before they were taken.
-        return [self._made((row[0], row[1] + 1, row[2] + 1, *row[3:])) for row in found]
+        # The attempt is as it was before they were taken, the token is the new one.
+        return [self._made((row[0], row[1] + 1, *row[2:])) for row in found]
 
     def _open_scheduled(self, tx: Transaction) -> Callable[[], None]:
         """Jobs whose time has come get in line; to be called when it is known how many they were.
@@ -273,71 +202,86 @@ class JobSource:
             return backoff
         return msgspec.structs.replace(backoff, policy=policy)
 
-    def _bury(self, tx: Transaction, left: _Left, words: Mapping[str, LastWord]) -> None:
+    def _give_back(self, tx: Transaction, again: Sequence[_Left]) -> None:
+        """Queued again, for another worker."""
+        ended = [
+            Ended(
+                left.claim,
+                Step(move=items.back, row=(int(left.expired.waited),), told=(left.told,)),
+            )
+            for left in again
+        ]
+        _settle.run(tx, ended, worker=None)
+        tx.after_commit(partial(_log_rescued, again))
+
+    def _bury(self, tx: Transaction, left: _Left) -> None:
         """Too many workers died with it, or it has no attempt left."""
-        # Whoever held it, and only seemed dead, must find that it is another's.
-        if _disown.run(tx, [(str(left.key), left.token)]):
-            return
-        claim = JobClaim(
-            str(left.key),
-            left.attempt,
-            left.token + 1,
-            org_id=str(left.org_id),
-            max_attempts=left.max_attempts,
-            crashes=left.crashes,
-            limit_key=left.limit_key,
-            type=left.type,
-        )
-        failure = Failure("crashed", left.how_it_died(words), crashed=True)
-        outcome = Outcome(claim, Verdict.DEAD, failure=failure)
-        settling.settle(tx, [outcome], worker=left.worker, rules=self._rules)
+        failure = Failure("crashed", left.how_it_died, crashed=True)
+        outcome = Outcome(left.claim, Verdict.DEAD, failure=failure)
+        worker = left.expired.worker
+        settling.settle(tx, [outcome], worker=worker, rules=self._rules)
+
+
+_settle = Settle(items.JOBS)
+_extend = Extend(items.JOBS)
+_rescue = Rescue(
+    items.JOBS,
+    where=job.c.queue == bindparam("queue", type_=job.c.queue.type),
+    more=(job.c.cancel_requested, job.c.limit_key, job.c.org_id, job.c.type),
+    order=(),
+)
 
 
 def _log_rescued(back: Sequence[_Left]) -> None:
     for left in back:
-        title = f"job {left.type} {left.key}, attempt {left.attempt}"
-        _log.warning("%s: the lease of worker %s ran out; it is queued again", title, left.worker)
+        title = f"job {left.type} {left.claim.key}, attempt {left.expired.attempt}"
+        words = "%s: the lease of worker %s ran out; it is queued again"
+        _log.warning(words, title, left.expired.worker)
 
 
 class _Left(NamedTuple):
-    """A job whose lease ran out; what `_expired` finds."""
+    """A job whose lease ran out."""
 
-    key: object
-    attempt: int
-    token: int
-    crashes: int
-    max_attempts: int
-    worker: str
+    expired: Expired
     unwanted: bool
     limit_key: str | None
     org_id: object
     type: str
 
-    def is_kept(self, words: Mapping[str, LastWord]) -> bool:
-        """Whether its worker lives, and could not extend the lease because the row was locked."""
-        word = words.get(self.worker)
-        return word is not None and word.keeps(mark_of(self.key, self.token))
+    @property
+    def claim(self) -> JobClaim:
+        """The claim that ends it: its token is above that of its worker."""
+        expired = self.expired
+        return JobClaim(
+            str(expired.key[0]),
+            expired.attempt,
+            expired.token,
+            org_id=str(self.org_id),
+            max_attempts=expired.attempts_max or 0,
+            crashes=expired.crashes,
+            limit_key=self.limit_key,
+            type=self.type,
+        )
 
-    def waited(self, words: Mapping[str, LastWord]) -> bool:
-        """Whether its worker died before it began with it, as far as is known."""
-        word = words.get(self.worker)
-        mark, last = mark_of(self.key, self.token), self.attempt >= self.max_attempts
-        return word is not None and word.waited(mark, crashes=self.crashes, last=last)
-
-    def told(self, *, waited: bool) -> str:
+    @property
+    def told(self) -> str:
         """What is told of its return."""
-        reason = f"the lease of {self.worker} ran out"
-        if waited:
-            return history.detail(attempt=self.attempt - 1, reason=f"{reason} before it began")
-        return history.detail(attempt=self.attempt, crashes=self.crashes + 1, reason=reason)
+        expired = self.expired
+        if expired.waited:
+            reason = f"{expired.reason} before it began"
+            return history.detail(attempt=expired.attempt - 1, reason=reason)
+        return history.detail(
+            attempt=expired.attempt, crashes=expired.crashes + 1, reason=expired.reason
+        )
 
-    def how_it_died(self, words: Mapping[str, LastWord]) -> str:
+    @property
+    def how_it_died(self) -> str:
         """What is known of its worker, which ended without a word."""
-        word = words.get(self.worker)
+        word, worker = self.expired.word, self.expired.worker
         if word is None:
-            return f"its worker {self.worker} ended without a word"
+            return f"its worker {worker} ended without a word"
         seen = moment_at(word.seen_at_ms)
         return (
-            f"its worker {self.worker} (pid {word.pid} on {word.host}), last seen "
+            f"its worker {worker} (pid {word.pid} on {word.host}), last seen "
             f"{seen.isoformat(timespec='milliseconds')}, ended without a word"
         )

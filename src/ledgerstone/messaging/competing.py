@@ -16,7 +16,7 @@ from sqlalchemy import BigInteger, bindparam, case, column, select, update
 
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.duties import Duty
-from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Settled
+from ledgerstone.engine.source import Ask, Claim, Failure, Handler, Outcome, Remainder, Settled
 from ledgerstone.errors import TargetDown
 from ledgerstone.failpoints import hit
 from ledgerstone.ids import new_id
@@ -117,16 +117,15 @@ class CompetingRelay:
             return ()
         return [Claim(new_id(), 1, 0, target=self.queue) for _ in range(free)]
 
-    def hold(self, tx: Transaction, claims: Sequence[Claim]) -> Sequence[Claim]:
-        return ()
-
-    def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-        return ()
+    def settle(
+        self, tx: Transaction, outcomes: Sequence[Outcome], *, waits: bool = False
+    ) -> Remainder[Outcome]:
+        return Remainder()
 
     def extend(
         self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
-    ) -> Sequence[Claim]:
-        return ()
+    ) -> Remainder[Claim]:
+        return Remainder()
 
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
         return 0
@@ -233,7 +232,7 @@ class CompetingRelay:
             pause_ms = round(pause * 1000) + 999
             later.append((place, envelope.with_attempt(headers[place], attempts), pause_ms))
         if later:
-            self._statements.later.run(tx, sorted(later))
+            self._statements.later.apply(tx, sorted(later))
 
     def _put_aside(self, tx: Transaction, malformed: Sequence[Malformed]) -> None:
         for each in malformed:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from sqlalchemy import (
@@ -29,14 +29,17 @@ from sqlalchemy import (
     update,
 )
 
-from ledgerstone.engine.source import mark_of
-from ledgerstone.engine.workers import last_words
+from ledgerstone.engine.source import Claim
 from ledgerstone.errors import NotAllowedNow, NotFound
+from ledgerstone.items import Idle, ItemClaim, Items
+from ledgerstone.items.claim import Claims
+from ledgerstone.items.moves import Move, Moving, Step
+from ledgerstone.items.rescue import Rescue
+from ledgerstone.items.settle import Class, Ended, Extend, Settle
 from ledgerstone.messaging.publishing import channel_of, lane_id
 from ledgerstone.messaging.record import Entry, record
 from ledgerstone.messaging.states import LaneState, What
 from ledgerstone.messaging.tables import CODE_CHARS_MAX, REASON_CHARS_MAX, STANDING, lane
-from ledgerstone.store.batch import ClaimEach, LockEach, UpdateEach, WithRows
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.pages import Keyset, Page
 from ledgerstone.store.statement import Row, Statement
@@ -47,84 +50,43 @@ if TYPE_CHECKING:
 WAIT_SECONDS_MAX = 3600.0
 """A message that may leave later is looked at again after so long at the latest: somebody may have
 changed it."""
-_lease_ms = bindparam("lease_ms", type_=BigInteger())
 _queue = bindparam("queue", type_=lane.c.queue_name.type)
-_limit = bindparam("limit_", type_=BigInteger())
+_in_queue = lane.c.queue_name == _queue
 
-claim = ClaimEach(
-    "lanes.claim",
-    lane,
-    key=lane.c.id,
-    due=(
-        # Spelled out, so that the partial index is found for it.
-        (lane.c.state == literal_column(f"'{LaneState.OPEN.value}'"))
-        & lane.c.lease_until_ms.is_(None)
-        & (lane.c.queue_name == _queue)
-        & (lane.c.due_at_ms <= now_ms())
-    ),
-    order_by=(lane.c.due_at_ms, lane.c.id),
-    set_={
-        "token": lane.c.token + 1,
-        "lease_until_ms": now_ms() + _lease_ms,
-        "worker": bindparam("worker", type_=lane.c.worker.type),
-    },
-    returning=(
-        lane.c.id,
-        lane.c.partition_key,
-        lane.c.token,
-        lane.c.last_id,
-        lane.c.attempts,
-        lane.c.crashes,
-    ),
+LANES = Items(
+    name="lanes",
+    table=lane,
+    key=(lane.c.id,),
+    due=lane.c.due_at_ms,
+    order=(lane.c.due_at_ms, lane.c.id),
+    # Spelled out, so that the partial index is found for it.
+    ready=lane.c.state == literal_column(f"'{LaneState.OPEN.value}'"),
+    done=Idle(),
+    token=lane.c.token,
+    lease=lane.c.lease_until_ms,
+    worker=lane.c.worker,
+    crashes=lane.c.crashes,
+    carries=(lane.c.partition_key, lane.c.last_id, lane.c.attempts),
     index="idx_outbox_lane__due",
 )
-hold = LockEach("lanes.hold", lane, key=lane.c.id)
-extend = UpdateEach(
-    "lanes.extend",
-    key=lane.c.id,
-    incoming=(lane.c.id, lane.c.token),
-    build=lambda row: (
-        update(lane)
-        .where(lane.c.id == row.id, lane.c.token == row.token, lane.c.lease_until_ms.is_not(None))
-        .values(lease_until_ms=now_ms() + _lease_ms)
-    ),
-)
-_expired = Statement(
-    "lanes.expired",
-    select(
-        lane.c.id, lane.c.token, lane.c.crashes, lane.c.partition_key, lane.c.worker, lane.c.state
-    )
-    .where(lane.c.queue_name == _queue, lane.c.lease_until_ms <= now_ms())
-    .order_by(lane.c.lease_until_ms)
-    .limit(_limit)
-    .with_for_update(skip_locked=True),
-)
-_rescue = UpdateEach(
-    "lanes.rescue",
-    key=lane.c.id,
-    incoming=(
-        lane.c.id,
-        lane.c.token,
-        lane.c.state,
-        lane.c.code,
-        lane.c.reason,
-        column("waited", Integer()),
-    ),
-    build=lambda row: (
-        update(lane)
-        .where(lane.c.id == row.id, lane.c.token == row.token)
-        .values(
-            # Whoever held it must not settle it any more, also before the next claim.
-            token=lane.c.token + 1,
-            lease_until_ms=null(),
-            worker=null(),
-            crashes=lane.c.crashes + 1 - row.waited,
-            state=row.state,
-            code=row.code,
-            reason=row.reason,
-            due_at_ms=now_ms(),
-            changed_at_ms=now_ms(),
-        )
+claim = Claims(LANES, where=_in_queue)
+extend = Extend(LANES)
+_expired = Rescue(LANES, where=_in_queue, more=(lane.c.partition_key, lane.c.state))
+_settles = Settle(LANES)
+_back = Moving(
+    LANES,
+    Move(
+        name="rescue",
+        carries=(lane.c.state, lane.c.code, lane.c.reason, column("crashed", Integer())),
+        sets=lambda row: {
+            "worker": null(),
+            "crashes": lane.c.crashes + row.crashed,
+            "state": row.state,
+            "code": row.code,
+            "reason": row.reason,
+            "due_at_ms": now_ms(),
+            "changed_at_ms": now_ms(),
+        },
     ),
 )
 _soon = now_ms() + round(WAIT_SECONDS_MAX * 1000)
@@ -141,46 +103,34 @@ def _due_again(row: Any) -> Any:
     )
 
 
-_settle = UpdateEach(
-    "lanes.settle",
-    key=lane.c.id,
-    incoming=(
-        lane.c.id,
-        lane.c.token,
-        lane.c.state,
-        lane.c.attempts,
-        column("forgive", Integer()),
-        # Up to where nothing waits any more; none is nowhere.
-        column("done_to", BigInteger()),
-        column("delay_ms", BigInteger()),
-        # When the first that is left may leave, if that is known.
-        column("until_ms", BigInteger()),
-        lane.c.code,
-        lane.c.reason,
-    ),
-    build=lambda row: (
-        update(lane)
-        .where(lane.c.id == row.id, lane.c.token == row.token, lane.c.lease_until_ms.is_not(None))
-        .values(
-            lease_until_ms=null(),
-            worker=null(),
+_settle = Moving(
+    LANES,
+    Move(
+        name="settle",
+        carries=(
+            lane.c.state,
+            lane.c.attempts,
+            column("forgive", Integer()),
+            # Up to where nothing waits any more; none is nowhere.
+            column("done_to", BigInteger()),
+            column("delay_ms", BigInteger()),
+            # When the first that is left may leave, if that is known.
+            column("until_ms", BigInteger()),
+            lane.c.code,
+            lane.c.reason,
+        ),
+        sets=lambda row: {
+            "worker": null(),
             # An operator may have paused it meanwhile.
-            state=case((lane.c.state == LaneState.OPEN.value, row.state), else_=lane.c.state),
-            attempts=row.attempts,
-            crashes=case((row.forgive == 1, 0), else_=lane.c.crashes),
-            due_at_ms=_due_again(row),
-            code=row.code,
-            reason=row.reason,
-            changed_at_ms=now_ms(),
-        )
+            "state": case((lane.c.state == LaneState.OPEN.value, row.state), else_=lane.c.state),
+            "attempts": row.attempts,
+            "crashes": case((row.forgive == 1, 0), else_=lane.c.crashes),
+            "due_at_ms": _due_again(row),
+            "code": row.code,
+            "reason": row.reason,
+            "changed_at_ms": now_ms(),
+        },
     ),
-)
-
-
-_tokens = WithRows(
-    "lanes.tokens",
-    incoming=(lane.c.id,),
-    build=lambda row: select(lane.c.id, lane.c.token).where(lane.c.id.in_(select(row.id))),
 )
 
 
@@ -194,6 +144,12 @@ class Held(msgspec.Struct, eq=False):
     attempts: int
     crashes: int
     lost: bool = False
+
+    @classmethod
+    def of(cls, taken: ItemClaim) -> Held:
+        """The lane that was claimed."""
+        partition, last_id, attempts = taken.carries
+        return cls(taken.key, partition, taken.token, last_id, attempts, taken.crashes)
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,8 +171,6 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def row(self) -> Row:
         return (
-            self.lane.id,
-            self.lane.token,
             self.state.value,
             self.attempts,
             int(self.answered),
@@ -242,43 +196,46 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
     changed_at: datetime
 
 
-def settle(
-    tx: Transaction, settlements: Sequence[Settlement]
-) -> tuple[list[Settlement], list[Settlement]]:
-    """Write how held lanes came out; those that are settled now, and those that were lost.
+class Settled(NamedTuple):
+    """How held lanes were found; what a claim settled before, and was not told, is in none."""
 
-    What this claim itself settled before, and was not told, is neither.
-    """
-    refused = set(_settle.run(tx, [each.row for each in settlements]))
-    now = [each for i, each in enumerate(settlements) if i not in refused]
-    if not refused:
-        return now, []
-    late = [settlements[i] for i in sorted(refused)]
-    # The token is raised by every claim and rescue: as long as it is ours, nobody else was there.
-    ids = sorted({each.lane.id for each in late})
-    tokens = {str(row[0]): row[1] for row in _tokens.rows(tx, [(each,) for each in ids])}
-    return now, [each for each in late if tokens.get(each.lane.id) != each.lane.token]
+    now: list[Settlement]
+    lost: list[Settlement]
+    locked: list[Settlement]
+
+
+def settle(tx: Transaction, settlements: Sequence[Settlement]) -> Settled:
+    """Write how held lanes came out."""
+    ended = [
+        Ended(Claim(each.lane.id, 1, each.lane.token), Step(move=_settle, row=each.row))
+        for each in settlements
+    ]
+    settled = Settled([], [], [])
+    groups = {
+        Class.SETTLED: settled.now,
+        Class.LOST: settled.lost,
+        Class.DELETED: settled.lost,
+        Class.LOCKED: settled.locked,
+        Class.BEFORE: [],
+    }
+    for each, found in zip(settlements, _settles.run(tx, ended, worker=None), strict=True):
+        groups[found.found].append(each)
+    return settled
 
 
 def rescue(tx: Transaction, queue: str, *, limit: int, crashes_max: int | None) -> int:
     """Make lanes of dead relays due again; after so many deaths in a row one waits for people."""
-    expired = _expired.rows(tx, queue=queue, limit_=limit)
-    if not expired:
-        return 0
-    words = last_words(tx, [row[4] for row in expired])
-    rows = []
+    ended = []
     entries = []
-    for each, token, crashes, partition, worker, state in expired:
+    for each in _expired.run(tx, limit=limit, queue=queue):
+        partition, state = each.more
         # One that an operator has paused meanwhile stays so.
-        guilty = crashes_max is not None and crashes + 1 >= crashes_max
-        word = words.get(worker)
-        if word is not None and word.keeps(mark_of(each, token)):
-            continue
-        waited = word is not None and word.waited(mark_of(each, token), crashes=crashes)
-        parked = guilty and not waited and state == LaneState.OPEN.value
-        reason = f"the lease of {worker} ran out"
+        over = crashes_max is not None and each.is_over(crashes_max)
+        parked = over and state == LaneState.OPEN.value
         then = LaneState.PARKED.value if parked else state
-        rows.append((each, token, then, "crashed", reason, int(waited)))
+        row = (then, "crashed", each.reason, int(not each.waited))
+        taken = Claim(str(each.key[0]), 1, each.token)
+        ended.append(Ended(taken, Step(move=_back, row=row)))
         if parked:
             entries.append(
                 Entry(
@@ -286,13 +243,14 @@ def rescue(tx: Transaction, queue: str, *, limit: int, crashes_max: int | None) 
                     queue=queue,
                     partition=partition,
                     code="crashed",
-                    reason=reason,
+                    reason=each.reason,
                 )
             )
-    missed = _rescue.run(tx, rows)
-    record(tx, entries)
-    tx.wake(channel_of(queue))
-    return len(rows) - len(missed)
+    if ended:
+        _settles.run(tx, ended, worker=None)
+        record(tx, entries)
+        tx.wake(channel_of(queue))
+    return len(ended)
 
 
 _columns = (
@@ -381,7 +339,7 @@ _parked = Statement(
             STANDING,
             lane.c.state == literal_column(f"'{LaneState.PARKED.value}'"),
         )
-        .limit(_limit)
+        .limit(bindparam("limit_", type_=BigInteger()))
         .subquery()
     ),
 )

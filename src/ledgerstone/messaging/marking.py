@@ -84,7 +84,7 @@ class Marks:
         if not rows:
             return
         if self._keep:
-            self._mark.run(tx, rows)
+            self._mark.apply(tx, rows)
         else:
             self._remove.run(tx, rows)
 

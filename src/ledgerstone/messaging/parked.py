@@ -12,7 +12,7 @@ from ledgerstone.messaging.publishing import channel_of, lane_id
 from ledgerstone.messaging.record import Entry, record
 from ledgerstone.messaging.states import LaneState, What
 from ledgerstone.messaging.tables import STANDING, lane
-from ledgerstone.store.batch import LockEach, UpdateEach
+from ledgerstone.store.change import CHANGED, ChangeEach
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.statement import Statement
 
@@ -50,22 +50,20 @@ _standing = Statement(
         lane.c.id == bindparam("id_", type_=lane.c.id.type)
     ),
 )
-_hold = LockEach("lanes.hold_parked", lane, key=lane.c.id)
-_resume = UpdateEach(
+_resume = ChangeEach(
     "lanes.resume_parked",
-    key=lane.c.id,
-    incoming=(lane.c.id,),
-    build=lambda row: (
-        update(lane)
-        .where(lane.c.id == row.id, lane.c.state == LaneState.PARKED.value)
-        .values(
-            state=LaneState.OPEN.value,
-            due_at_ms=now_ms(),
-            attempts=0,
-            crashes=0,
-            changed_at_ms=now_ms(),
-        )
+    lane,
+    key=(lane.c.id,),
+    fence=(),
+    guard=lambda _: lane.c.state == LaneState.PARKED.value,
+    change=lambda _: update(lane).values(
+        state=LaneState.OPEN.value,
+        due_at_ms=now_ms(),
+        attempts=0,
+        crashes=0,
+        changed_at_ms=now_ms(),
     ),
+    looks=(),
 )
 
 
@@ -94,10 +92,8 @@ def resume(tx: Transaction, queue: str, partitions: Sequence[str], *, by: str | 
     """Let these go on, but those that are parked no more or locked now; which ones do."""
     ids = {lane_id(queue, each): each for each in partitions}
     keys = sorted(ids)
-    locked = {keys[i] for i in _hold.run(tx, keys)} if keys else set()
-    free = [each for each in keys if each not in locked]
-    missed = {free[i] for i in _resume.run(tx, [(each,) for each in free])} if free else set()
-    going = {ids[each] for each in free if each not in missed}
+    found = _resume.run(tx, [(each,) for each in keys])
+    going = {ids[each] for each, row in zip(keys, found, strict=True) if row is CHANGED}
     resumed = [each for each in partitions if each in going]
     record(tx, [Entry(what=What.RESUMED, queue=queue, partition=each, who=by) for each in resumed])
     if resumed:

@@ -32,10 +32,12 @@ from ledgerstone.engine.source import (
     Failure,
     Handler,
     Outcome,
+    Remainder,
     Verdict,
 )
 from ledgerstone.errors import Interrupted, TargetDown
 from ledgerstone.failpoints import hit
+from ledgerstone.items.settle import Settled, remainder
 from ledgerstone.messaging import failed, lanes, rechecking, sweeping
 from ledgerstone.messaging.budget import Budget
 from ledgerstone.messaging.carrying import Carriage, Carried, LaneClaim, SendThreads
@@ -157,20 +159,16 @@ class OrderedRelay:
         if is_paused(tx, self.queue):
             return ()
         limit = min(ask.limit, self._destination.batch_max)
-        rows = lanes.claim.run(
-            tx,
-            limit=limit,
-            queue=self.queue,
-            lease_ms=round(ask.lease_seconds * 1000),
-            worker=ask.worker,
-        )
-        if not rows:
+        taken = lanes.claim.run(tx, msgspec.structs.replace(ask, limit=limit), queue=self.queue)
+        if not taken:
             return ()
-        if len(rows) == min(limit, ROWS_MAX):
+        if len(taken) == min(limit, ROWS_MAX):
             # More is due: for the next call, or for another relay.
             tx.wake(self.channel)
         until = self._monotonic() + ask.lease_seconds
-        return [self._claimed(each, until) for each in self._read(tx, [Held(*r) for r in rows])]
+        return [
+            self._claimed(each, until) for each in self._read(tx, [Held.of(each) for each in taken])
+        ]
 
     def _claimed(self, each: Carried, until: float) -> LaneClaim:
         each.until = until
@@ -179,14 +177,13 @@ class OrderedRelay:
         crashes = held.crashes if self._handling else 0
         return LaneClaim(held.id, 1, held.token, target=self.queue, crashes=crashes, carried=each)
 
-    def hold(self, tx: Transaction, claims: Sequence[Claim]) -> Sequence[Claim]:
-        return [claims[i] for i in lanes.hold.run(tx, [claim.key for claim in claims])]
-
-    def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+    def settle(
+        self, tx: Transaction, outcomes: Sequence[Outcome], *, waits: bool = False
+    ) -> Remainder[Outcome]:
         every = [(outcome, _lane(outcome.claim)) for outcome in outcomes]
         by_lane = {each.held: each for _, each in every}
         settlements = [self._settlement(outcome, each) for outcome, each in every]
-        settled, lost = lanes.settle(tx, settlements)
+        settled, lost, locked = lanes.settle(tx, settlements)
         kept = [by_lane[each.lane] for each in settled]
         places = [place_of(message) for each in kept for message in each.messages[: each.confirmed]]
         self._marks.delivered(tx, places)
@@ -194,27 +191,32 @@ class OrderedRelay:
             self._put_aside(tx, by_lane[settlement.lane], settlement)
         hit("relay.marked")
         self._count(settled, by_lane)
-        tx.after_commit(partial(_give_back, [each for _, each in every]))
+        busy = {each.lane for each in locked}
+        # What was locked is settled later, and needs its messages then.
+        tx.after_commit(partial(_give_back, [each for _, each in every if each.held not in busy]))
         if any(s.done_to is None and s.until_ms is None and s.delay_seconds == 0 for s in settled):
             tx.wake(self.channel)
         if self._starved:
             # There may be room now.
             self._starved = False
             tx.wake(self.channel)
-        return self._refused(tx, outcomes, [by_lane[each.lane] for each in lost])
+        refused = self._refused(tx, outcomes, [by_lane[each.lane] for each in lost])
+        return Remainder(refused, [outcome for outcome, each in every if each.held in busy])
 
     def extend(
         self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
-    ) -> Sequence[Claim]:
-        every = [_lane(claim) for claim in claims]
-        rows = [(each.held.id, each.held.token) for each in every]
-        lost = lanes.extend.run(tx, rows, lease_ms=round(lease_seconds * 1000))
+    ) -> Remainder[Claim]:
+        left = remainder(
+            claims, [Settled(each) for each in lanes.extend.run(tx, claims, lease_seconds)]
+        )
         until = self._monotonic() + lease_seconds
-        for each in every:
-            each.until = until
-        for i in lost:
-            every[i].held.lost = True
-        return [claims[i] for i in lost]
+        waiting = set(map(id, left.locked))
+        for claim in claims:
+            if id(claim) not in waiting:
+                _lane(claim).until = until
+        for claim in left.lost:
+            _lane(claim).held.lost = True
+        return left
 
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
         guilty_after = crashes_max if self._handling else None

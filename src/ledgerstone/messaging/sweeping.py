@@ -16,7 +16,7 @@ from ledgerstone.engine.duties import Duty
 from ledgerstone.messaging.heads import waiting_index
 from ledgerstone.messaging.publishing import channel_of, open_lanes
 from ledgerstone.messaging.tables import lane
-from ledgerstone.store.batch import LockEach, UpdateEach
+from ledgerstone.store.change import CHANGED, ChangeEach
 from ledgerstone.store.distinct import STEPS_MAX, different
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.statement import Row, Statement
@@ -28,16 +28,14 @@ if TYPE_CHECKING:
 PARTITIONS_MAX = 10 * STEPS_MAX
 """Partitions that one sweep passes, STEPS_MAX in a statement."""
 
-_hold = LockEach("sweep.hold", lane, key=lane.c.id)
-_wake = UpdateEach(
+_wake = ChangeEach(
     "sweep.wake",
-    key=lane.c.id,
-    incoming=(lane.c.id,),
-    build=lambda row: (
-        update(lane)
-        .where(lane.c.id == row.id, lane.c.due_at_ms.is_(None), lane.c.lease_until_ms.is_(None))
-        .values(due_at_ms=now_ms())
-    ),
+    lane,
+    key=(lane.c.id,),
+    fence=(),
+    guard=lambda _: lane.c.due_at_ms.is_(None) & lane.c.lease_until_ms.is_(None),
+    change=lambda _: update(lane).values(due_at_ms=now_ms()),
+    looks=(),
 )
 
 
@@ -90,9 +88,7 @@ class Sweep:
     def _woken(tx: Transaction, ids: Sequence[str]) -> int:
         """Make these lanes due; how many were told."""
         # A lane that a transaction has locked is told by that one, or by a later sweep.
-        locked = {ids[i] for i in _hold.run(tx, ids)} if ids else set()
-        free = sorted(each for each in ids if each not in locked)
-        return len(free) - len(_wake.run(tx, [(each,) for each in free])) if free else 0
+        return _wake.run(tx, [(each,) for each in ids]).count(CHANGED)
 
 
 def duty(office: Office, queue: str) -> Duty:

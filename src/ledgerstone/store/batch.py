@@ -24,7 +24,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-from sqlalchemy import BigInteger, Text, bindparam, column, literal, null, select
+from sqlalchemy import BigInteger, Column, Text, bindparam, column, literal, null
 from sqlalchemy.sql.elements import (
     ClauseElement,
     ColumnClause,
@@ -88,8 +88,8 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     - `carried` are columns that travel for it, behind those of the statement.
     - `told` makes the row that `append` takes: of the row that travelled, or was taken, and of the
       parameters of the call.
-    - `columns` are the same without the first, the new id, as expressions over the key and what is
-      carried, or over what a claim returns.
+    - `columns` are the same, as expressions over the key and what is carried, or over what a claim
+      returns; without the new id, which is the first, if the journal does not count its rows.
     - `copied` are columns of the journal and of the changed row: they hold the same. A second
       statement has to look that up, in the `values` of `append`.
     - `usual` are values that most rows have, by column: what is told of these is worked out once.
@@ -102,15 +102,22 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     copied: Mapping[str, ColumnClause[Any]] = {}
     usual: Mapping[str, Any] = {}
 
+    @property
+    def has_id(self) -> bool:
+        """Whether a row of the journal is given its id, and not counted by the database."""
+        first = self.append.incoming[0]
+        return isinstance(first, Column) and first.primary_key
+
     def run(self, tx: Transaction, rows: Sequence[Row], common: Mapping[str, Any]) -> None:
         self.append.run(tx, [self.told(row, common) for row in rows], **common)
 
 
 class UpdateEach:
-    """Change many rows, each found by the values that travel for it.
+    """Change many rows, each found by the values that travel for it; a locked row is waited for.
 
-    - All of a batch happen in the caller's transaction.
-    - Answers the positions of the rows that no row of the table matched, in order.
+    - All of a batch happen in the caller's transaction, in the order of their keys.
+    - `run` answers the positions of the rows that no row of the table matched, in order.
+    - `apply` is for rows that are known to match, or where it does not matter: nothing is answered.
     - The key stays as it is.
     - With a `journal` it is told of each row that matched.
     """
@@ -127,7 +134,7 @@ class UpdateEach:
         self.name = name
         self.key = key
         self.incoming = incoming
-        self.carried = _carried(incoming, journal)
+        self.carried = carried_columns(incoming, journal)
         self.build = build
         self.journal = journal
         self.key_position = [column.name for column in incoming].index(key.name)
@@ -135,53 +142,40 @@ class UpdateEach:
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> list[int]:
         unmatched: list[int] = []
-        for start, part in _parts(rows, self.carried):
+        for start, part in parts_of(rows, self.carried):
             unmatched.extend(start + i for i in self._run(tx, part, common))
         return unmatched
 
+    def apply(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> None:
+        """Change them all."""
+        dialect = tx.database.dialect
+        for _, part in parts_of(rows, self.carried):
+            if self.journal is None or dialect.tells:
+                dialect.apply_each(self, tx, part, common)
+            else:
+                width = len(self.incoming)
+                dialect.apply_each(self, tx, [row[:width] for row in part], common)
+                self.journal.run(tx, part, common)
+
+    def in_order(self, rows: Sequence[Row]) -> list[int]:
+        """The positions in the order of the keys, in which every batch takes its locks."""
+        return sorted(range(len(rows)), key=lambda i: rows[i][self.key_position])
+
     def _run(self, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]) -> list[int]:
         dialect = tx.database.dialect
+        keys = {row[self.key_position] for row in rows}
+        if len(keys) < len(rows):
+            # A row that is named twice is changed once and once more.
+            return [i for i, row in enumerate(rows) if self._run(tx, [row], common)]
         if self.journal is None or dialect.tells:
             return dialect.update_each(self, tx, rows, common)
         width = len(self.incoming)
         unmatched = dialect.update_each(self, tx, [row[:width] for row in rows], common)
         gone = set(unmatched)
-        self.journal.run(tx, [row for i, row in enumerate(rows) if i not in gone], common)
+        matched = [row for i, row in enumerate(rows) if i not in gone]
+        if matched:
+            self.journal.run(tx, matched, common)
         return unmatched
-
-
-class LockEach:
-    """Lock many rows by their key, and wait for none of them.
-
-    - Answers the positions of the rows that another transaction has locked, in order.
-    - A row that is not there is not among them: whoever changes it will find that out.
-    - The others are locked until the end of the transaction. With one writer nothing is to be done.
-    """
-
-    def __init__(self, name: str, table: Table, *, key: ColumnClause[Any]) -> None:
-        self.name = name
-        self.table = table
-        self.key = key
-        self.statements: dict[str, Statement] = {}
-        self._there = WithRows(
-            f"{name}.there",
-            incoming=(key,),
-            build=lambda row: select(key).where(key.in_(select(getattr(row, key.name)))),
-        )
-
-    def run(self, tx: Transaction, keys: Sequence[Any]) -> list[int]:
-        dialect = tx.database.dialect
-        if dialect.one_writer:
-            return []
-        rows = [(each,) for each in sorted(set(keys))]
-        free: set[str] = set()
-        for _, part in _parts(rows, (self.key,)):
-            free |= {str(row[0]) for row in dialect.lock_each(self, tx, part)}
-        if len(free) == len(rows):
-            return []
-        missing = [row for row in rows if str(row[0]) not in free]
-        locked = {str(row[0]) for row in self._there.rows(tx, missing)}
-        return [i for i, each in enumerate(keys) if str(each) in locked]
 
 
 class Adding:
@@ -231,10 +225,10 @@ class AppendEach(Adding):
     ) -> None:
         super().__init__(name, table, incoming=incoming, values=values)
         self.journal = journal
-        self.carried = _carried(incoming, journal)
+        self.carried = carried_columns(incoming, journal)
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> None:
-        for _, part in _parts(rows, self.carried):
+        for _, part in parts_of(rows, self.carried):
             self._run(tx, part, common)
 
     def _run(self, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]) -> None:
@@ -252,7 +246,7 @@ class AddEach(Adding):
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> list[int]:
         numbers: list[int] = []
-        for _, part in _parts(rows, self.incoming):
+        for _, part in parts_of(rows, self.incoming):
             numbers += tx.database.dialect.add_each(self, tx, part, common)
         return numbers
 
@@ -299,7 +293,7 @@ class InsertEach(Adding):
 
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> list[int]:
         left_out: list[int] = []
-        for start, part in _parts(rows, self.incoming):
+        for start, part in parts_of(rows, self.incoming):
             found = tx.database.dialect.insert_each(self, tx, part, common)
             left_out.extend(start + i for i in found)
         if left_out:
@@ -325,7 +319,7 @@ class ClaimEach:
         name: str,
         table: Table,
         *,
-        key: ColumnClause[Any],
+        key: ColumnClause[Any] | Sequence[ColumnClause[Any]],
         due: ColumnElement[bool],
         order_by: Sequence[Any],
         set_: Mapping[str, Any],
@@ -336,7 +330,7 @@ class ClaimEach:
         self.name = name
         self.table = table
         self.index = index
-        self.key = key
+        self.keys: Sequence[ColumnClause[Any]] = [key] if isinstance(key, ColumnClause) else key
         self.due = due
         self.order_by = order_by
         self.set_ = set_
@@ -351,6 +345,12 @@ class ClaimEach:
         self._places = [
             (i, part is not c) for i, part, c in zip(places, order_by, ordering, strict=True)
         ]
+        self.places_set = [
+            i
+            for i, c in enumerate(returning)
+            if isinstance(c, ColumnClause) and c.name in set_ and c.table is table
+        ]
+        """Where the answer holds what the statement sets."""
 
     def run(self, tx: Transaction, *, limit: int, **common: Any) -> list[Row]:
         dialect = tx.database.dialect
@@ -409,7 +409,7 @@ class FirstEach:
     ) -> list[list[Row]]:
         """For each travelling row, in order, the first rows of its group."""
         found: list[list[Row]] = []
-        for _, part in _parts(rows, self.incoming):
+        for _, part in parts_of(rows, self.incoming):
             found += tx.database.dialect.first_each(self, tx, part, each, common)
         return found
 
@@ -447,7 +447,7 @@ class LockFirst:
     ) -> list[Row]:
         """The rows, those of the first group first."""
         found: list[Row] = []
-        for _, part in _parts(groups, self.incoming):
+        for _, part in parts_of(groups, self.incoming):
             if len(found) < limit:
                 found += tx.database.dialect.lock_first(self, tx, part, limit - len(found), common)
         return found
@@ -471,7 +471,7 @@ class WithRows:
     def rows(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> list[Row]:
         """Run it and read all that it answers."""
         answered: list[Row] = []
-        for _, part in _parts(rows, self.incoming):
+        for _, part in parts_of(rows, self.incoming):
             statement, sent = tx.database.dialect.with_rows(self, part)
             answered += statement.rows(tx, **sent, **common)
         return answered
@@ -479,7 +479,7 @@ class WithRows:
     def run(self, tx: Transaction, rows: Sequence[Row], **common: Any) -> int:
         """Run it and answer how many rows it changed."""
         changed = 0
-        for _, part in _parts(rows, self.incoming):
+        for _, part in parts_of(rows, self.incoming):
             statement, sent = tx.database.dialect.with_rows(self, part)
             changed += statement.run(tx, **sent, **common)
         return changed
@@ -504,7 +504,7 @@ def missed(
     return [i for i, key in enumerate(keys) if str(key) not in found]
 
 
-def _carried(
+def carried_columns(
     incoming: Sequence[ColumnClause[Any]], journal: Journal | None
 ) -> tuple[ColumnClause[Any], ...]:
     """The columns that travel: those of an operation, then those for its journal."""
@@ -519,7 +519,7 @@ def document(rows: Sequence[Row]) -> str:
         raise refused(error) from error
 
 
-def _parts(
+def parts_of(
     rows: Sequence[Row], columns: Sequence[ColumnClause[Any]]
 ) -> Iterator[tuple[int, Sequence[Row]]]:
     """What goes into one statement each, and where it begins."""

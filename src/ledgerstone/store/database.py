@@ -33,7 +33,7 @@ from ledgerstone.store.rooms import StoredRoom
 from ledgerstone.store.sharing import library_of, shared_file
 from ledgerstone.store.statement import Statement
 from ledgerstone.store.tables import ledger_identity
-from ledgerstone.store.transaction import SomeRefused, Transaction
+from ledgerstone.store.transaction import Transaction
 from ledgerstone.store.wakeup import Bells, Watcher
 
 if TYPE_CHECKING:
@@ -264,27 +264,12 @@ class Database(Generic[Tx]):
                 tx.end()
         self.outage.succeeded()
 
-    def run(
-        self, work: Callable[[Tx], T], *, tries_max: int | None = None, hopeful: bool = False
-    ) -> T:
-        """Runs `work(tx)` in a transaction, and again after a deadlock or serialization failure.
-
-        `hopeful`: no row of its batches will be refused. They cost less then; if one is refused all
-        the same, everything is done again without that hope.
-        """
-        if hopeful:
-            try:
-                return self._run(work, tries_max, hopeful=True)
-            except SomeRefused:
-                pass
-        return self._run(work, tries_max, hopeful=False)
-
-    def _run(self, work: Callable[[Tx], T], tries_max: int | None, *, hopeful: bool) -> T:
+    def run(self, work: Callable[[Tx], T], *, tries_max: int | None = None) -> T:
+        """Runs `work(tx)` in a transaction, and again after a deadlock or serialization failure."""
         tries = tries_max or self.settings.transaction_tries_max
         for attempt in range(1, tries + 1):
             try:
                 with self.transaction() as tx:
-                    tx.hopeful = hopeful
                     return work(tx)
             except StoreBusy:
                 if attempt == tries:

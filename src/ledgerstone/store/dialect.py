@@ -23,11 +23,11 @@ if TYPE_CHECKING:
         ClaimEach,
         FirstEach,
         InsertEach,
-        LockEach,
         LockFirst,
         UpdateEach,
         WithRows,
     )
+    from ledgerstone.store.change import ChangeEach, Found
     from ledgerstone.store.deadlines import Deadline
     from ledgerstone.store.pipeline import Pipeline
     from ledgerstone.store.statement import Row, Statement
@@ -43,9 +43,10 @@ class Dialect(Protocol):
       settlements are then worth one transaction, elsewhere two connections.
     - `tells` says that what changes rows can also add to a journal, in one statement.
     - `recurs` says that a recursive statement looks each of its steps up in an index.
-    - `update_each`, `append_each`, `add_each`, `insert_each`, `claim_each`, `first_each`,
-      `lock_first` carry out a batch, `with_rows` answers the statement of one and what travels
-      with it, see `batch`. What `claim_each` answers reads the rows.
+    - `change_each` locks rows, waiting for none unless told to, and changes those that pass.
+    - `update_each`, `apply_each`, `append_each`, `add_each`, `insert_each`, `claim_each`,
+      `first_each` and `lock_first` carry out a batch, `with_rows` answers the statement of one and
+      what travels with it, see `batch`. What `claim_each` answers reads the rows.
     - `pipeline` answers what sends the statements of a transaction of ours together, or None where
       each goes by itself.
     - `begin` begins a transaction without a pipeline on the driver's connection, and `commit` ends
@@ -82,9 +83,19 @@ class Dialect(Protocol):
         self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]: ...
 
-    def lock_each(
-        self, operation: LockEach, tx: Transaction, rows: Sequence[Row]
-    ) -> Sequence[Row]: ...
+    def apply_each(
+        self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> None: ...
+
+    def change_each(
+        self,
+        operation: ChangeEach,
+        tx: Transaction,
+        rows: Sequence[Row],
+        common: dict[str, Any],
+        *,
+        waits: bool,
+    ) -> list[Found | None]: ...
 
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]

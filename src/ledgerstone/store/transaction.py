@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ledgerstone.errors import StoreError
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 
     from ledgerstone.store.database import Database
     from ledgerstone.store.pipeline import Pipeline
-
-
-class SomeRefused(Exception):
-    """Not every row of a batch took effect: it is undone, to be carried out row by row."""
 
 
 class Transaction:
@@ -48,7 +44,6 @@ class Transaction:
         self.driver: DriverDialect = connection.dialect
         self._connection = connection
         self.joined = joined
-        self.hopeful = False
         self.pipeline: Pipeline | None = None
         self.woken: set[str] = set()
         self.committed: list[Callable[[], None]] = []
@@ -124,13 +119,6 @@ class Transaction:
                     raise
             raise
         self.command(f"RELEASE SAVEPOINT {name}")
-
-    def trial(self) -> AbstractContextManager[None]:
-        """What a batch is tried in, to be undone if some of its rows are refused.
-
-        A savepoint; nothing where the transaction is `hopeful`: then all of it is done again.
-        """
-        return nullcontext() if self.hopeful else self.savepoint()
 
     def command(self, text: str) -> None:
         """Run a statement without parameters or rows, on the driver."""

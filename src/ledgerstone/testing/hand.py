@@ -14,7 +14,7 @@ from typing import Any, Self
 import msgspec
 from sqlalchemy import bindparam, update
 
-from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Verdict, Where
+from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Remainder, Verdict, Where
 from ledgerstone.engine.worker import Worker
 from ledgerstone.jobs import JobRow, JobSource, Status
 from ledgerstone.jobs.settling import JobClaim
@@ -70,18 +70,17 @@ class _Watched:
         self.verdict = self.error = None
         return claims
 
-    def hold(self, tx: Transaction, claims: Sequence[Claim]) -> Sequence[Claim]:
-        return self._source.hold(tx, claims)
-
-    def settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+    def settle(
+        self, tx: Transaction, outcomes: Sequence[Outcome], *, waits: bool = False
+    ) -> Remainder[Outcome]:
         for outcome in outcomes:
             if outcome.claim is self.claimed:
                 self.verdict = outcome.verdict
-        return self._source.settle(tx, outcomes)
+        return self._source.settle(tx, outcomes, waits=waits)
 
     def extend(
         self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
-    ) -> Sequence[Claim]:
+    ) -> Remainder[Claim]:
         return self._source.extend(tx, claims, lease_seconds)
 
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:

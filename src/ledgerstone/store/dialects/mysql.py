@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sqlalchemy import (
     BigInteger,
     Engine,
-    Insert,
-    Text,
-    UniqueConstraint,
-    Update,
     bindparam,
+    case,
     column,
     create_engine,
     event,
-    insert,
+    func,
+    null,
     select,
     text,
     update,
 )
-from sqlalchemy import types as sqltypes
-from sqlalchemy.dialects import mysql
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.functions import FunctionElement
 
 from ledgerstone.errors import Duplicate, StoreBusy, Unsupported
 from ledgerstone.store import ended, mysql_ends
@@ -37,14 +31,13 @@ from ledgerstone.store.batch import (
     AppendEach,
     ClaimEach,
     FirstEach,
-    Incoming,
     InsertEach,
-    LockEach,
     LockFirst,
     UpdateEach,
     WithRows,
     document,
 )
+from ledgerstone.store.change import CHANGED, Found
 from ledgerstone.store.dialects.mysql_groups import (
     GROUPS,
     first,
@@ -52,9 +45,15 @@ from ledgerstone.store.dialects.mysql_groups import (
     side_by_side,
     size_of,
 )
+from ledgerstone.store.dialects.mysql_rows import (
+    by_key,
+    index_of,
+    insert_rows,
+    removing,
+    travelling,
+)
 from ledgerstone.store.drivers import load
 from ledgerstone.store.statement import Row, Statement
-from ledgerstone.store.transaction import SomeRefused
 from ledgerstone.store.watched import connect_pymysql
 
 if TYPE_CHECKING:
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from sqlalchemy.pool import PoolProxiedConnection
 
     from ledgerstone.settings import StoreSettings
+    from ledgerstone.store.change import ChangeEach
     from ledgerstone.store.deadlines import Deadline
     from ledgerstone.store.transaction import Transaction
     from ledgerstone.store.wakeup import Bells, Watcher
@@ -69,14 +69,9 @@ if TYPE_CHECKING:
 MARIADB_MIN = (10, 6)
 MYSQL_MIN = (8, 0, 4)
 """SKIP LOCKED and JSON_TABLE."""
-BIGINT_DIGITS = 19
 CHARSET = "utf8mb4"
 """All of Unicode."""
-_UPDATE = re.compile(r"^UPDATE (\S+), (JSON_TABLE\(.*\) AS incoming) SET ", re.DOTALL)
-_DELETE = re.compile(
-    r"^DELETE FROM (\S+) WHERE (\S+) IN \(SELECT (\S+) \nFROM (JSON_TABLE\(.*\) AS incoming)\)$",
-    re.DOTALL,
-)
+_POSITION = "position"
 MIGRATION_LOCK = "CONCAT('ledgerstone.migrate.', MD5(DATABASE()))"
 """A lock of this kind belongs to the whole server: its name tells the databases apart."""
 MIGRATION_WAIT_SECONDS_MAX = 60
@@ -146,47 +141,99 @@ class MySQL:
     def update_each(
         self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]:
-        statement = operation.statements.get(self.name)
-        if statement is None:
-            row = _travelling(operation.incoming, key=operation.key)
-            statement = _by_key(operation.name, operation.build(row), operation.key)
-            operation.statements[self.name] = statement
-        # In key order, so that two batches over the same rows wait for each other, not in a circle.
-        position = operation.key_position
-        ordered = sorted(range(len(rows)), key=lambda i: rows[i][position])
-        changed = 0
-        try:
-            with tx.trial():
-                changed = statement.run(tx, rows=document([rows[i] for i in ordered]), **common)
-                if changed == len(rows):
-                    return []
-                raise SomeRefused
-        except SomeRefused:
-            tx.database.measure.take_back(statement.name, written=changed)
-            if tx.hopeful:
-                raise
-            return [
-                i
-                for i, row in enumerate(rows)
-                if not statement.run(tx, rows=document([row]), **common)
-            ]
+        # There is no UPDATE … RETURNING: what matches is locked, and then changed.
+        find = operation.statements.get(f"{self.name}.find")
+        if find is None:
+            position, key = column(_POSITION, BigInteger()), operation.key
+            table: Any = key.table
+            row = travelling([position, *operation.incoming], key=[position, key])
+            updating = operation.build(row)
+            finding = (
+                select(getattr(row, _POSITION))
+                .prefix_with("STRAIGHT_JOIN")
+                .select_from(getattr(row, _POSITION).table, table)
+                .where(*updating._where_criteria)  # noqa: SLF001 - what the UPDATE asks
+                .with_hint(table, f"FORCE INDEX ({index_of(key)})")
+                .with_for_update()
+            )
+            find = operation.statements[f"{self.name}.find"] = Statement(
+                f"{operation.name}.find", finding
+            )
+        sent = [(i, *rows[i]) for i in operation.in_order(rows)]
+        found = {row[0] for row in find.rows(tx, rows=document(sent), **common)}
+        if found:
+            self.apply_each(operation, tx, [rows[i] for i in sorted(found)], common)
+        return [i for i in range(len(rows)) if i not in found]
 
-    def lock_each(self, operation: LockEach, tx: Transaction, rows: Sequence[Row]) -> Sequence[Row]:
+    def apply_each(
+        self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> None:
         statement = operation.statements.get(self.name)
         if statement is None:
-            key = operation.key
-            travelling = getattr(_travelling([key], key=key), key.name)
+            row = travelling(operation.incoming, key=[operation.key])
+            statement = by_key(operation.name, operation.build(row), operation.key)
+            operation.statements[self.name] = statement
+        ordered = [rows[i] for i in operation.in_order(rows)]
+        statement.run(tx, rows=document(ordered), **common)
+
+    def change_each(
+        self,
+        operation: ChangeEach,
+        tx: Transaction,
+        rows: Sequence[Row],
+        common: dict[str, Any],
+        *,
+        waits: bool,
+    ) -> list[Found | None]:
+        lock, change = self._changing(operation, waits=waits)
+        compared, width = len(operation.compared), len(operation.key)
+        # In key order, as everywhere; `SKIP LOCKED` exists only for what reads.
+        order = sorted(range(len(rows)), key=lambda i: rows[i][:width])
+        sent = [(i, *rows[i][:compared]) for i in order]
+        found: list[Found | None] = [None] * len(rows)
+        taken: dict[Row, int] = {}
+        for position, stands in lock.rows(tx, rows=document(sent), **common):
+            key = rows[position][:width]
+            if stands is not None:
+                found[position] = Found(False, tuple(msgspec.json.decode(stands)))
+            elif taken.setdefault(key, position) == position:
+                found[position] = CHANGED
+            # The same claim may travel twice: it is changed once.
+        passing = [rows[i] for i in order if found[i] is CHANGED]
+        if passing:
+            change.run(tx, rows=document(passing), **common)
+        return found
+
+    def _changing(self, operation: ChangeEach, *, waits: bool) -> tuple[Statement, Statement]:
+        name = f"{self.name}.waits" if waits else self.name
+        lock = operation.statements.get(f"{name}.lock")
+        change = operation.statements.get(f"{name}.change")
+        if lock is None or change is None:
+            keys = operation.key
+            index = index_of(keys[0])
+            position = column(_POSITION, BigInteger())
+            row = travelling([position, *operation.compared], key=[position, *keys])
+            # Mostly nothing is said of a row: the driver is slow with columns.
+            said = func.json_array(*operation.looks)
+            stands = case((operation.guard(row), null()), else_=said)
             # One by one, by the key: left to itself the server reads, and locks, the whole table.
             locking = (
-                select(key)
+                select(getattr(row, _POSITION), stands)
                 .prefix_with("STRAIGHT_JOIN")
-                .select_from(travelling.table, operation.table)
-                .where(key == travelling)
-                .with_hint(operation.table, f"FORCE INDEX ({_index_of(key)})")
-                .with_for_update(skip_locked=True)
+                .select_from(getattr(row, _POSITION).table, operation.table)
+                .where(*operation.matches(row))
+                .with_hint(operation.table, f"FORCE INDEX ({index})")
+                .with_for_update(skip_locked=not waits)
             )
-            statement = operation.statements[self.name] = Statement(operation.name, locking)
-        return statement.rows(tx, rows=document(rows))
+            lock = operation.statements[f"{name}.lock"] = Statement(
+                f"{operation.name}.lock", locking
+            )
+            row = travelling(operation.incoming, key=keys)
+            changing = operation.change(row).where(*operation.matches(row))
+            change = operation.statements[f"{name}.change"] = by_key(
+                operation.name, changing, keys[0]
+            )
+        return lock, change
 
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
@@ -198,7 +245,7 @@ class MySQL:
     ) -> None:
         statement = operation.statements.get(self.name)
         if statement is None:
-            statement = Statement(operation.name, _inserting(operation))
+            statement = Statement(operation.name, insert_rows(operation))
             operation.statements[self.name] = statement
         statement.run(tx, rows=document(rows), **common)
 
@@ -207,7 +254,7 @@ class MySQL:
     ) -> list[int]:
         statement = operation.statements.get(self.name)
         if statement is None:
-            inserting = _inserting(operation)
+            inserting = insert_rows(operation)
             if getattr(tx.driver, "is_mariadb", False):
                 inserting = inserting.returning(operation.number)
             statement = operation.statements[self.name] = Statement(operation.name, inserting)
@@ -247,7 +294,7 @@ class MySQL:
             name = f"{operation.table.name}.{operation.key.name}"
             kept = f" ON DUPLICATE KEY UPDATE {name} = {name}"
             statement = Statement(
-                operation.name, _inserting(operation), amend=lambda text: text + kept
+                operation.name, insert_rows(operation), amend=lambda text: text + kept
             )
             operation.statements[f"{self.name}.locking"] = statement
         statement.run(tx, rows=document(rows), **common)
@@ -259,10 +306,14 @@ class MySQL:
         # One statement answers what the rows will hold, the next writes it: there is no
         # UPDATE … RETURNING. The lock of the first lasts until the second has run.
         rows = pick.rows(tx, limit=limit, **common)
+        width = len(operation.keys)
+        # The key is not asked for twice: the driver is slow with columns.
+        told = 0 if _begins_with_key(operation) else width
         if rows:
-            keys = sorted(row[0] for row in rows)
-            take.run(tx, rows=document([(key,) for key in keys]), **common)
-        return lambda: [row[1:] for row in rows]
+            answered = [told + i for i in operation.places_set]
+            sent = sorted((*row[:width], *[row[i] for i in answered]) for row in rows)
+            take.run(tx, rows=document(sent), **common)
+        return lambda: [row[told:] for row in rows] if told else rows
 
     def _claiming(self, operation: ClaimEach) -> tuple[Statement, Statement]:
         pick = operation.statements.get(f"{self.name}.pick")
@@ -270,7 +321,7 @@ class MySQL:
         if pick is None or take is None:
             after = [operation.after(c) for c in operation.returning]
             picking = (
-                select(operation.key, *after)
+                select(*([] if _begins_with_key(operation) else operation.keys), *after)
                 .where(operation.due)
                 .order_by(*operation.order_by)
                 .limit(bindparam("limit", type_=BigInteger()))
@@ -279,13 +330,15 @@ class MySQL:
             if operation.index is not None:
                 picking = picking.with_hint(operation.table, f"FORCE INDEX ({operation.index})")
             pick = Statement(f"{operation.name}.pick", picking)
-            row = _travelling([operation.key], key=operation.key)
-            take = _by_key(
+            # What was answered is written as it was answered: the clock has gone on.
+            said = [operation.returning[i] for i in operation.places_set]
+            row = travelling([*operation.keys, *said], key=operation.keys)
+            take = by_key(
                 operation.name,
                 update(operation.table)
-                .where(operation.key == getattr(row, operation.key.name))
-                .values(dict(operation.set_)),
-                operation.key,
+                .where(*[c == getattr(row, c.name) for c in operation.keys])
+                .values({**operation.set_, **{c.name: getattr(row, c.name) for c in said}}),
+                operation.keys[0],
             )
             operation.statements[f"{self.name}.pick"] = pick
             operation.statements[f"{self.name}.take"] = take
@@ -341,7 +394,7 @@ class MySQL:
         statement = operation.statements.get(self.name)
         if statement is None:
             statement = operation.statements[self.name] = Statement(
-                operation.name, operation.build(_travelling(operation.incoming)), amend=_removing
+                operation.name, operation.build(travelling(operation.incoming)), amend=removing
             )
         return statement, {"rows": document(rows)}
 
@@ -397,6 +450,12 @@ class MySQL:
             yield
         finally:
             connection.execute(text(f"SELECT RELEASE_LOCK({MIGRATION_LOCK})"))
+
+
+def _begins_with_key(operation: ClaimEach) -> bool:
+    """Whether a claim answers its key first."""
+    first = operation.returning[: len(operation.keys)]
+    return [id(c) for c in first] == [id(c) for c in operation.keys]
 
 
 def _undo_quietly(connection: Any, record: Any, state: Any) -> None:
@@ -457,93 +516,3 @@ def _check_version(version: str) -> None:
     if numbers < (MARIADB_MIN if mariadb else MYSQL_MIN):
         message = f"the server is {version}"
         raise Unsupported(message, hint="use MariaDB 10.6 or MySQL 8.0.4, or newer")
-
-
-class _JsonTable(FunctionElement[Any]):
-    """The rows of a JSON document as a table."""
-
-    inherit_cache = False
-    name = "json_table"
-
-    def __init__(self, columns: Sequence[Any], key: Any) -> None:
-        super().__init__(bindparam("rows", type_=Text()))
-        self.travelling = columns
-        self.key = key
-
-
-@compiles(_JsonTable, "mysql")
-@compiles(_JsonTable, "mariadb")
-def _render_json_table(element: _JsonTable, compiler: Any, **kw: Any) -> str:
-    def kind(of: Any) -> str:
-        concrete = _roomier(of.type.dialect_impl(compiler.dialect), compared=of.key == element.key)
-        rendered: str = compiler.dialect.type_compiler_instance.process(concrete)
-        textual = isinstance(concrete, sqltypes.String) and "COLLATE" not in rendered
-        return f"{rendered} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin" if textual else rendered
-
-    quote = compiler.preparer.quote
-    listed = ", ".join(
-        f"{quote(c.name)} {kind(c)} PATH '$[{i}]'" for i, c in enumerate(element.travelling)
-    )
-    document = compiler.process(element.clause_expr.element, **kw)
-    return f"JSON_TABLE({document}, '$[*]' COLUMNS({listed}))"
-
-
-def _roomier(kind: Any, *, compared: bool) -> Any:
-    """A type with room for a value that does not fit the column.
-
-    JSON_TABLE cuts in silence what does not fit its types; with room it is the column that refuses.
-    A number that is only compared keeps its type, for an index is used for no other.
-    """
-    if isinstance(kind, sqltypes.String) and kind.length is not None:
-        wider = kind.copy()
-        wider.length = kind.length + 1
-        return wider
-    if isinstance(kind, sqltypes.Integer) and not compared:
-        return mysql.DECIMAL(BIGINT_DIGITS + 1, 0)
-    return kind
-
-
-def _travelling(columns: Sequence[Any], *, key: Any = None) -> Incoming:
-    """The columns of the travelling rows; `key` is only compared."""
-    table = _JsonTable(columns, key.key if key is not None else None)
-    alias = table.table_valued(*[column(c.name, c.type) for c in columns], name="incoming")
-    return Incoming({c.name: alias.c[c.name] for c in columns})
-
-
-def _inserting(operation: Adding) -> Insert:
-    values = operation.assignments(_travelling(operation.incoming))
-    return insert(operation.table).from_select(list(values), select(*values.values()))
-
-
-def _removing(text: str) -> str:
-    """A DELETE of rows that travel looks them up by the key, one by one.
-
-    Left to itself the server reads, and locks, the whole table.
-    """
-    return _DELETE.sub(r"DELETE \1 FROM \4 STRAIGHT_JOIN \1 WHERE \2 = \3", text)
-
-
-def _by_key(name: str, updating: Update, key: Any) -> Statement:
-    """An UPDATE that looks its rows up by the key, one by one, in the order that they travel in.
-
-    Left to itself the server reads all of a small table and compares it with the document: it then
-    waits for rows that are another's, and locks those that others look for.
-    """
-
-    def amend(text: str) -> str:
-        index = _index_of(key)
-        forced = f" FORCE INDEX ({index})" if index else ""
-        return _UPDATE.sub(rf"UPDATE \2 STRAIGHT_JOIN \1{forced} SET ", text)  # noqa: S608 - our own
-
-    return Statement(name, updating, amend=amend)
-
-
-def _index_of(key: Any) -> str | None:
-    """The name of an index that begins with the column."""
-    if next(iter(key.table.primary_key), None) is key:
-        return "PRIMARY"
-    unique = [c for c in key.table.constraints if isinstance(c, UniqueConstraint)]
-    for index in (*unique, *key.table.indexes):
-        if index.columns[0] is key:
-            return str(index.name)
-    return None

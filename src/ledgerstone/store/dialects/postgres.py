@@ -10,53 +10,49 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     ARRAY,
-    CTE,
     BigInteger,
     Engine,
-    String,
-    Table,
     Text,
-    Update,
-    and_,
-    any_,
     bindparam,
-    case,
     cast,
-    column,
     create_engine,
     event,
     func,
-    literal,
     literal_column,
     select,
     text,
     update,
 )
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.dialects.postgresql import Insert, insert
-from sqlalchemy.sql.elements import BindParameter, ColumnElement
-from sqlalchemy.sql.visitors import iterate
 
 from ledgerstone.errors import StoreError, Unsupported
-from ledgerstone.ids import new_id
 from ledgerstone.store import ended
 from ledgerstone.store.batch import (
     AddEach,
-    Adding,
     AppendEach,
     ClaimEach,
     FirstEach,
-    Incoming,
     InsertEach,
-    Journal,
-    LockEach,
     LockFirst,
     UpdateEach,
     WithRows,
     missed,
 )
+from ledgerstone.store.change import CHANGED, Found
 from ledgerstone.store.deadlines import keepalives
 from ledgerstone.store.dialects.postgres_arrays import arrays, in_short, word
+from ledgerstone.store.dialects.postgres_rows import (
+    POSITION,
+    alone_row,
+    append_insert,
+    change_statement,
+    claim_statement,
+    insert_rows,
+    insert_values,
+    new_ids,
+    travelling,
+    travelling_in_short,
+    update_statement,
+)
 from ledgerstone.store.drivers import load
 from ledgerstone.store.statement import Row, Statement
 from ledgerstone.store.wakeups.listen import CHANNEL, ListenWatcher
@@ -67,6 +63,7 @@ if TYPE_CHECKING:
     from sqlalchemy.pool import PoolProxiedConnection
 
     from ledgerstone.settings import StoreSettings
+    from ledgerstone.store.change import ChangeEach
     from ledgerstone.store.deadlines import Deadline
     from ledgerstone.store.pipeline import Pipeline
     from ledgerstone.store.transaction import Transaction
@@ -75,10 +72,6 @@ if TYPE_CHECKING:
 VERSION_MIN = 130000
 MIGRATION_LOCK = 0x1ED6E5
 PREPARE_AFTER = 5
-_NEUTRAL: Any = postgresql.dialect()  # type: ignore[no-untyped-call]
-_POSITION = "position"
-_Columns = Mapping[str, ColumnElement[Any]]
-_TOLD, _NUMBER_DIGITS = "told_id", 8
 _TRANSACTION_STATUS_IDLE = 0
 _IN_ERROR = 3
 """What libpq says of a transaction in which a statement failed."""
@@ -184,37 +177,55 @@ class PostgreSQL:
         columns = operation.carried
         statement = operation.statements.get(self.name)
         if statement is None:
-            statement = operation.statements[self.name] = _updating(operation)
+            statement = operation.statements[self.name] = update_statement(operation)
         sent = in_short(columns, rows, whole=len(operation.incoming))
-        done = statement.rows(tx, **common, **sent, **_ids(operation.journal))
+        done = statement.rows(tx, **common, **sent, **new_ids(operation.journal))
         if len(done) == len(rows):
             return []
-        # By position and not by key: two claims of one item may be in one batch.
         taken = {row[0] for row in done}
         return [i for i in range(len(rows)) if i + 1 not in taken]
 
-    def lock_each(self, operation: LockEach, tx: Transaction, rows: Sequence[Row]) -> Sequence[Row]:
-        statement = operation.statements.get(self.name)
+    def apply_each(
+        self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> None:
+        self.update_each(operation, tx, rows, common)
+
+    def change_each(
+        self,
+        operation: ChangeEach,
+        tx: Transaction,
+        rows: Sequence[Row],
+        common: dict[str, Any],
+        *,
+        waits: bool,
+    ) -> list[Found | None]:
+        name = f"{self.name}.waits" if waits else self.name
+        statement = operation.statements.get(name)
         if statement is None:
-            key = operation.key
-            keys = cast(bindparam(f"in_{key.name}", type_=Text()), ARRAY(_uncut(key.type)))
-            # No join, which could be turned round, and no order of its own: what waits for nothing
-            # cannot wait in a circle.
-            locking = select(key).where(key == any_(keys)).with_for_update(skip_locked=True)
-            statement = operation.statements[self.name] = Statement(operation.name, locking)
-        return statement.rows(tx, **arrays([operation.key], rows))
+            statement = operation.statements[name] = change_statement(operation, waits=waits)
+        # Locks are taken in the order of the keys.
+        width = len(operation.key)
+        order = sorted(range(len(rows)), key=lambda i: rows[i][:width])
+        travelling = [rows[i] for i in order]
+        sent = in_short(operation.carried, travelling, whole=len(operation.incoming))
+        found: list[Found | None] = [None] * len(rows)
+        for position, passes, *stands in statement.rows(
+            tx, **common, **sent, **new_ids(operation.journal)
+        ):
+            found[order[position - 1]] = CHANGED if passes else Found(False, tuple(stands))
+        return found
 
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> None:
         columns = operation.carried
-        told = _ids(operation.journal)
+        told = new_ids(operation.journal)
         if len(rows) == 1:
             # Arrays of one are most of the work for a single row.
             alone = operation.statements.get(f"{self.name}.alone")
             if alone is None:
                 alone = Statement(
-                    operation.name, _appending(operation, _alone(columns), alone=True)
+                    operation.name, append_insert(operation, alone_row(columns), alone=True)
                 )
                 operation.statements[f"{self.name}.alone"] = alone
             names = [f"one_{c.name}" for c in columns]
@@ -223,7 +234,7 @@ class PostgreSQL:
         statement = operation.statements.get(self.name)
         if statement is None:
             statement = operation.statements[self.name] = Statement(
-                operation.name, _appending(operation, _travelling_in_short(columns))
+                operation.name, append_insert(operation, travelling_in_short(columns))
             )
         statement.send(tx, **common, **in_short(columns, rows), **told)
 
@@ -232,7 +243,7 @@ class PostgreSQL:
     ) -> list[int]:
         statement = operation.statements.get(self.name)
         if statement is None:
-            inserting = _inserting(operation, _travelling(operation.incoming))
+            inserting = insert_rows(operation, travelling(operation.incoming))
             statement = operation.statements[self.name] = Statement(
                 operation.name, inserting.returning(operation.number)
             )
@@ -244,7 +255,7 @@ class PostgreSQL:
         statement = operation.statements.get(self.name)
         if statement is None:
             inserting = (
-                _adding(operation.table, operation.looked_up(_travelling(operation.incoming)))
+                insert_values(operation.table, operation.looked_up(travelling(operation.incoming)))
                 .on_conflict_do_nothing()
                 .returning(operation.key)
             )
@@ -275,8 +286,8 @@ class PostgreSQL:
             # before it is changed.
             taken = func.any(func.array(due.scalar_subquery()))
             claiming = update(operation.table).where(place == taken).values(dict(operation.set_))
-            statement = operation.statements[self.name] = _claiming(operation, claiming)
-        rows = statement.later(tx, limit=limit, **common, **_ids(operation.journal))
+            statement = operation.statements[self.name] = claim_statement(operation, claiming)
+        rows = statement.later(tx, limit=limit, **common, **new_ids(operation.journal))
         return lambda: operation.in_order(rows())
 
     def first_each(
@@ -289,11 +300,11 @@ class PostgreSQL:
     ) -> list[list[Row]]:
         statement = operation.statements.get(self.name)
         if statement is None:
-            row = _travelling(operation.incoming)
+            row = travelling(operation.incoming)
             first = operation.build(row).limit(bindparam("each", type_=BigInteger()))
             found = first.lateral("found")
             statement = operation.statements[self.name] = Statement(
-                operation.name, select(getattr(row, _POSITION), *found.c)
+                operation.name, select(getattr(row, POSITION), *found.c)
             )
         groups: list[list[Row]] = [[] for _ in rows]
         sent = arrays(operation.incoming, rows)
@@ -311,11 +322,11 @@ class PostgreSQL:
     ) -> list[Row]:
         statement = operation.statements.get(self.name)
         if statement is None:
-            row = _travelling(operation.incoming)
+            row = travelling(operation.incoming)
             first = operation.build(row).limit(row.most).with_for_update(skip_locked=True)
             found = first.lateral("found")
             # Group after group, each only when the one before it was not enough.
-            locking = select(getattr(row, _POSITION), *found.c).limit(
+            locking = select(getattr(row, POSITION), *found.c).limit(
                 bindparam("limit", type_=BigInteger())
             )
             statement = operation.statements[self.name] = Statement(operation.name, locking)
@@ -329,7 +340,7 @@ class PostgreSQL:
         statement = operation.statements.get(self.name)
         if statement is None:
             statement = operation.statements[self.name] = Statement(
-                operation.name, operation.build(_travelling(operation.incoming))
+                operation.name, operation.build(travelling(operation.incoming))
             )
         return statement, arrays(operation.incoming, rows)
 
@@ -460,139 +471,3 @@ def _outside_transactions(connection: Any) -> Iterator[None]:
         yield
     finally:
         connection.autocommit = was
-
-
-def _travelling(columns: Sequence[Any]) -> Incoming:
-    arrays = [cast(bindparam(f"in_{c.name}", type_=Text()), ARRAY(_uncut(c.type))) for c in columns]
-    alias = (
-        func.unnest(*arrays)
-        .table_valued(
-            *[column(c.name, c.type) for c in columns], name="incoming", with_ordinality=_POSITION
-        )
-        .render_derived()
-    )
-    return Incoming({name: alias.c[name] for name in (*[c.name for c in columns], _POSITION)})
-
-
-def _alone(columns: Sequence[Any]) -> Incoming:
-    """One row, each of its values a parameter."""
-    values: dict[str, ColumnElement[Any]] = {
-        c.name: bindparam(f"one_{c.name}", type_=_uncut(c.type)) for c in columns
-    }
-    return Incoming(values | {_POSITION: literal_column("1")})
-
-
-def _travelling_in_short(columns: Sequence[Any], *, whole: int = 1) -> Incoming:
-    """As `_travelling`, of what `in_short` sends."""
-    row = _travelling(columns)
-    # An array that is shorter than the first gives NULL for what it lacks.
-    short = {c.name: func.coalesce(getattr(row, c.name), _for_all(c)) for c in columns[whole:]}
-    names = [*(c.name for c in columns[:whole]), _POSITION]
-    return Incoming({name: getattr(row, name) for name in names} | short)
-
-
-def _ids(journal: Journal | None) -> dict[str, str]:
-    """What the new ids of a journal begin with: the end is random and gives way to a number."""
-    return {} if journal is None else {_TOLD: new_id()[:-_NUMBER_DIGITS]}
-
-
-def _updating(operation: UpdateEach) -> Statement:
-    row = _travelling_in_short(operation.carried, whole=len(operation.incoming))
-    changing = operation.build(row)
-    position = getattr(row, _POSITION)
-    journal = operation.journal
-    if journal is None:
-        return Statement(operation.name, changing.returning(position))
-    names = [operation.key.name, *(c.name for c in journal.carried)]
-    told_of = [getattr(row, name).label(name) for name in names]
-    changed = changing.returning(position, *told_of, *_copied(journal)).cte("changed")
-    told = _telling(journal, dict(changed.c), changed.c[_POSITION], changed, _alike(journal))
-    main = select(changed.c[_POSITION]).add_cte(told.cte("told"))
-    return Statement(operation.name, main, writes=True)
-
-
-def _appending(operation: AppendEach, row: Incoming, *, alone: bool = False) -> Insert:
-    journal = operation.journal
-    if journal is None:
-        return _inserting(operation, row)
-    names = [*(c.name for c in operation.carried), _POSITION]
-    sent = select(*[getattr(row, name).label(name) for name in names]).cte("sent")
-    row = Incoming(dict(sent.c))
-    values = operation.assignments(row)
-    copied = {_copy(name): values[c.name] for name, c in journal.copied.items()}
-    usual = {} if alone else _alike(journal)
-    told = _telling(journal, {**dict(sent.c), **copied}, sent.c[_POSITION], sent, usual)
-    # In this order: what else is written is written at last, when the rows that it is of are there.
-    return _inserting(operation, row).add_cte(told.cte("told"))
-
-
-def _claiming(operation: ClaimEach, claiming: Update) -> Statement:
-    answered = operation.answered
-    journal = operation.journal
-    if journal is None:
-        return Statement(operation.name, claiming.returning(*answered))
-    labels = [c.label(f"c{i}") for i, c in enumerate(answered)]
-    changed = claiming.returning(*labels, *_copied(journal)).cte("changed")
-    after = {c.name: changed.c[f"c{i}"] for i, c in enumerate(operation.returning)}
-    usual = {name: literal(value) for name, value in journal.usual.items()}
-    told = _telling(journal, {**dict(changed.c), **after}, func.row_number().over(), changed, usual)
-    main = select(*[changed.c[label.name] for label in labels])
-    return Statement(operation.name, main.add_cte(told.cte("told")), writes=True)
-
-
-def _copied(journal: Journal) -> list[ColumnElement[Any]]:
-    return [c.label(_copy(name)) for name, c in journal.copied.items()]
-
-
-def _copy(name: str) -> str:
-    return f"copied_{name}"
-
-
-def _telling(journal: Journal, row: _Columns, number: Any, origin: CTE, usual: _Columns) -> Insert:
-    """One row of the journal for each of these; `usual` is what most of them have."""
-    values = _told(journal, row, number)
-    if usual:
-        same = _told(journal, {**row, **usual}, number)
-        is_usual = and_(*[row[name] == value for name, value in usual.items()])
-        for name, value in values.items():
-            if not value.compare(same[name]) and not _is_of(origin, same[name]):
-                # As a query of its own it runs once.
-                once = select(same[name]).scalar_subquery()
-                values[name] = case((is_usual, once), else_=value)
-    selected = select(*values.values()).select_from(origin)
-    return insert(journal.append.table).from_select(list(values), selected)
-
-
-def _told(journal: Journal, row: _Columns, number: Any) -> dict[str, Any]:
-    first = bindparam(_TOLD, type_=Text()) + func.lpad(func.to_hex(number), _NUMBER_DIGITS, "0")
-    append = journal.append
-    pairs = zip(append.incoming, (first, *journal.columns(Incoming(row))), strict=True)
-    values = append.assignments(Incoming({c.name: cast(value, c.type) for c, value in pairs}))
-    return values | {name: row[_copy(name)] for name in journal.copied}
-
-
-def _is_of(origin: CTE, value: ColumnElement[Any]) -> bool:
-    return any(getattr(part, "table", None) is origin for part in iterate(value))
-
-
-def _alike(journal: Journal) -> _Columns:
-    """What `in_short` sends for all rows; NULL, which nothing is like, where they differ."""
-    return {c.name: _for_all(c) for c in journal.carried}
-
-
-def _for_all(c: Any) -> BindParameter[Any]:
-    return bindparam(f"all_{c.name}", type_=_uncut(c.type))
-
-
-def _inserting(operation: Adding, row: Incoming) -> Insert:
-    return _adding(operation.table, operation.assignments(row))
-
-
-def _adding(table: Table, values: Mapping[str, Any]) -> Insert:
-    return insert(table).from_select(list(values), select(*values.values()))
-
-
-def _uncut(kind: Any) -> Any:
-    """The type without its limit: a cast to VARCHAR(n) cuts in silence, the column refuses."""
-    concrete = kind.dialect_impl(_NEUTRAL)
-    return Text() if isinstance(concrete, String) and concrete.length else kind

@@ -18,12 +18,14 @@ from sqlalchemy import (
     Integer,
     Text,
     bindparam,
+    column,
     create_engine,
     event,
     func,
     literal_column,
     select,
     true,
+    tuple_,
     type_coerce,
     update,
 )
@@ -39,16 +41,15 @@ from ledgerstone.store.batch import (
     FirstEach,
     Incoming,
     InsertEach,
-    LockEach,
     LockFirst,
     UpdateEach,
     WithRows,
     document,
     missed,
 )
+from ledgerstone.store.change import CHANGED, Found
 from ledgerstone.store.faults import refused
 from ledgerstone.store.statement import Row, Statement
-from ledgerstone.store.transaction import SomeRefused
 from ledgerstone.store.wakeups.data_version import DataVersionWatcher
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from sqlalchemy.pool import PoolProxiedConnection
 
     from ledgerstone.settings import StoreSettings
+    from ledgerstone.store.change import ChangeEach
     from ledgerstone.store.deadlines import Deadline
     from ledgerstone.store.transaction import Transaction
     from ledgerstone.store.wakeup import Bells, Watcher
@@ -76,6 +78,7 @@ FOLDER_MODE = 0o700
 WRITE = "BEGIN IMMEDIATE"
 READ = "BEGIN"
 _SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
+_POSITION, _TRY = "position", "ledgerstone_try"
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 
 
@@ -123,32 +126,93 @@ class SQLite:
     def update_each(
         self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]:
-        if tx.hopeful:
-            return self._update_all(operation, tx, rows, common)
-        statement = operation.statements.get(self.name)
+        statement = operation.statements.get(f"{self.name}.telling")
         if statement is None:
             updating = operation.build(_travelling(operation.incoming)).returning(operation.key)
-            statement = operation.statements[self.name] = Statement(operation.name, updating)
+            statement = Statement(operation.name, updating)
+            operation.statements[f"{self.name}.telling"] = statement
         return _by_key(operation, statement, tx, rows, common)
 
-    def _update_all(
+    def apply_each(
         self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
-    ) -> list[int]:
-        """Without an answer for each row: reading one would wake every thread that waits to run."""
-        name = f"{self.name}.all"
-        statement = operation.statements.get(name)
+    ) -> None:
+        # Without an answer for each row: reading one would wake every thread that waits to run.
+        statement = operation.statements.get(self.name)
         if statement is None:
             updating = operation.build(_travelling(operation.incoming))
-            statement = operation.statements[name] = Statement(operation.name, updating)
+            statement = operation.statements[self.name] = Statement(operation.name, updating)
+        statement.run(tx, rows=_document(operation, rows), **common)
+
+    def change_each(
+        self,
+        operation: ChangeEach,
+        tx: Transaction,
+        rows: Sequence[Row],
+        common: dict[str, Any],
+        *,
+        waits: bool,
+    ) -> list[Found | None]:
+        # Whoever writes has all of the file: nothing is locked, and nothing changes meanwhile.
+        if self._change_all(operation, tx, rows, common):
+            return [CHANGED] * len(rows)
+        look = operation.statements.get(f"{self.name}.look")
+        if look is None:
+            row = _travelling([column(_POSITION, BigInteger()), *operation.compared])
+            looking = select(getattr(row, _POSITION), operation.guard(row), *operation.looks).where(
+                *operation.matches(row)
+            )
+            look = operation.statements[f"{self.name}.look"] = Statement(
+                f"{operation.name}.look", looking
+            )
+        compared, width = len(operation.compared), len(operation.key)
+        found: list[Found | None] = [None] * len(rows)
+        taken: dict[Row, int] = {}
+        sent = document([(i, *row[:compared]) for i, row in enumerate(rows)])
+        for position, passes, *stands in look.rows(tx, rows=sent, **common):
+            # The same claim may travel twice: it is changed once.
+            first = taken.setdefault(rows[position][:width], position) if passes else None
+            found[position] = CHANGED if first == position else Found(False, tuple(stands))
+        passing = [row for row, each in zip(rows, found, strict=True) if each is CHANGED]
+        if passing:
+            self._by_key(operation).run(tx, rows=_document(operation, passing), **common)
+        return found
+
+    def _change_all(
+        self, operation: ChangeEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
+    ) -> bool:
+        """Change all of them, or none if one does not pass: most batches need no other answer.
+
+        To read what each row says would wake every thread that waits to run.
+        """
+        if operation.deletes:
+            return False
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            row = _travelling(operation.incoming)
+            changing = operation.change(row).where(*operation.matches(row), operation.guard(row))
+            statement = operation.statements[self.name] = Statement(operation.name, changing)
+        tx.command(f"SAVEPOINT {_TRY}")
         changed = statement.run(tx, rows=_document(operation, rows), **common)
         if changed != len(rows):
             tx.database.measure.take_back(statement.name, written=changed)
-            raise SomeRefused
-        return []
+            tx.command(f"ROLLBACK TO SAVEPOINT {_TRY}")
+        tx.command(f"RELEASE SAVEPOINT {_TRY}")
+        return changed == len(rows)
 
-    def lock_each(self, operation: LockEach, tx: Transaction, rows: Sequence[Row]) -> Sequence[Row]:
-        # Whoever writes has all of the file.
-        return rows
+    def _by_key(self, operation: ChangeEach) -> Statement:
+        """The change of rows that were found to pass."""
+        name = f"{self.name}.by_key"
+        statement = operation.statements.get(name)
+        if statement is None:
+            row = _travelling(operation.incoming)
+            if operation.deletes:
+                keys = [getattr(row, c.name) for c in operation.key]
+                of = tuple_(*operation.key) if len(keys) > 1 else operation.key[0]
+                changing: Any = operation.change(row).where(of.in_(select(*keys)))
+            else:
+                changing = operation.change(row).where(*operation.matches(row))
+            statement = operation.statements[name] = Statement(operation.name, changing)
+        return statement
 
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
@@ -199,8 +263,9 @@ class SQLite:
     ) -> Callable[[], list[Row]]:
         statement = operation.statements.get(self.name)
         if statement is None:
+            keys = operation.keys
             due = (
-                select(operation.key)
+                select(*keys)
                 .where(operation.due)
                 .order_by(*operation.order_by)
                 .limit(bindparam("limit", type_=BigInteger()))
@@ -208,7 +273,7 @@ class SQLite:
             statement = Statement(
                 operation.name,
                 update(operation.table)
-                .where(operation.key.in_(due))
+                .where((tuple_(*keys) if len(keys) > 1 else keys[0]).in_(due))
                 .values(dict(operation.set_))
                 .returning(*operation.answered),
             )
@@ -402,7 +467,7 @@ def _begin(connection: Connection) -> None:
 def _travelling(columns: Sequence[Any]) -> Incoming:
     row = (
         func.json_each(bindparam("rows", type_=Text()))
-        .table_valued("value", name="incoming")
+        .table_valued("value", name="travelling")
         .c.value
     )
     return Incoming(
@@ -444,7 +509,7 @@ def _by_key(
     return missed(rows, operation.key_position, carry_out)
 
 
-def _document(operation: UpdateEach | Adding | WithRows, rows: Sequence[Row]) -> str:
+def _document(operation: UpdateEach | ChangeEach | Adding | WithRows, rows: Sequence[Row]) -> str:
     for i, c in enumerate(operation.incoming):
         if isinstance(c.type, Integer):
             _check_numbers([row[i] for row in rows])

@@ -176,7 +176,7 @@ class BatchContract:
         ledger.run(lambda tx: add(tx, [(1, None, None), (2, None, None)]))
         rows = [(1, 7, "?"), (2, 1, "two"), (1, 1, "one")]
 
-        refused = ledger.database.run(lambda tx: change.run(tx, rows, extra_=None), hopeful=True)
+        refused = ledger.run(lambda tx: change.run(tx, rows, extra_=None))
 
         assert refused == [0]
         assert [row[2] for row in stored(ledger)] == ["one", "two"]

@@ -81,7 +81,7 @@ class Histories(RuleBasedStateMachine):
     @rule(claim=claims)
     def extend(self, claim: Claim) -> None:
         lost = self.ledger.run(
-            lambda tx: list(self.subject.source.extend(tx, [claim], LEASE_SECONDS))
+            lambda tx: list(self.subject.source.extend(tx, [claim], LEASE_SECONDS).lost)
         )
         item = self.items[claim.key]
         assert bool(lost) == (item.holder is not claim)
@@ -128,7 +128,9 @@ class Histories(RuleBasedStateMachine):
         failure = None if verdict is Verdict.DONE else Failure("test", "drawn")
         delay = 20.0 if verdict in {Verdict.SNOOZED, Verdict.RETURNED} else None
         outcome = Outcome(claim, verdict, failure=failure, delay_seconds=delay)
-        return bool(self.ledger.run(lambda tx: list(self.subject.source.settle(tx, [outcome]))))
+        return bool(
+            self.ledger.run(lambda tx: list(self.subject.source.settle(tx, [outcome]).lost))
+        )
 
     def _apply(self, item: _Item, verdict: Verdict) -> None:
         item.holder = None

@@ -141,7 +141,7 @@ class JobHistories(RuleBasedStateMachine):
             delay = None
         outcome = Outcome(claim, verdict, failure=failure, delay_seconds=delay)
 
-        refused = self.ledger.run(lambda tx: list(self.source.settle(tx, [outcome])))
+        refused = self.ledger.run(lambda tx: list(self.source.settle(tx, [outcome]).lost))
 
         model = self.models[claim.key]
         assert bool(refused) == (model.holder is not claim)
@@ -150,7 +150,7 @@ class JobHistories(RuleBasedStateMachine):
 
     @rule(claim=claims)
     def extend(self, claim: Claim) -> None:
-        lost = self.ledger.run(lambda tx: list(self.source.extend(tx, [claim], LEASE_SECONDS)))
+        lost = self.ledger.run(lambda tx: list(self.source.extend(tx, [claim], LEASE_SECONDS).lost))
         model = self.models[claim.key]
         assert bool(lost) == (model.holder is not claim)
         if not lost:
@@ -261,4 +261,4 @@ class JobHistories(RuleBasedStateMachine):
             lambda tx: list(self.source.claim(tx, Ask(1000, ADA, LEASE_SECONDS)))
         ):
             ended = [Outcome(claim, Verdict.DONE) for claim in taken]
-            self.ledger.run(lambda tx, ended=ended: list(self.source.settle(tx, ended)))  # type: ignore[misc]
+            self.ledger.run(lambda tx, ended=ended: list(self.source.settle(tx, ended).lost))  # type: ignore[misc]

@@ -246,7 +246,7 @@ class HistoryContract:
         (second,) = claim(ledger, source)
 
         refused = [bool(settle(ledger, source, first, verdict)) for verdict in Verdict]
-        lost = ledger.run(lambda tx: list(source.extend(tx, [first, second], LEASE_SECONDS)))
+        lost = ledger.run(lambda tx: list(source.extend(tx, [first, second], LEASE_SECONDS).lost))
 
         assert first.attempt == second.attempt
         assert refused == [True] * len(Verdict)
@@ -256,7 +256,9 @@ class HistoryContract:
         assert len(told) == len(Verdict)
         assert settle(ledger, source, second, Verdict.DONE) == []
         assert settle(ledger, source, second, Verdict.DONE) == []
-        assert ledger.run(lambda tx: list(source.extend(tx, [second], LEASE_SECONDS))) == [second]
+        assert ledger.run(lambda tx: list(source.extend(tx, [second], LEASE_SECONDS).lost)) == [
+            second
+        ]
         assert _leases(ledger) == 0
         assert_replayed(ledger, job_id)
 
@@ -290,7 +292,7 @@ class HistoryContract:
         untouched = standing(ledger, other)
 
         refused = [bool(settle(ledger, source, first, verdict)) for verdict in Verdict]
-        lost = ledger.run(lambda tx: list(source.extend(tx, [first], LEASE_SECONDS)))
+        lost = ledger.run(lambda tx: list(source.extend(tx, [first], LEASE_SECONDS).lost))
 
         assert refused == [True] * len(Verdict)
         assert lost == [first]
@@ -313,7 +315,7 @@ class HistoryContract:
         assert rescue(ledger, source) == len(lost)
         outcomes = [Outcome(taken, Verdict.DONE) for taken in (*lost, held)]
 
-        refused = ledger.run(lambda tx: source.settle(tx, outcomes))
+        refused = ledger.run(lambda tx: source.settle(tx, outcomes).lost)
 
         assert [outcome.claim for outcome in refused] == lost
         told = [sum("refused" in event.detail for event in history_of(ledger, i)) for i in ids]

@@ -107,7 +107,7 @@ def settle(
     if verdict is not Verdict.DONE:
         failure = Failure("test", "as wished", traceback="line 1", crashed=crashed)
     outcome = Outcome(taken, verdict, result=result, failure=failure, delay_seconds=delay_seconds)
-    return ledger.run(lambda tx: list(source.settle(tx, [outcome])))
+    return ledger.run(lambda tx: list(source.settle(tx, [outcome]).lost))
 
 
 def rescue(ledger: Ledger, source: JobSource) -> int:

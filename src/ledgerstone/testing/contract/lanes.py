@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import select
 
+from ledgerstone.engine.source import Ask
 from ledgerstone.errors import NotAllowedNow, NotFound
 from ledgerstone.ledger import Transaction
 from ledgerstone.messaging import lanes
@@ -380,8 +381,8 @@ class HeadsContract(Opened):
         heads = Heads(shop.ledger.office.shared)
 
         with shop.ledger.transaction() as tx:
-            rows = lanes.claim.run(tx, limit=50, queue=SHOP, lease_ms=1000, worker="w")
-            held = {each.partition: each for each in (Held(*row) for row in rows)}
+            taken = lanes.claim.run(tx, Ask(50, "w", 1.0), queue=SHOP)
+            held = {each.partition: each for each in map(Held.of, taken)}
             found = heads.read(tx, SHOP, list(held.values()), each=4, budget=Budget(MEMORY_BYTES))
 
         bodies = {name: [row[1] for row in found[each.id].rows] for name, each in held.items()}
@@ -560,13 +561,13 @@ def looked_up(shop: Shop, home: Home) -> tuple[dict[str, Head], list[Line]]:
     # As a worker does it: how few pages the lanes fill decides otherwise.
     database = shop.ledger.database.sibling(connections=1)
     with closing(database), database.transaction() as tx:
-        rows = lanes.claim.run(tx, limit=50, queue=SHOP, lease_ms=1000, worker="w")
+        taken = lanes.claim.run(tx, Ask(50, "w", 1.0), queue=SHOP)
         found = heads.read(
-            tx, SHOP, [Held(*row) for row in rows], each=3, budget=Budget(MEMORY_BYTES)
+            tx, SHOP, [Held.of(each) for each in taken], each=3, budget=Budget(MEMORY_BYTES)
         )
         plans = [
             line
-            for operation in (lanes.claim, heads.first)
+            for operation in (lanes.claim.each, heads.first)
             for name, statement in operation.statements.items()
             # One that other tests of this process have asked another kind of database.
             if name.startswith(home.kind)

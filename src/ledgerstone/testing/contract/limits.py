@@ -480,7 +480,7 @@ def settled(
 ) -> Sequence[Outcome]:
     """Settle them all like this; the refused ones."""
     outcomes = [Outcome(claim, verdict) for claim in claims]
-    return ledger.run(lambda tx: source.settle(tx, outcomes))
+    return ledger.run(lambda tx: list(source.settle(tx, outcomes).lost))
 
 
 def execute(ledger: Ledger, statement: str) -> None:

@@ -69,15 +69,15 @@ class RelayLeaseContract(Opened):
         rescued(shop)
         (held,) = shop.ledger.run(partial(other.claim, ask=ask(worker=WORKER)))
 
-        refused = shop.ledger.run(partial(late.settle, outcomes=[Outcome(lost, Out.DONE)]))
-        kept = shop.ledger.run(lambda tx: late.extend(tx, [lost], LEASE))
+        refused = shop.ledger.run(partial(late.settle, outcomes=[Outcome(lost, Out.DONE)])).lost
+        kept = shop.ledger.run(lambda tx: late.extend(tx, [lost], LEASE)).lost
 
         assert [outcome.claim for outcome in refused] == [lost]
         assert list(kept) == [lost]
         assert (shop.waiting(), shop.lane("ann").held_by) == ([1], WORKER)
         assert [entry.what for entry in shop.record()] == [What.REFUSED]
         other.handler(held).call(held)
-        assert not shop.ledger.run(partial(other.settle, outcomes=[Outcome(held, Out.DONE)]))
+        assert not shop.ledger.run(partial(other.settle, outcomes=[Outcome(held, Out.DONE)])).lost
         assert shop.waiting() == []
 
     def test_a_lane_that_was_removed_keeps_late_relays_out(
@@ -98,7 +98,7 @@ class RelayLeaseContract(Opened):
         shop.publish(2, partition="ann")
         shop.ledger.run(partial(other.claim, ask=ask(worker=WORKER)))
 
-        refused = shop.ledger.run(partial(late.settle, outcomes=[Outcome(lost, Out.DONE)]))
+        refused = shop.ledger.run(partial(late.settle, outcomes=[Outcome(lost, Out.DONE)])).lost
 
         assert removed == []
         assert len(refused) == 1
@@ -116,12 +116,12 @@ class RelayLeaseContract(Opened):
         def one_is_lost() -> None:
             clock.advance(LEASE + 1)
             shop.ledger.run(partial(relay.rescue, limit=1, crashes_max=CRASHES))
-            lost.extend(shop.ledger.run(lambda tx: relay.extend(tx, claims, LEASE)))
+            lost.extend(shop.ledger.run(lambda tx: relay.extend(tx, claims, LEASE)).lost)
 
         shop.shelf.meanwhile = one_is_lost
         relay.handler(claims[0]).call(Batch.of(claims))
         outcomes = [Outcome(claim, Out.DONE) for claim in claims]
-        refused = shop.ledger.run(partial(relay.settle, outcomes=outcomes))
+        refused = shop.ledger.run(partial(relay.settle, outcomes=outcomes)).lost
 
         (gone,) = [entry.partition for entry in shop.record()]
         (kept,) = {"ann", "bob"} - {gone}
@@ -153,7 +153,7 @@ class RelayLeaseContract(Opened):
         clock.advance(LEASE + 1)
         shop.ledger.run(partial(relay.rescue, limit=10, crashes_max=CRASHES))
 
-        refused = shop.ledger.run(partial(relay.settle, outcomes=[Outcome(claim, Out.DONE)]))
+        refused = shop.ledger.run(partial(relay.settle, outcomes=[Outcome(claim, Out.DONE)])).lost
 
         assert len(refused) == 1
         assert shop.waiting() == [1]
@@ -168,8 +168,8 @@ class RelayLeaseContract(Opened):
         outcomes = [Outcome(claim, Out.DONE)]
         shop.ledger.run(partial(relay.settle, outcomes=outcomes))
 
-        refused = shop.ledger.run(partial(relay.settle, outcomes=outcomes))
-        lost = shop.ledger.run(lambda tx: relay.extend(tx, [claim], LEASE))
+        refused = shop.ledger.run(partial(relay.settle, outcomes=outcomes)).lost
+        lost = shop.ledger.run(lambda tx: relay.extend(tx, [claim], LEASE)).lost
 
         assert (list(refused), shop.record()) == ([], [])
         assert list(lost) == [claim]
@@ -216,13 +216,13 @@ class RelayLeaseContract(Opened):
         shop.publish(1, partition="ann")
         (claim,) = shop.ledger.run(partial(relay.claim, ask=ask()))
         clock.advance(LEASE - 1)
-        kept = shop.ledger.run(lambda tx: relay.extend(tx, [claim], LEASE))
+        kept = shop.ledger.run(lambda tx: relay.extend(tx, [claim], LEASE)).lost
         clock.advance(LEASE - 1)
         rescued = shop.ledger.run(partial(relay.rescue, limit=10, crashes_max=CRASHES))
 
         clock.advance(2)
         late = shop.ledger.run(partial(relay.rescue, limit=10, crashes_max=CRASHES))
-        lost = shop.ledger.run(lambda tx: relay.extend(tx, [claim], LEASE))
+        lost = shop.ledger.run(lambda tx: relay.extend(tx, [claim], LEASE)).lost
 
         assert (list(kept), rescued, late) == ([], 0, 1)
         assert list(lost) == [claim]

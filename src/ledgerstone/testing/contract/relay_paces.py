@@ -32,6 +32,7 @@ WEIGHT_MAX = 300_000
 SLOW_ONES = 24
 """More than a relay has calls at once."""
 SLOW_PAIR = (f"{SLOW}-a", f"{SLOW}-b")
+LARGE = "x" * 20_000
 
 
 class RelayPaceContract:
@@ -129,6 +130,30 @@ class RelayPaceContract:
 
         for partition in SLOW_PAIR:
             assert shelf.bodies_of(partition) == [0, 1, 2, 1]
+
+    def test_what_is_put_off_stays_whole(self, home: Home) -> None:
+        """A message that is given up while its partition is locked is set aside with its text."""
+        shelf = _Patient()
+        shelf.tell(LARGE, REFUSED, times=1)
+        with Shop(home.url, shelf=shelf, on_failure="skip", max_attempts=1) as shop:
+            if shop.ledger.database.dialect.one_writer:
+                return
+            shop.publish(LARGE, partition=SLOW)
+            worker = shop.relay()
+            with started(worker):
+                signaled(shelf.asked)
+                with shop.ledger.transaction() as tx:
+                    tx.outbox.publish(NAME, 1, partition=SLOW)
+                    tx.finish()
+                    shelf.answer.set()
+                    until(lambda: _put_off(worker), what="that its settlement is put off")
+                until(lambda: not shop.waiting(), what="the delivery of the other")
+                with shop.ledger.transaction() as tx:
+                    for each in tx.failed.find().rows:
+                        tx.failed.retry(each.id)
+                until(lambda: not shop.waiting(), what="the delivery of the first")
+
+        assert shelf.bodies_of(SLOW) == [1, LARGE]
 
     def test_a_sweep_waits_for_no_transaction(self, home: Home, clock: ManualClock) -> None:
         """One that has published and stays open keeps no row of others from being found."""

@@ -16,9 +16,7 @@ from ledgerstone.testing.contract.source_subject import (
     SubjectContract,
     added,
     claim,
-    extend,
     rescue,
-    settle,
     state,
 )
 from ledgerstone.testing.workshop import reported
@@ -27,34 +25,54 @@ from ledgerstone.testing.workshop import reported
 class LockedContract(SubjectContract):
     """No batch waits for one row: what another transaction has locked is left for later."""
 
-    def test_held_items_are_passed_over(
+    def test_locked_items_are_passed_over(
         self, ledger: Ledger, clock: ManualClock, subject: Subject
     ) -> None:
-        """An item that is locked is named and waited for by nobody; the others can be settled."""
+        """An item that is locked is answered and waited for by nobody; the others are settled."""
         added(ledger, subject, 3)
         taken = claim(ledger, subject)
         stuck, *others = taken
+        outcomes = [_done(subject, each) for each in taken]
 
         with locking(ledger, subject, stuck) as locked:
-            held = ledger.run(lambda tx: list(subject.source.hold(tx, taken)))
-            refused = settle(ledger, subject, *[_done(subject, each) for each in others])
-            lost = extend(ledger, subject, [])
-        free = ledger.run(lambda tx: list(subject.source.hold(tx, [stuck])))
+            settled = outcomes if locked else outcomes[1:]
+            left = ledger.run(lambda tx: subject.source.settle(tx, settled))
+        (late,) = outcomes[:1]
+        after = ledger.run(lambda tx: subject.source.settle(tx, [late]))
 
-        assert held == ([stuck] if locked else [])
-        assert (refused, lost, free) == ([], [], [])
-        assert [state(ledger, subject, each.key) for each in others] == ["done", "done"]
-        assert state(ledger, subject, stuck.key) == "held"
+        assert list(left.locked) == ([late] if locked else [])
+        assert (list(left.lost), list(after.lost), list(after.locked)) == ([], [], [])
+        assert {state(ledger, subject, each.key) for each in taken} == {"done"}
+        with ledger.reading() as tx:
+            assert [subject.refusals(tx, each.key) for each in taken] == [0, 0, 0]
+        assert len(others) == 2
+
+    def test_locked_items_are_not_extended(
+        self, ledger: Ledger, clock: ManualClock, subject: Subject
+    ) -> None:
+        """The lease of an item that is locked stays as it is, and the others are extended."""
+        added(ledger, subject, 2)
+        stuck, other = claim(ledger, subject)
+
+        with locking(ledger, subject, stuck) as locked:
+            clock.advance(LEASE_SECONDS - 1)
+            left = ledger.run(lambda tx: subject.source.extend(tx, [stuck, other], LEASE_SECONDS))
+
+        assert (list(left.lost), list(left.locked)) == ([], [stuck] if locked else [])
+        clock.advance(2)
+        assert rescue(ledger, subject) == (1 if locked else 0)
 
     def test_items_that_are_gone_are_not_locked(
         self, ledger: Ledger, clock: ManualClock, subject: Subject
     ) -> None:
-        """An item that is not there any more is locked by nobody."""
+        """A claim whose item is not there any more is lost: nothing holds it up."""
         added(ledger, subject, 1)
-        taken = claim(ledger, subject)
+        (taken,) = claim(ledger, subject)
         ledger.run(subject.clear)
 
-        assert ledger.run(lambda tx: list(subject.source.hold(tx, taken))) == []
+        left = ledger.run(lambda tx: subject.source.extend(tx, [taken], LEASE_SECONDS))
+
+        assert (list(left.lost), list(left.locked)) == ([taken], [])
 
     def test_a_named_claim_is_not_rescued(
         self, ledger: Ledger, clock: ManualClock, subject: Subject
@@ -91,7 +109,7 @@ def locking(ledger: Ledger, subject: Subject, claim: Claim) -> Iterator[bool]:
         yield False
         return
     with ledger.transaction() as tx:
-        assert subject.source.hold(tx, [claim]) == []
+        assert not subject.source.extend(tx, [claim], LEASE_SECONDS).lost
         yield True
 
 

@@ -79,7 +79,7 @@ def claim(
 
 def settle(ledger: Ledger, subject: Subject, *outcomes: Outcome) -> list[Outcome]:
     """Settle in a transaction; the refused."""
-    return ledger.run(lambda tx: list(subject.source.settle(tx, outcomes)))
+    return ledger.run(lambda tx: list(subject.source.settle(tx, outcomes).lost))
 
 
 def plain_outcome(taken: Claim, verdict: Verdict, delay: float | None = None) -> Outcome:
@@ -90,7 +90,7 @@ def plain_outcome(taken: Claim, verdict: Verdict, delay: float | None = None) ->
 
 def extend(ledger: Ledger, subject: Subject, claims: list[Claim]) -> list[Claim]:
     """Extend claims in a transaction; the lost."""
-    return ledger.run(lambda tx: list(subject.source.extend(tx, claims, LEASE_SECONDS)))
+    return ledger.run(lambda tx: list(subject.source.extend(tx, claims, LEASE_SECONDS).lost))
 
 
 def rescue(ledger: Ledger, subject: Subject, *, limit: int = 100) -> int:

@@ -1,0 +1,34 @@
+"""Leased items: a table of work is declared once, and gets claim, extend, settle and rescue.
+
+Read `declaration`, then `claim`, `settle` and `rescue`; `source` puts them together for a table
+that needs nothing else.
+"""
+
+from __future__ import annotations
+
+from ledgerstone.items.declaration import (
+    Begun,
+    Delete,
+    Failures,
+    History,
+    Idle,
+    Items,
+    More,
+    State,
+    ToState,
+)
+from ledgerstone.items.source import ItemClaim, ItemSource
+
+__all__ = [
+    "Begun",
+    "Delete",
+    "Failures",
+    "History",
+    "Idle",
+    "ItemClaim",
+    "ItemSource",
+    "Items",
+    "More",
+    "State",
+    "ToState",
+]
