@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from ledgerstone.testing.authority import PrivateAuthority
 from ledgerstone.testing.fixtures import MIGRATED, Installs
 from ledgerstone.testing.server import MEMORY_FOLDER, memory_is_plenty
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
 from ledgerstone.testing.servers.rabbitmq import Certificates, PrivateRabbitMQ
 from tests.chores import install
+from tests.harness.authority import PrivateAuthority
 from tests.harness.shared_servers import ADDRESS, SharedServers, shared
 
 pytest.register_assert_rewrite("tests.contract")

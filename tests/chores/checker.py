@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from ledgerstone.testing.drivers import connect
+from tests.harness.drivers import connect
 
 MOVES = {
     (None, "queued"),

@@ -6,10 +6,10 @@ from sqlalchemy import select
 
 from ledgerstone.engine.source import Claim, Handler, Source
 from ledgerstone.ledger import Transaction
-from ledgerstone.testing.executors import SourceWork
 from tests.chores import Chores, ChoreSource, NewChore, Status
 from tests.chores.chores import MAX_ATTEMPTS
 from tests.chores.tables import chore
+from tests.contract.engine.executors import SourceWork
 
 
 class ChoreWork(SourceWork):

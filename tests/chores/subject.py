@@ -6,7 +6,7 @@ from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.source import Handler, Verdict
 from ledgerstone.ledger import Transaction
 from ledgerstone.store.tables import worker
-from ledgerstone.testing.contract.source_subject import plain_outcome
+from ledgerstone.testing.contracts.source_subject import plain_outcome
 from tests.chores import Chores, ChoreSource, NewChore, Status
 from tests.chores.chores import MAX_ATTEMPTS
 from tests.chores.tables import chore, chore_event

@@ -9,10 +9,10 @@ from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.source import Handler, Where
 from ledgerstone.ledger import Ledger
 from ledgerstone.store.clock import Clock
-from ledgerstone.testing import contract
-from ledgerstone.testing.forks import preload
-from ledgerstone.testing.processes import WorkerProcess
 from tests.chores import Chore, Chores, ChoreSource, NewChore, Status, install
+from tests.harness import ledgers
+from tests.harness.forks import preload
+from tests.harness.processes import WorkerProcess
 
 WORK = "tests.chores.work"
 
@@ -51,7 +51,7 @@ def standing(ledger: Ledger, key: str) -> Chore:
 
 def opened(url: str, *, clock: Clock | None = None, **settings: Any) -> Ledger:
     """A ledger with settings and a clock of its own, migrated, with chores."""
-    ledger = contract.opened(url, clock=clock, **settings)
+    ledger = ledgers.opened(url, clock=clock, **settings)
     try:
         install(ledger.database)
     except BaseException:

@@ -22,8 +22,8 @@ import msgspec
 
 from ledgerstone.cli import main
 from ledgerstone.cli.program import COMMANDS
-from ledgerstone.testing.forks import Fork, preload
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
+from tests.harness.forks import Fork, preload
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = 80

@@ -11,7 +11,7 @@ from ledgerstone.errors import TargetDown
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.transport import DELIVERED, Answer, Heard, Verdict
 from ledgerstone.messaging.watched import Watched
-from ledgerstone.testing.contract.transports import made
+from ledgerstone.testing.contracts.transport import made
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 SILENT = Answer(Verdict.UNKNOWN, "timeout", "no\nanswer")

@@ -13,11 +13,11 @@ from typer.core import TyperGroup
 from ledgerstone.cli.program import COMMANDS, _loaded
 from ledgerstone.jobs import Status, queues, unserved
 from ledgerstone.ledger import Ledger
-from ledgerstone.testing.contract.job_workshop import dead_letter, enqueue, nothing
 from ledgerstone.testing.fixtures import Home
-from ledgerstone.testing.workshop import reported
+from ledgerstone.testing.worker_reports import reported
 from tests.cli.program import Ended, Program
 from tests.cli.shop import failed_ones
+from tests.contract.jobs.examples import dead_letter, enqueue, nothing
 
 APP = ("-A", "shop:ledger")
 SHOP = """

@@ -11,7 +11,7 @@ from ledgerstone import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePgBouncer, PrivatePostgres
 from tests import chores
-from tests.contract.crashes import CrashContract, survive_kill_and_pause
+from tests.contract.engine.crashes import CrashContract, survive_kill_and_pause
 
 
 @pytest.mark.slow

@@ -25,13 +25,13 @@ from ledgerstone.settings.messaging import (
     SubscriptionSettings,
 )
 from ledgerstone.store.transaction import Transaction
-from ledgerstone.testing.contract.deliveries import PARTITIONS, DeliveryContract, arrival, own
-from ledgerstone.testing.contract.inbox import new_office
 from ledgerstone.testing.servers.rabbitmq import PrivateRabbitMQ
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from tests.brokers import connected
 from tests.cli.program import Program, Running
 from tests.cli.shop import ledger_in
+from tests.contract.messaging.deliveries import PARTITIONS, DeliveryContract, arrival, own
+from tests.contract.messaging.inbox import new_office
 
 pytestmark = [
     pytest.mark.rabbitmq,
@@ -142,7 +142,7 @@ APPLICATION = """
 import threading
 from sqlalchemy import insert
 from ledgerstone import Ledger
-from ledgerstone.testing.contract.deliveries import arrival
+from tests.contract.messaging.deliveries import arrival
 
 ledger = Ledger()
 time_passes = threading.Event()

@@ -11,14 +11,14 @@ from ledgerstone import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract.effects import EffectContract
-from ledgerstone.testing.executors import TRIES_MAX, JobWork, ReceiverWork, RelayWork
 from ledgerstone.testing.fixtures import KINDS, Home, new_home
-from ledgerstone.testing.shelf import Shop
-from ledgerstone.testing.subjects import clear_jobs, clear_messages
 from tests import chores
 from tests.chores.execution import ChoreWork
 from tests.chores.subject import clear_chores
+from tests.contract.engine.effects import EffectContract
+from tests.contract.engine.executors import TRIES_MAX, JobWork, ReceiverWork, RelayWork
+from tests.contract.engine.subjects import clear_jobs, clear_messages
+from tests.contract.messaging.destination import Shop
 
 
 @pytest.fixture(scope="module", params=KINDS)

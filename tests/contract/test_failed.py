@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ledgerstone.testing.contract.failed import FailedContract, FailedSinceContract
-from ledgerstone.testing.contract.failed_symfony import FailedBesideSymfonyContract
+from tests.contract.messaging.failed import FailedContract, FailedSinceContract
+from tests.contract.messaging.failed_symfony import FailedBesideSymfonyContract
 
 
 class TestFailed(FailedContract):

@@ -8,9 +8,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from ledgerstone import Ledger
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract.histories import Histories
-from ledgerstone.testing.sizes import sized
 from tests.chores.subject import ChoreSubject
+from tests.contract.engine.histories import Histories
+from tests.harness.sizes import sized
 
 DRAWN = settings(
     max_examples=sized(10, full=200),

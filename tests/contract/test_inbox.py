@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ledgerstone.testing.contract.inbox import InboxContract, ReceiptContract
-from ledgerstone.testing.contract.inbox_ended import InboxEndedContract
+from tests.contract.messaging.inbox import InboxContract, ReceiptContract
+from tests.contract.messaging.inbox_ended import InboxEndedContract
 
 
 class TestInbox(InboxContract):

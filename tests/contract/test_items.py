@@ -13,22 +13,22 @@ from ledgerstone.ledger import Transaction
 from ledgerstone.messaging.lanes import LANES
 from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract.source_locks import LockedContract
-from ledgerstone.testing.contract.source_subject import Subject
-from ledgerstone.testing.contract.sources import (
+from ledgerstone.testing.contracts.source import (
     ClaimingContract,
     DeathsContract,
     FailingContract,
     FencedContract,
     RescueContract,
 )
+from ledgerstone.testing.contracts.source_locks import LockedContract
+from ledgerstone.testing.contracts.source_subject import Subject
 from ledgerstone.testing.fixtures import KINDS, Home, new_home
-from ledgerstone.testing.shelf import Shop
-from ledgerstone.testing.subjects import LANE_ATTEMPTS_MAX, JobSubject, LaneSubject
-from tests.contract import item_subjects
-from tests.contract.item_subjects import ItemSubject
-from tests.contract.item_tables import tables
-from tests.contract.items import CountedContract, ItemContract, MoreContract
+from tests.contract.engine import item_subjects
+from tests.contract.engine.item_subjects import ItemSubject
+from tests.contract.engine.item_tables import tables
+from tests.contract.engine.items import CountedContract, ItemContract, MoreContract
+from tests.contract.engine.subjects import LANE_ATTEMPTS_MAX, JobSubject, LaneSubject
+from tests.contract.messaging.destination import Shop
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -15,9 +15,9 @@ from ledgerstone.jobs import NewJob, Status, limits, retention
 from ledgerstone.settings import JobSettings
 from ledgerstone.store.batch import WithRows
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import aside, hung, signaled
-from ledgerstone.testing.contract.job_retention import RetentionContract
-from ledgerstone.testing.contract.limits import (
+from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
+from tests.contract.jobs.limits import (
     LEASE_SECONDS,
     LimitContract,
     claimed,
@@ -26,9 +26,10 @@ from ledgerstone.testing.contract.limits import (
     limited_source,
     settled,
 )
-from ledgerstone.testing.contract.rivals import RivalContract
-from ledgerstone.testing.fixtures import Home
-from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
+from tests.contract.jobs.retention import RetentionContract
+from tests.contract.jobs.rivals import RivalContract
+from tests.harness.ledgers import hung
+from tests.harness.threads import aside, signaled
 
 WAITING = {
     "postgres": "SELECT COUNT(*) FROM pg_stat_activity "

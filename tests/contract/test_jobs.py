@@ -12,28 +12,28 @@ from hypothesis.stateful import run_state_machine_as_test
 from ledgerstone import Ledger
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract.job_answers import AnswersContract
-from ledgerstone.testing.contract.job_awaited import AwaitedContract, AwaitedSessionContract
-from ledgerstone.testing.contract.job_columns import JobTablesContract, NativeTypesContract
-from ledgerstone.testing.contract.job_crashes import JobCrashesContract
-from ledgerstone.testing.contract.job_histories import ATTEMPTS, WAIT_SECONDS, JobHistories
-from ledgerstone.testing.contract.job_inside import InsideContract
-from ledgerstone.testing.contract.job_interrupted import InterruptedContract
-from ledgerstone.testing.contract.job_keys import KeysContract
-from ledgerstone.testing.contract.job_line import LineContract
-from ledgerstone.testing.contract.job_logs import JobLogsContract
-from ledgerstone.testing.contract.job_moves import (
+from ledgerstone.testing.fixtures import KINDS, Home, new_home
+from tests.contract.jobs.accepting import AcceptingContract, JoinedJobsContract
+from tests.contract.jobs.answers import AnswersContract
+from tests.contract.jobs.awaited import AwaitedContract, AwaitedSessionContract
+from tests.contract.jobs.columns import JobTablesContract, NativeTypesContract
+from tests.contract.jobs.crashes import JobCrashesContract
+from tests.contract.jobs.histories import ATTEMPTS, WAIT_SECONDS, JobHistories
+from tests.contract.jobs.inside import InsideContract
+from tests.contract.jobs.interrupted import InterruptedContract
+from tests.contract.jobs.keys import KeysContract
+from tests.contract.jobs.line import LineContract
+from tests.contract.jobs.logs import JobLogsContract
+from tests.contract.jobs.moves import (
     HistoryContract,
     MovesContract,
     TruncateContract,
 )
-from ledgerstone.testing.contract.job_operating import OperatingContract, ReadingContract
-from ledgerstone.testing.contract.job_order import OrderContract
-from ledgerstone.testing.contract.job_retries import RetriesContract
-from ledgerstone.testing.contract.job_running import RunningJobsContract, ThreadedJobsContract
-from ledgerstone.testing.contract.jobs import AcceptingContract, JoinedJobsContract
-from ledgerstone.testing.fixtures import KINDS, Home, new_home
-from ledgerstone.testing.sizes import sized
+from tests.contract.jobs.operating import OperatingContract, ReadingContract
+from tests.contract.jobs.order import OrderContract
+from tests.contract.jobs.retries import RetriesContract
+from tests.contract.jobs.running import RunningJobsContract, ThreadedJobsContract
+from tests.harness.sizes import sized
 
 HISTORIES = sized(6, full=100)
 """How many histories are drawn on each database."""

@@ -11,9 +11,9 @@ from sqlalchemy import text
 
 from ledgerstone.jobs import JobRow
 from ledgerstone.ledger import Ledger
-from ledgerstone.testing.contract.legacy import LegacyJob, LegacyJobContract, make_legacy
-from ledgerstone.testing.contract.migrations import never_migrating
 from ledgerstone.testing.fixtures import new_home
+from tests.contract.jobs.legacy import LegacyJob, LegacyJobContract, make_legacy
+from tests.contract.store.migrations import never_migrating
 
 ID = "8f0e1a2b-9a3b-4c5d-8e7f-000000000001"
 NOON = datetime(2025, 7, 1, 12, 0, tzinfo=UTC)

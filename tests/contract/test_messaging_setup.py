@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ledgerstone.testing.contract.messaging_setup import SetupContract
+from tests.contract.messaging.setup import SetupContract
 
 
 class TestSetup(SetupContract):

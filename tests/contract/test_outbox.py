@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from ledgerstone.testing.contract.lanes import (
+from ledgerstone.testing.fixtures import KINDS, Home, new_home
+from tests.contract.messaging.lanes import (
     CommitOrderContract,
     HeadsContract,
     PausingContract,
 )
-from ledgerstone.testing.contract.outbox import (
+from tests.contract.messaging.outbox import (
     JoinedPublishingContract,
     PublishingContract,
 )
-from ledgerstone.testing.contract.outbox_cleanup import CleanupContract
-from ledgerstone.testing.contract.outbox_refused import RefusedPublishingContract
-from ledgerstone.testing.fixtures import KINDS, Home, new_home
+from tests.contract.messaging.outbox_cleanup import CleanupContract
+from tests.contract.messaging.outbox_refused import RefusedPublishingContract
 
 
 @pytest.fixture(params=KINDS)

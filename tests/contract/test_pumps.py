@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ledgerstone.testing.contract.locked import LockedJobContract
-from tests.contract.cancellation import (
+from tests.contract.engine.cancellation import (
     CancellationContract,
     JobCancellationContract,
 )
-from tests.contract.endings import EndingsContract, RunningEndingsContract
-from tests.contract.places import JobPlacesContract, PlacesContract
-from tests.contract.pumps import PumpContract
-from tests.contract.running import RunningContract
-from tests.contract.suspects import SuspectContract
+from tests.contract.engine.endings import EndingsContract, RunningEndingsContract
+from tests.contract.engine.places import JobPlacesContract, PlacesContract
+from tests.contract.engine.pumps import PumpContract
+from tests.contract.engine.running import RunningContract
+from tests.contract.engine.suspects import SuspectContract
+from tests.contract.jobs.locked import LockedJobContract
 
 
 class TestPump(PumpContract):

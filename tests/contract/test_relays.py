@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from ledgerstone.testing.contract.competing import CompetingRelayContract, HeldRowsContract
-from ledgerstone.testing.contract.foreign_rows import ForeignRowsContract
-from ledgerstone.testing.contract.relay_leases import RelayLeaseContract
-from ledgerstone.testing.contract.relay_missing import MissingTargetContract
-from ledgerstone.testing.contract.relay_paces import RelayPaceContract
-from ledgerstone.testing.contract.relay_rounds import RelayRoundContract
-from ledgerstone.testing.contract.relays import OrderedRelayContract
 from ledgerstone.testing.fixtures import KINDS, Home, new_home
+from tests.contract.messaging.competing import CompetingRelayContract, HeldRowsContract
+from tests.contract.messaging.foreign_rows import ForeignRowsContract
+from tests.contract.messaging.relay_leases import RelayLeaseContract
+from tests.contract.messaging.relay_missing import MissingTargetContract
+from tests.contract.messaging.relay_paces import RelayPaceContract
+from tests.contract.messaging.relay_rounds import RelayRoundContract
+from tests.contract.messaging.relays import OrderedRelayContract
 
 
 @pytest.fixture(params=KINDS)

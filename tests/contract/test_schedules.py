@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ledgerstone.testing.contract.schedule_places import (
+from tests.contract.jobs.schedule_places import (
     SchedulePlacesContract,
     ScheduleTroubleContract,
 )
-from ledgerstone.testing.contract.schedules import ScheduleContract
+from tests.contract.jobs.schedules import ScheduleContract
 
 
 class TestSchedules(ScheduleContract):

@@ -10,8 +10,7 @@ from ledgerstone import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract.source_locks import LockedContract
-from ledgerstone.testing.contract.sources import (
+from ledgerstone.testing.contracts.source import (
     ClaimingContract,
     DeathsContract,
     FailingContract,
@@ -19,11 +18,12 @@ from ledgerstone.testing.contract.sources import (
     RescueContract,
     SourceContract,
 )
+from ledgerstone.testing.contracts.source_locks import LockedContract
 from ledgerstone.testing.fixtures import KINDS, Home, new_home
-from ledgerstone.testing.shelf import Shop
-from ledgerstone.testing.subjects import LANE_ATTEMPTS_MAX, JobSubject, LaneSubject
 from tests import chores
 from tests.chores.subject import ChoreSubject
+from tests.contract.engine.subjects import LANE_ATTEMPTS_MAX, JobSubject, LaneSubject
+from tests.contract.messaging.destination import Shop
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from ledgerstone.testing.contract.batches import BatchContract
-from ledgerstone.testing.contract.forking import ForkContract
-from ledgerstone.testing.contract.journals import JournalContract
-from ledgerstone.testing.contract.leases import LeaseContract
-from ledgerstone.testing.contract.migrations import MigrationContract
-from ledgerstone.testing.contract.pages import PageContract
-from tests.contract.ended import EndedContract
-from tests.contract.joins import JoinContract, JoinedWorkContract
-from tests.contract.measures import MeasureContract
-from tests.contract.pipelines import PipelineContract
-from tests.contract.transactions import TransactionContract
-from tests.contract.wakeups import WakeupContract
+from tests.contract.store.batches import BatchContract
+from tests.contract.store.ended import EndedContract
+from tests.contract.store.forking import ForkContract
+from tests.contract.store.joins import JoinContract, JoinedWorkContract
+from tests.contract.store.journals import JournalContract
+from tests.contract.store.leases import LeaseContract
+from tests.contract.store.measures import MeasureContract
+from tests.contract.store.migrations import MigrationContract
+from tests.contract.store.pages import PageContract
+from tests.contract.store.pipelines import PipelineContract
+from tests.contract.store.transactions import TransactionContract
+from tests.contract.store.wakeups import WakeupContract
 
 
 class TestTransactions(TransactionContract):

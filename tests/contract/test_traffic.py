@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ledgerstone.testing.contract.traffic import TrafficContract
+from tests.contract.messaging.traffic import TrafficContract
 
 
 @pytest.mark.slow

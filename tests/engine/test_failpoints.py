@@ -10,7 +10,7 @@ import pytest
 
 import ledgerstone
 from ledgerstone import failpoints
-from tests.contract.crashes import FAILPOINTS
+from tests.contract.engine.crashes import FAILPOINTS
 
 SOURCES = Path(ledgerstone.__file__).parent
 

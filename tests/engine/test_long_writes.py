@@ -12,9 +12,9 @@ import pytest
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract.job_workshop import enqueue, standing
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
-from ledgerstone.testing.workshop import started
+from tests.contract.jobs.examples import enqueue, standing
+from tests.harness.workers import started
 
 LEASE_SECONDS = 3600.0
 STEP_SECONDS = 0.1

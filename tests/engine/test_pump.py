@@ -16,10 +16,10 @@ from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import StoreUnavailable, TargetDown
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
-from ledgerstone.testing.workshop import started
 from tests.chores import ChoreSource, Status
 from tests.chores.work import nothing
 from tests.chores.workshop import chores, counts, enqueue, standing
+from tests.harness.workers import started
 
 TARGET = "the broker"
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs.cron import FIELDS, MISSED_MAX, Cron, Misfire, due, parsed, preview
-from ledgerstone.testing.sizes import sized
+from tests.harness.sizes import sized
 
 EXAMPLES = sized(30, full=1000)
 """How many are drawn for each clause."""

@@ -23,10 +23,10 @@ from ledgerstone.ledger import SHIPPED
 from ledgerstone.settings import Settings
 from ledgerstone.store import security
 from ledgerstone.store.security import scoped
-from ledgerstone.testing.contract.migrations import execute
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.waiting import until
 from tests.chores.workshop import opened
+from tests.contract.store.migrations import execute
 
 pytestmark = pytest.mark.postgres
 

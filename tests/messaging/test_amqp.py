@@ -27,8 +27,7 @@ from ledgerstone.messaging.transport import DELIVERED, Verdict
 from ledgerstone.messaging.transports.amqp import AmqpTransport, _Batch, _Line
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import DestinationSettings, SubscriptionSettings
-from ledgerstone.testing.authority import PrivateAuthority
-from ledgerstone.testing.contract.transports import (
+from ledgerstone.testing.contracts.transport import (
     OutageContract,
     RefusalContract,
     TransportContract,
@@ -41,6 +40,8 @@ from ledgerstone.testing.servers.rabbitmq import PrivateRabbitMQ
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from tests.brokers import connected
 from tests.conftest import BROKER_BODY_BYTES_MAX
+from tests.harness.authority import PrivateAuthority
+from tests.harness.sizes import sized
 
 pytestmark = [
     pytest.mark.rabbitmq,
@@ -158,6 +159,8 @@ def place(rabbit: PrivateRabbitMQ) -> Iterator[AmqpPlace]:
 class TestAmqp(TransportContract, RefusalContract):
     """Binary, to a classic queue."""
 
+    full_batch = sized(200, full=1000)
+
 
 class CutOffPlace(AmqpPlace):
     """A place that is cut off instead of being killed: a broker takes seconds to come back."""
@@ -185,6 +188,8 @@ class TestOutages(OutageContract):
 
 class TestStructuredToQuorum(TransportContract, RefusalContract):
     """Structured, to a quorum queue."""
+
+    full_batch = sized(200, full=1000)
 
     @pytest.fixture
     def place(self, rabbit: PrivateRabbitMQ) -> Iterator[AmqpPlace]:

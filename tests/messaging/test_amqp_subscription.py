@@ -17,7 +17,7 @@ from ledgerstone.messaging.subscription import Delivery
 from ledgerstone.messaging.subscriptions.amqp import AmqpSubscription
 from ledgerstone.messaging.transports.amqp import AmqpTransport
 from ledgerstone.settings.messaging import DestinationSettings, SubscriptionSettings
-from ledgerstone.testing.contract.transports import ids, made
+from ledgerstone.testing.contracts.transport import ids, made
 from ledgerstone.testing.servers.rabbitmq import PrivateRabbitMQ
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from tests.brokers import connected

@@ -14,10 +14,10 @@ from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.office import Office
 from ledgerstone.messaging.transport import DELIVERED, Verdict
 from ledgerstone.messaging.transports.local import LocalTransport
-from ledgerstone.testing.contract.failed import found
-from ledgerstone.testing.contract.inbox import message_of, new_office, receipts
-from ledgerstone.testing.contract.transports import Place, TransportContract
+from ledgerstone.testing.contracts.transport import Place, TransportContract
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
+from tests.contract.messaging.failed import found
+from tests.contract.messaging.inbox import message_of, new_office, receipts
 
 SECONDS_MAX = WAIT_SECONDS_MAX
 

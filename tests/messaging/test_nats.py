@@ -21,8 +21,7 @@ from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.transport import DELIVERED, Answer, Verdict
 from ledgerstone.messaging.transports.nats import NatsTransport, _Session
 from ledgerstone.settings.messaging import DestinationSettings
-from ledgerstone.testing.authority import PrivateAuthority
-from ledgerstone.testing.contract.transports import (
+from ledgerstone.testing.contracts.transport import (
     OutageContract,
     RefusalContract,
     TransportContract,
@@ -33,6 +32,8 @@ from ledgerstone.testing.contract.transports import (
 from ledgerstone.testing.server import HOST, free_port
 from ledgerstone.testing.servers.nats import PrivateNats
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
+from tests.harness.authority import PrivateAuthority
+from tests.harness.sizes import sized
 
 pytestmark = [pytest.mark.nats, pytest.mark.xdist_group("messaging-nats")]
 
@@ -173,6 +174,8 @@ class StreamPlace:
 
 class TestStreams(TransportContract, RefusalContract):
     """JetStream keeps the contract of transports."""
+
+    full_batch = sized(200, full=1000)
 
     @pytest.fixture(params=["binary", "structured"])
     def place(

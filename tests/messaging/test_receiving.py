@@ -22,18 +22,15 @@ from ledgerstone.messaging.subscription import Delivery
 from ledgerstone.settings import MessagingSettings, SubscriptionSettings
 from ledgerstone.store.transaction import Transaction
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import (
-    Child,
-    aside,
-    notes_kept,
-    opened,
-    signaled,
-)
-from ledgerstone.testing.contract.failed import found
-from ledgerstone.testing.contract.inbox import message_of, new_office, noted, receipts
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
+from tests.contract.messaging.failed import found
+from tests.contract.messaging.inbox import message_of, new_office, noted, receipts
+from tests.harness.child import Child
+from tests.harness.ledgers import opened
+from tests.harness.own_table import notes_kept
+from tests.harness.threads import aside, signaled
 
 QUICK: dict[str, Any] = {"retry_seconds": 0.01}
 """Settings with pauses that a test can wait for."""

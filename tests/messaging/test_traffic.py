@@ -11,10 +11,10 @@ import pytest
 from ledgerstone import Ledger
 from ledgerstone.messaging.amqp import topology
 from ledgerstone.settings import Settings
-from ledgerstone.testing.contract.traffic import MESSAGES, Verdict, survive_kills
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres, PrivateRabbitMQ
-from ledgerstone.testing.traffic import EVENT
 from tests.brokers import virtual_host
+from tests.contract.messaging.traffic import MESSAGES, Verdict, survive_kills
+from tests.harness.traffic import EVENT
 
 KEPT = Verdict(committed=MESSAGES, missing=0, twice=0, unfounded=0, out_of_order=[])
 

@@ -35,15 +35,16 @@ from ledgerstone.messaging.webhooks.addresses import Reach, reach_of
 from ledgerstone.messaging.webhooks.posting import BODY_BYTES_MAX
 from ledgerstone.messaging.webhooks.signatures import signature, signers
 from ledgerstone.settings.messaging import DestinationSettings
-from ledgerstone.testing.authority import PrivateAuthority
-from ledgerstone.testing.contract import PATIENCE_SECONDS
-from ledgerstone.testing.contract.transports import (
+from ledgerstone.testing.contracts.transport import (
     OutageContract,
     RefusalContract,
     TransportContract,
     made,
 )
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
+from tests.harness.authority import PrivateAuthority
+from tests.harness.sizes import sized
+from tests.harness.threads import PATIENCE_SECONDS
 from tests.messaging.receiver import Receiver, Reply
 
 SECONDS_MAX = WAIT_SECONDS_MAX
@@ -123,6 +124,8 @@ class HookPlace:
 
 class TestWebhooks(TransportContract):
     """Webhooks keep the contract of transports."""
+
+    full_batch = sized(200, full=1000)
 
     @pytest.fixture(params=["binary", "structured"])
     def place(self, receiver: Receiver, make: Make, request: pytest.FixtureRequest) -> HookPlace:

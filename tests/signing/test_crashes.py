@@ -9,8 +9,8 @@ import pytest
 
 from ledgerstone.signing import Signing
 from ledgerstone.signing.rocksdb import Batch, Database
-from ledgerstone.testing.sizes import sized
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
+from tests.harness.sizes import sized
 from tests.signing import checker
 from tests.signing.people import NOW, payment
 from tests.signing.processes import started

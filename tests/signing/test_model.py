@@ -23,7 +23,7 @@ from ledgerstone.signing.life import records, trail, volume
 from ledgerstone.signing.life.trail import Moved, RequestContext
 from ledgerstone.signing.states import FINISHED, MOVES, Status
 from ledgerstone.signing.values import RequestId
-from ledgerstone.testing.sizes import sized
+from tests.harness.sizes import sized
 from tests.signing.people import DAY, KAS, payment
 from tests.signing.world import MINUTE, Worlds
 

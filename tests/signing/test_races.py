@@ -16,7 +16,7 @@ from ledgerstone.signing.values import (
     SessionId,
     Stored,
 )
-from ledgerstone.testing.sizes import sized
+from tests.harness.sizes import sized
 from tests.signing.people import KAS, payment
 from tests.signing.racing import THREADS, race
 from tests.signing.world import World, Worlds

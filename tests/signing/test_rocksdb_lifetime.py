@@ -17,8 +17,8 @@ import pytest
 
 from ledgerstone.errors import LedgerstoneError, StoreClosed, WrongProcess
 from ledgerstone.signing.rocksdb import BackupFolder, Batch, Database
-from ledgerstone.testing.sizes import sized
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
+from tests.harness.sizes import sized
 from tests.signing.conftest import FAMILIES
 
 MIB = 1024 * 1024

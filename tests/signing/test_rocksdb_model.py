@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ledgerstone.signing.rocksdb import Batch, Database, Transaction, prefix_end
-from ledgerstone.testing.sizes import sized
+from tests.harness.sizes import sized
 from tests.signing.conftest import FAMILIES
 
 KEYS = st.binary(max_size=3) | st.sampled_from([b"a", b"a:", b"\xff", b"\xff\xff"])

@@ -27,7 +27,7 @@ from ledgerstone.signing.rocksdb import Batch, Database, family_names
 from ledgerstone.signing.store import Page, Store, StoreTransaction, View
 from ledgerstone.signing.values import Stored
 from ledgerstone.signing.volume import VOLUME_MAX, volume_of, volume_value
-from ledgerstone.testing.sizes import sized
+from tests.harness.sizes import sized
 from tests.signing.racing import THREADS, race
 
 DAY = b"vol:" + bytes(8)

@@ -10,8 +10,8 @@ from ledgerstone.signing import upkeep
 from ledgerstone.signing.keys import Family
 from ledgerstone.signing.rocksdb import Batch, Database
 from ledgerstone.signing.store import Store
-from ledgerstone.testing.sizes import sized
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
+from tests.harness.sizes import sized
 from tests.signing.crash_writer import DAY
 from tests.signing.processes import started
 

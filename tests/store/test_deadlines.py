@@ -12,12 +12,12 @@ from sqlalchemy.engine import make_url
 from ledgerstone import Ledger, errors
 from ledgerstone.jobs import Status
 from ledgerstone.settings import Settings
-from ledgerstone.testing.contract.job_workshop import enqueue, standing
 from ledgerstone.testing.fixtures import KINDS, Home, new_home
 from ledgerstone.testing.waiting import until
-from ledgerstone.testing.workshop import started
 from tests.chores.workshop import opened, worker_process
+from tests.contract.jobs.examples import enqueue, standing
 from tests.harness.proxy import SilentProxy
+from tests.harness.workers import started
 
 
 @pytest.fixture(params=KINDS[1:])

@@ -14,9 +14,9 @@ import pytest
 from ledgerstone import errors
 from ledgerstone.ledger import Ledger
 from ledgerstone.store import drivers
-from ledgerstone.testing.contract import aside, signaled
 from ledgerstone.testing.waiting import until
 from tests.chores import Chores
+from tests.harness.threads import aside, signaled
 
 PACKAGE = "a_driver_of_the_tests"
 WHOLE = f"""

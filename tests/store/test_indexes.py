@@ -24,13 +24,13 @@ from ledgerstone.messaging.tables import ready_index
 from ledgerstone.store.batch import ClaimEach, FirstEach, LockFirst, document
 from ledgerstone.store.statement import Statement
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import batches, pages
-from ledgerstone.testing.contract.pages import newest_first, of_kind, oldest_first
 from ledgerstone.testing.fixtures import Home
-from ledgerstone.testing.shelf import SHOP, Shop
 from tests.chores import Chores, NewChore
 from tests.chores import Status as ChoreStatus
 from tests.chores.tables import CHORES
+from tests.contract.messaging.destination import SHOP, Shop
+from tests.contract.store import batches, pages
+from tests.contract.store.pages import newest_first, of_kind, oldest_first
 
 ROWS = 3000
 BATCH = 30

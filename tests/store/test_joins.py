@@ -26,13 +26,14 @@ from ledgerstone.ledger import Transaction
 from ledgerstone.store import leases
 from ledgerstone.store.dialects.sqlite import best_driver
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import aside, notes_kept, still_waits, tables
 from ledgerstone.testing.fixtures import Home, new_home
-from ledgerstone.testing.guests import CONNECT
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.chores import Chores
 from tests.chores.workshop import opened
-from tests.contract.joins import JoinContract
+from tests.contract.store.joins import JoinContract
+from tests.harness.joinable import CONNECT
+from tests.harness.own_table import notes_kept, tables
+from tests.harness.threads import aside, still_waits
 
 OTHER = {"sqlite": "postgres", "postgres": "mysql", "mysql": "sqlite"}
 DICTS: dict[str, Callable[[Any], None]] = {

@@ -17,12 +17,13 @@ from sqlalchemy.exc import OperationalError
 from ledgerstone import Ledger, errors
 from ledgerstone.engine.source import Ask
 from ledgerstone.store.dialects import mysql
-from ledgerstone.testing.contract import another, note, notes_kept, tables, write
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.servers import PrivateMariaDB
 from tests.chores import Chores
 from tests.chores.workshop import opened
-from tests.contract.transactions import count_up
+from tests.contract.store.transactions import count_up
+from tests.harness.ledgers import another
+from tests.harness.own_table import note, notes_kept, tables, write
 
 pytestmark = pytest.mark.mysql
 

@@ -15,13 +15,13 @@ from ledgerstone import Ledger, errors
 from ledgerstone.settings import Settings
 from ledgerstone.store.wakeup import Bell
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.contract import note, notes_kept, tables, write
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.server import free_port
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
-from ledgerstone.testing.workshop import started
 from tests.chores.workshop import opened
+from tests.harness.own_table import note, notes_kept, tables, write
+from tests.harness.workers import started
 
 SCRAM = "host all locked 127.0.0.1/32 scram-sha-256\n"
 

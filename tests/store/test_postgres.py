@@ -26,13 +26,14 @@ from ledgerstone.store.dialects.postgres import PostgreSQL
 from ledgerstone.store.pipeline import HELD_MAX
 from ledgerstone.store.statement import Statement
 from ledgerstone.store.wakeups.listen import CHANNEL, ListenWatcher
-from ledgerstone.testing.contract import aside, still_waits, tables, write
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.servers import PrivatePgBouncer
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from tests.chores import Chores, ChoreSource, Status
 from tests.chores.workshop import opened, worker_process
-from tests.contract.pipelines import append
+from tests.contract.store.pipelines import append
+from tests.harness.own_table import tables, write
+from tests.harness.threads import aside, still_waits
 
 pytestmark = pytest.mark.postgres
 

@@ -13,15 +13,16 @@ from sqlalchemy import event, text
 from ledgerstone import Ledger, errors
 from ledgerstone.settings import Settings
 from ledgerstone.store.dialects import sqlite
-from ledgerstone.testing.contract import Child, notes_kept, tables, write
-from ledgerstone.testing.drivers import connect
 from tests.chores import Chores
 from tests.chores.workshop import opened
+from tests.harness.child import Child
+from tests.harness.drivers import connect
+from tests.harness.own_table import notes_kept, tables, write
 
 WRITER = """
 from sqlalchemy import insert
 from ledgerstone import Ledger
-from ledgerstone.testing.contract import note
+from tests.harness.own_table import note
 
 url, name = sys.argv[1:]
 with Ledger(url) as ledger:

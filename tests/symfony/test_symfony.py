@@ -22,11 +22,11 @@ from ledgerstone.messaging.failed import Failed
 from ledgerstone.messaging.failed_rows import Raw
 from ledgerstone.messaging.tables import OWN_FAILED_QUEUE, SYMFONY_FAILED_QUEUE
 from ledgerstone.room import Verdict
-from ledgerstone.testing.contract.failed import message_of, put
-from ledgerstone.testing.contract.inbox import new_office
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.server import find_program
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
+from tests.contract.messaging.failed import message_of, put
+from tests.contract.messaging.inbox import new_office
 
 pytestmark = pytest.mark.slow
 

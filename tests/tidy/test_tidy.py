@@ -34,7 +34,7 @@ SLEEPS: dict[str, str] = {
     "tests/chores/work.py::brief": "a handler that takes a millisecond",
     "tests/chores/work.py::gated": "a handler in another process that a file lets go on",
     "tests/chores/work.py::endless": "a handler that ends only when it is interrupted",
-    "tests/contract/running.py::awaited": "a handler that awaits until it is canceled",
+    "tests/contract/engine/running.py::awaited": "a handler that awaits until it is canceled",
 }
 """Where a test may sleep ("path::function"), and why nothing else would do."""
 

@@ -1,0 +1,549 @@
+"""The contract of failed messages: kept whole, found by cause, retried once, all on record."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import Row, select
+
+from ledgerstone.engine.source import Failure
+from ledgerstone.errors import BadInput, NotAllowedNow, NotFound
+from ledgerstone.ids import new_id
+from ledgerstone.ledger import Ledger
+from ledgerstone.messaging import envelope, failed
+from ledgerstone.messaging.failed import Failed
+from ledgerstone.messaging.failed_rows import FailedMessage, Raw
+from ledgerstone.messaging.message import Message
+from ledgerstone.messaging.office import Office
+from ledgerstone.messaging.publishing import NewMessage, publish
+from ledgerstone.messaging.record import of_message
+from ledgerstone.messaging.routing import RETRY
+from ledgerstone.messaging.states import What
+from ledgerstone.messaging.tables import (
+    event,
+)
+from ledgerstone.messaging.transport import DELIVERED
+from ledgerstone.messaging.transports.local import LocalTransport
+from ledgerstone.settings import DestinationSettings
+from ledgerstone.store.moments import moment_of
+from ledgerstone.testing.clock import ManualClock
+from tests.contract.messaging.inbox import new_office
+from tests.harness.threads import together
+
+NAME = "order.placed"
+SHOP = "shop"
+BODY = b'{"order":7,"to":"\xc3\xa4nn"}'
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+LOST = Failure("LookupError", "no such order", "Traceback …\nLookupError: no such order")
+
+
+def message_of(name: str = NAME, *, partition: str = "ann", raw: bytes = BODY) -> Message:
+    """A message with everything."""
+    return Message(
+        id=new_id(),
+        name=name,
+        raw=raw,
+        headers={"tenant": "acme", "traceparent": TRACE},
+        partition=partition,
+        key="order 7",
+        created_at=datetime(2026, 2, 3, 4, 5, 6, 789000, UTC),
+    )
+
+
+def put(
+    ledger: Ledger,
+    office: Office,
+    item: Message | Raw | None = None,
+    *,
+    consumer: str | None = "mailer",
+    failure: Failure = LOST,
+    origin: str = "local",
+) -> Message | Raw:
+    """Something that failed."""
+    item = item or message_of()
+    ledger.run(
+        lambda tx: failed.put(
+            tx, office, item, consumer=consumer, failure=failure, attempts=4, origin=origin
+        )
+    )
+    return item
+
+
+def found(ledger: Ledger, office: Office, **filters: Any) -> list[FailedMessage]:
+    """Those that are there, newest first."""
+    with ledger.reading() as tx:
+        return Failed(tx, office).find(limit=1000, **filters).rows
+
+
+def one(ledger: Ledger, office: Office) -> FailedMessage:
+    """The only one, with its body."""
+    (listed,) = found(ledger, office)
+    with ledger.reading() as tx:
+        return Failed(tx, office).get(listed.id)
+
+
+def waiting(ledger: Ledger, office: Office) -> list[Row[Any]]:
+    """The rows of the outbox, in the order of their places."""
+    table = office.shared.outbox
+    with ledger.reading() as tx:
+        return list(tx.connection.execute(select(table).order_by(table.c.id)))
+
+
+def message_in(row: Row[Any]) -> Message:
+    """The message of a row of the outbox."""
+    return envelope.message_of(
+        place=row.id,
+        body=row.body,
+        headers=row.headers,
+        partition=row.partition_key,
+        created_at=moment_of(row.created_at),
+        origin="outbox",
+    )
+
+
+class FailedContract:
+    """Kept, found, retried and removed. Fixture: `ledger`."""
+
+    @pytest.fixture
+    def office(self, ledger: Ledger) -> Office:
+        return new_office(ledger, destinations={SHOP: DestinationSettings(url="amqp://shop/")})
+
+    def test_kept_whole(self, ledger: Ledger, office: Office) -> None:
+        """A message that failed is kept with everything, and with what went wrong."""
+        came = put(ledger, office)
+
+        kept = one(ledger, office)
+
+        assert kept.message == came
+        assert (kept.consumer, kept.origin, kept.attempts) == ("mailer", "local", 4)
+        assert (kept.code, kept.reason, kept.traceback) == (
+            LOST.code,
+            LOST.message,
+            LOST.traceback,
+        )
+        assert kept.raw == BODY
+
+    def test_other_queues_are_left_alone(self, ledger: Ledger, office: Office) -> None:
+        """What lies in the same table for another queue is neither shown nor removed."""
+        put(ledger, office)
+        table = office.shared.failed
+        with ledger.transaction() as tx:
+            tx.connection.execute(table.update().values(queue_name="async"))
+            (other,) = tx.connection.execute(select(table.c.id)).scalars()
+
+        with ledger.transaction() as tx:
+            rooms = Failed(tx, office)
+            assert rooms.find().rows == []
+            assert rooms.remove_all().ids == []
+            for act in (rooms.get, rooms.retry, rooms.remove):
+                with pytest.raises(NotFound):
+                    act(other)
+
+    @pytest.mark.parametrize("raw", [b"\xff\xfe\x00", b"a\x00b"], ids=["no text", "nul"])
+    def test_no_text(self, ledger: Ledger, office: Office, raw: bytes) -> None:
+        """A body that is no text is kept byte by byte, and cannot go through the outbox."""
+        put(ledger, office, message_of(raw=raw))
+
+        kept = one(ledger, office)
+
+        assert kept.raw == raw
+        with ledger.transaction() as tx, pytest.raises(NotAllowedNow, match="no text"):
+            Failed(tx, office).retry(kept.id)
+
+    def test_unreadable(self, ledger: Ledger, office: Office) -> None:
+        """What could not be read is kept with all that came with it; it can only be removed."""
+        deep: dict[str, Any] = {}
+        for _ in range(100):
+            deep = {"deep": deep}
+        headers = {
+            "x-death": [{"count": 3, "at": datetime(2026, 1, 1, tzinfo=UTC)}],
+            "binary": b"\xff",
+            "large": 2**70,
+            "nul\0": "a\0b",
+            "half": "\ud800",
+            "deep": deep,
+        }
+        raw = Raw(body=b"{oops\xff", content_type=None, headers=headers, properties={"type": "a.b"})
+        failure = Failure("bad_input", "no JSON")
+        put(ledger, office, raw, consumer="", origin="orders", failure=failure)
+
+        kept = one(ledger, office)
+
+        assert (kept.raw, kept.message, kept.message_id) == (b"{oops\xff", None, None)
+        assert (kept.name, kept.consumer, kept.origin) == ("a.b", "", "orders")
+        assert (kept.code, kept.reason) == ("bad_input", "no JSON")
+        assert '"count":3' in kept.headers["X-Ledgerstone-Raw"]
+        with ledger.transaction() as tx, pytest.raises(NotAllowedNow, match="not be read"):
+            Failed(tx, office).retry(kept.id)
+        ledger.run(lambda tx: Failed(tx, office).remove(kept.id))
+        assert found(ledger, office) == []
+
+    def test_undone(self, ledger: Ledger, office: Office) -> None:
+        """What is put there in a transaction that is undone was never there."""
+        with pytest.raises(LookupError), ledger.transaction() as tx:
+            failed.put(
+                tx, office, message_of(), consumer="a", failure=LOST, attempts=1, origin="local"
+            )
+            raise LookupError
+
+        assert found(ledger, office) == []
+
+    def test_filters(self, ledger: Ledger, office: Office) -> None:
+        """Those that failed are found by consumer, name, code and origin, newest first."""
+        put(ledger, office, consumer="mailer")
+        put(ledger, office, message_of("order.paid"), consumer="biller")
+        put(ledger, office, consumer=None, origin=SHOP, failure=Failure("unroutable", "nobody"))
+
+        def consumers(**filters: Any) -> list[str | None]:
+            return [each.consumer for each in found(ledger, office, **filters)]
+
+        assert consumers() == [None, "biller", "mailer"]
+        assert consumers(consumer="mailer") == ["mailer"]
+        assert consumers(name="order.paid") == ["biller"]
+        assert consumers(code=LOST.code) == ["biller", "mailer"]
+        assert consumers(origin=SHOP) == [None]
+        assert consumers(consumer="mailer", name="order.paid") == []
+
+    def test_an_unknown_filter(self, ledger: Ledger, office: Office) -> None:
+        """A filter that there is not is refused, and does not mean all."""
+        put(ledger, office)
+
+        with ledger.transaction() as tx, pytest.raises(BadInput, match="kind"):
+            Failed(tx, office).remove_all(kind="mailer")
+
+    def test_pages(self, ledger: Ledger, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Pages of a filtered list lead through all of it, each row once."""
+        for i in range(20):
+            put(ledger, office, consumer="mailer" if i % 7 == 0 or i in {1, 2} else "biller")
+        expected = [each.id for each in found(ledger, office) if each.consumer == "mailer"]
+        monkeypatch.setattr(failed, "STEP_ROWS", 3)
+        monkeypatch.setattr(failed, "STEPS_MAX", 2)
+
+        pages = []
+        cursor = None
+        with ledger.reading() as tx:
+            while True:
+                page = Failed(tx, office).find(consumer="mailer", limit=2, cursor=cursor)
+                pages.append([each.id for each in page.rows])
+                cursor = page.next
+                if cursor is None:
+                    break
+
+        ids = [each for page in pages for each in page]
+        assert ids == expected
+        assert len(ids) == 5
+        assert max(map(len, pages)) <= 2
+
+    def test_groups(self, ledger: Ledger, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They are told by cause, the most frequent first; if not all were counted, that is too."""
+        put(ledger, office, consumer="biller")
+        for i in range(3):
+            put(ledger, office, failure=Failure("LookupError", f"no order {i}"))
+
+        with ledger.reading() as tx:
+            told = Failed(tx, office).groups()
+            (one_consumer,) = Failed(tx, office).groups(consumer="biller").groups
+            monkeypatch.setattr(failed, "STEPS_MAX", 1)
+            monkeypatch.setattr(failed, "LIMIT_MAX", 3)
+            some = Failed(tx, office).groups()
+
+        assert (one_consumer.consumer, one_consumer.count) == ("biller", 1)
+        assert ([group.count for group in some.groups], some.counted_all) == ([3], False)
+        assert told.counted_all
+        counts = [(group.consumer, group.count) for group in told.groups]
+        assert counts == [("mailer", 3), ("biller", 1)]
+        most = told.groups[0]
+        assert (most.origin, most.name, most.code) == ("local", NAME, "LookupError")
+        assert most.reason == "no order 2"
+        assert most.oldest <= most.newest
+
+    def test_retried_for_its_consumer(self, ledger: Ledger, office: Office) -> None:
+        """It goes into the line of retries for its consumer alone, and is the same message."""
+        came = put(ledger, office)
+        assert isinstance(came, Message)
+
+        ledger.run(lambda tx: Failed(tx, office).retry(one(ledger, office).id, by="ann"))
+
+        assert found(ledger, office) == []
+        (row,) = waiting(ledger, office)
+        sent = message_in(row)
+        assert (row.queue_name, sent.consumer) == (RETRY, "mailer")
+        assert sent.partition == "mailer/ann"
+        assert (sent.id, sent.key, sent.raw, sent.name) == (came.id, came.key, BODY, NAME)
+        assert sent.headers == came.headers
+        assert sent.attempt == 0
+        # When it was published, and not when it was retried.
+        assert sent.created_at == came.created_at
+
+    def test_on_record(self, ledger: Ledger, office: Office) -> None:
+        """That it failed, was retried or removed, by whom, is on record."""
+        came, gone = put(ledger, office), put(ledger, office)
+        assert isinstance(came, Message)
+        assert isinstance(gone, Message)
+        newest, oldest = (each.id for each in found(ledger, office))
+
+        ledger.run(lambda tx: Failed(tx, office).retry(oldest, by="ann"))
+        ledger.run(lambda tx: Failed(tx, office).remove(newest, by="bob"))
+
+        with ledger.reading() as tx:
+            retried = [each.entry for each in of_message(tx, came.id).rows]
+            removed = [each.entry for each in of_message(tx, gone.id).rows]
+        assert [(entry.what, entry.who) for entry in retried] == [
+            (What.FAILED, None),
+            (What.RETRIED, "ann"),
+        ]
+        assert [(entry.what, entry.who) for entry in removed] == [
+            (What.FAILED, None),
+            (What.REMOVED, "bob"),
+        ]
+        assert retried[0].reason == "mailer: no such order"
+        assert (retried[0].code, retried[0].queue, retried[0].partition) == (
+            LOST.code,
+            "local",
+            "ann",
+        )
+
+    def test_retried_twice(self, ledger: Ledger, office: Office) -> None:
+        """A second retry finds nothing: it is not sent twice."""
+        put(ledger, office)
+        failed_id = one(ledger, office).id
+        ledger.run(lambda tx: Failed(tx, office).retry(failed_id))
+
+        with ledger.transaction() as tx, pytest.raises(NotFound):
+            Failed(tx, office).retry(failed_id)
+
+        assert len(waiting(ledger, office)) == 1
+
+    def test_retried_twice_at_once(self, ledger: Ledger, office: Office) -> None:
+        """Of several retries at the same moment one takes effect."""
+        put(ledger, office)
+        failed_id = one(ledger, office).id
+
+        def retry() -> bool:
+            try:
+                ledger.run(lambda tx: Failed(tx, office).retry(failed_id))
+            except (NotFound, NotAllowedNow):
+                return False
+            return True
+
+        done = together(*[retry] * 4)
+
+        assert sorted(done) == [False, False, False, True]
+        assert len(waiting(ledger, office)) == 1
+
+    def test_retried_and_undone(self, ledger: Ledger, office: Office) -> None:
+        """A retry whose transaction is undone has not happened."""
+        put(ledger, office)
+        failed_id = one(ledger, office).id
+
+        with pytest.raises(LookupError), ledger.transaction() as tx:
+            Failed(tx, office).retry(failed_id)
+            raise LookupError
+
+        assert one(ledger, office).id == failed_id
+        assert waiting(ledger, office) == []
+
+    def test_retried_to_its_destination(self, ledger: Ledger, office: Office) -> None:
+        """What a destination would not take goes back there, into the place that it had."""
+        ledger.run(
+            lambda tx: publish(
+                tx, office, [NewMessage(name=NAME, body=i, partition="ann") for i in range(3)]
+            )
+        )
+        places = [row.id for row in waiting(ledger, office)]
+        first = message_in(waiting(ledger, office)[0])
+        table = office.shared.outbox
+        with ledger.transaction() as tx:
+            tx.connection.execute(table.delete().where(table.c.id == places[0]))
+        put(ledger, office, first, consumer=None, origin=SHOP)
+
+        ledger.run(lambda tx: Failed(tx, office).retry(one(ledger, office).id))
+
+        rows = waiting(ledger, office)
+        assert [row.id for row in rows] == places
+        assert (rows[0].queue_name, rows[0].partition_key) == (SHOP, "ann")
+        assert message_in(rows[0]).id == first.id
+        assert message_in(rows[0]).consumer is None
+
+    def test_its_place_is_taken(self, ledger: Ledger, office: Office) -> None:
+        """Where its place is taken it goes behind the others."""
+        ledger.run(lambda tx: publish(tx, office, [NewMessage(name=NAME, body=7)]))
+        (row,) = waiting(ledger, office)
+        came = msgspec.structs.replace(message_of(), place=row.id)
+        put(ledger, office, came, consumer=None, origin=SHOP)
+
+        ledger.run(lambda tx: Failed(tx, office).retry(one(ledger, office).id))
+
+        rows = waiting(ledger, office)
+        assert rows[0].id == row.id
+        assert message_in(rows[1]).id == came.id
+
+    def test_a_destination_that_is_no_more(self, ledger: Ledger, office: Office) -> None:
+        """What came from a destination that is not set any more is not lost in a retry."""
+        put(ledger, office, consumer=None, origin="gone")
+
+        with ledger.transaction() as tx, pytest.raises(NotAllowedNow, match="destination 'gone'"):
+            Failed(tx, office).retry(one(ledger, office).id)
+
+        assert len(found(ledger, office)) == 1
+        assert waiting(ledger, office) == []
+
+    def test_nobody_was_there_for_it(self, ledger: Ledger, office: Office) -> None:
+        """What no consumer was found for is retried for all that are there then."""
+        came = put(ledger, office, consumer="", origin="orders")
+        assert isinstance(came, Message)
+
+        ledger.run(lambda tx: Failed(tx, office).retry(one(ledger, office).id))
+
+        (row,) = waiting(ledger, office)
+        sent = message_in(row)
+        assert (row.queue_name, sent.consumer, sent.partition) == (RETRY, None, "ann")
+        assert sent.id == came.id
+
+    @pytest.mark.parametrize("partition", ["", "x" * 255, "y" * 300, "z \0"])
+    def test_any_partition(self, ledger: Ledger, office: Office, partition: str) -> None:
+        """Whatever partition it had, a message can be retried, and the same go the same way."""
+        consumer = "m" * 190
+        for _ in range(2):
+            put(ledger, office, message_of(partition=partition), consumer=consumer)
+
+        chosen = ledger.run(lambda tx: Failed(tx, office).retry_all())
+
+        rows = waiting(ledger, office)
+        assert len(chosen.ids) == 2
+        assert len({row.partition_key for row in rows}) == 1
+        assert len(rows[0].partition_key) <= 255
+
+    def test_retry_all(self, ledger: Ledger, office: Office) -> None:
+        """All that meet the filters are retried, oldest first; what cannot be is left and told."""
+        sent = [put(ledger, office) for _ in range(3)]
+        put(ledger, office, consumer="biller")
+        put(ledger, office, Raw(body=b"oops"), consumer="mailer")
+        newest, *_ = found(ledger, office)
+
+        chosen = ledger.run(lambda tx: Failed(tx, office).retry_all(consumer="mailer", by="ann"))
+
+        assert (len(chosen.ids), chosen.left, chosen.next) == (3, [newest.id], None)
+        assert [message_in(row).id for row in waiting(ledger, office)] == [
+            each.id for each in sent if isinstance(each, Message)
+        ]
+        assert [each.consumer for each in found(ledger, office)] == ["mailer", "biller"]
+
+    def test_a_limit(self, ledger: Ledger, office: Office) -> None:
+        """A call takes so many, the oldest, and says that there are more."""
+        for _ in range(3):
+            put(ledger, office)
+        *newer, oldest = (each.id for each in found(ledger, office))
+
+        retried = ledger.run(lambda tx: Failed(tx, office).retry_all(limit=1))
+        removed = ledger.run(lambda tx: Failed(tx, office).remove_all(limit=1))
+
+        assert retried.ids == [oldest]
+        assert removed.ids == [newer[1]]
+        assert None not in (retried.next, removed.next)
+        with ledger.transaction() as tx, pytest.raises(BadInput, match="1 to"):
+            Failed(tx, office).retry_all(limit=failed.RETRY_MAX + 1)
+
+    def test_those_that_stay_hide_none(self, ledger: Ledger, office: Office) -> None:
+        """The next call goes on behind what could not be retried."""
+        for _ in range(3):
+            put(ledger, office, Raw(body=b"oops"))
+        put(ledger, office)
+
+        first = ledger.run(lambda tx: Failed(tx, office).retry_all(limit=3))
+        rest = ledger.run(lambda tx: Failed(tx, office).retry_all(limit=3, cursor=first.next))
+
+        assert (len(first.left), first.ids) == (3, [])
+        assert (rest.left, len(rest.ids), rest.next) == ([], 1, None)
+
+    def test_a_dry_run(self, ledger: Ledger, office: Office) -> None:
+        """A dry run says what would happen, and changes nothing."""
+        put(ledger, office)
+        put(ledger, office, Raw(body=b"oops"))
+        raw, whole = (each.id for each in found(ledger, office))
+
+        with ledger.transaction() as tx:
+            retried = Failed(tx, office).retry_all(dry_run=True)
+            removed = Failed(tx, office).remove_all(dry_run=True)
+
+        assert (retried.ids, retried.left, retried.dry_run) == ([whole], [raw], True)
+        assert removed.ids == [whole, raw]
+        assert len(found(ledger, office)) == 2
+        assert waiting(ledger, office) == []
+        with ledger.reading() as tx:
+            whats = set(tx.connection.execute(select(event.c.what)).scalars())
+        assert whats == {What.FAILED.value}
+
+    def test_remove_all(self, ledger: Ledger, office: Office) -> None:
+        """All that meet the filters are removed, and no other."""
+        put(ledger, office)
+        put(ledger, office, Raw(body=b"oops"))
+        put(ledger, office, consumer="biller")
+
+        chosen = ledger.run(lambda tx: Failed(tx, office).remove_all(consumer="mailer", by="ann"))
+
+        assert len(chosen.ids) == 2
+        assert [each.consumer for each in found(ledger, office)] == ["biller"]
+        removed = select(event.c.who).where(event.c.what == "removed")
+        with ledger.reading() as tx:
+            assert tx.connection.execute(removed).scalars().all() == ["ann", "ann"]
+
+    def test_full_circle(self, ledger: Ledger, office: Office) -> None:
+        """A message fails, is retried and handled as what it was, by that consumer alone."""
+        failing = [True]
+        seen: list[Message] = []
+        others: list[Message] = []
+
+        def mail(_: Any, came: Message) -> None:
+            if failing:
+                raise LookupError("no such order")
+            seen.append(came)
+
+        office.consumers.add(NAME, mail, name="mailer")
+        office.consumers.add(NAME, lambda _, came: others.append(came), name="biller")
+        transport = LocalTransport(ledger.database, office)
+        came = msgspec.structs.replace(message_of(), attempt=office.settings.retries_max)
+        given_up = transport.send([came], seconds_max=30)
+        failing.clear()
+
+        ledger.run(lambda tx: Failed(tx, office).retry(one(ledger, office).id))
+        (row,) = waiting(ledger, office)
+        again = transport.send([message_in(row)], seconds_max=30)
+
+        assert given_up == again == [DELIVERED]
+        assert [(each.id, each.partition, each.key) for each in seen] == [
+            (came.id, "ann", "order 7")
+        ]
+        assert [each.id for each in others] == [came.id]
+
+    def test_a_retried_one_fails_again(self, ledger: Ledger, office: Office) -> None:
+        """What the relay of retries gives up is the failed message of its consumer again."""
+        put(ledger, office)
+        ledger.run(lambda tx: Failed(tx, office).retry(one(ledger, office).id))
+        (row,) = waiting(ledger, office)
+
+        put(ledger, office, message_in(row), consumer=None, origin=RETRY)
+
+        kept = one(ledger, office)
+        assert (kept.consumer, kept.partition, kept.place) == ("mailer", "ann", None)
+
+
+class FailedSinceContract:
+    """Failed messages by time. Fixtures: `ledger`, `clock`."""
+
+    def test_since(self, ledger: Ledger, clock: ManualClock) -> None:
+        """Only those that failed at a moment or later are found."""
+        office = new_office(ledger)
+        put(ledger, office)
+        clock.advance(60)
+        put(ledger, office, consumer="late")
+        moment = datetime.fromtimestamp(clock.now_ms() / 1000, UTC)
+
+        assert [each.consumer for each in found(ledger, office, since=moment)] == ["late"]
+        assert len(found(ledger, office, since=moment - timedelta(seconds=60))) == 2
+        assert found(ledger, office, since=moment + timedelta(seconds=1)) == []
+        with pytest.raises(BadInput, match="time zone"):
+            found(ledger, office, since=moment.replace(tzinfo=None))

@@ -1,0 +1,579 @@
+"""The inbox contract: a message takes effect once for each consumer, or leaves nothing at all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import func, insert, select
+
+from ledgerstone.errors import (
+    BadInput,
+    Hopeless,
+    Interrupted,
+    NotAllowedNow,
+    SchemaMissing,
+    StoreBusy,
+    StoreFull,
+    StoreUnavailable,
+    TargetDown,
+)
+from ledgerstone.ids import new_id
+from ledgerstone.ledger import Ledger
+from ledgerstone.messaging import inbox
+from ledgerstone.messaging.consumers import Consumer
+from ledgerstone.messaging.inbox import Handled, Inbox, Receipt, Result
+from ledgerstone.messaging.message import Message
+from ledgerstone.messaging.office import Office
+from ledgerstone.messaging.publishing import NewMessage, publish
+from ledgerstone.settings import MessagingSettings
+from ledgerstone.store.transaction import Transaction
+from ledgerstone.testing.clock import ManualClock
+from ledgerstone.testing.fixtures import Home
+from tests.harness.ledgers import opened
+from tests.harness.own_table import note, notes_kept, tables
+from tests.harness.threads import aside, signaled, still_waits
+
+NAME = "order.placed"
+DAY_SECONDS = 86_400
+
+Handler = Callable[[Any, Message], Any]
+
+AFTER_AN_ERROR = {
+    "sqlite": (Result.HANDLED, 1, ["more", "sent"]),
+    "postgres": (Result.FAILED, 0, []),
+    "mysql": (Result.HANDLED, 1, ["more", "sent"]),
+}
+"""What becomes of a handler that goes on after an error: whether the transaction survives it."""
+
+
+def message_of(name: str = NAME, *, partition: str = "", body: bytes = b"{}") -> Message:
+    """A message that was just published."""
+    now = datetime.now(UTC)
+    return Message(id=new_id(), name=name, raw=body, partition=partition, created_at=now)
+
+
+def noted(tx: Transaction, name: str) -> None:
+    """What a handler does: a row in the user's table."""
+    tx.connection.execute(insert(note).values(name=name, count=0))
+
+
+def new_office(ledger: Ledger, **settings: Any) -> Office:
+    """An office on this ledger's database, its tables made, with the user's table beside them."""
+    office = Office(MessagingSettings(**settings))
+    office.setup.apply(ledger.database)
+    with ledger.transaction() as tx:
+        tables.create_all(tx.connection, checkfirst=True)
+    return office
+
+
+def receipts(ledger: Ledger, office: Office) -> list[Receipt]:
+    """The receipts that were committed, newest first."""
+    with ledger.reading() as tx:
+        return Inbox(tx, office).find(limit=1000).rows
+
+
+class InboxContract:
+    """Receipt, handler and its writes in one transaction. Fixture: `ledger`."""
+
+    @pytest.fixture
+    def office(self, ledger: Ledger) -> Office:
+        return new_office(ledger)
+
+    def handled(self, ledger: Ledger, consumer: Consumer, office: Office, came: Message) -> Handled:
+        return inbox.handle(ledger.database, office, consumer, came)
+
+    def test_handled(self, ledger: Ledger, office: Office) -> None:
+        """What the handler wrote and its receipt are there together."""
+        consumer = office.consumers.add(NAME, lambda tx, _: noted(tx, "sent"), name="mailer")
+        came = message_of()
+        before = datetime.now(UTC) - timedelta(seconds=5)
+
+        answer = self.handled(ledger, consumer, office, came)
+
+        assert answer == Handled(Result.HANDLED)
+        assert notes_kept(ledger) == ["sent"]
+        (receipt,) = receipts(ledger, office)
+        assert (receipt.message_id, receipt.consumer) == (came.id, "mailer")
+        assert receipt.message_name == NAME
+        assert before <= receipt.processed_at <= datetime.now(UTC) + timedelta(seconds=5)
+
+    def test_a_duplicate(self, ledger: Ledger, office: Office) -> None:
+        """What was handled is recognised, and nothing runs."""
+        ran: list[str] = []
+        consumer = office.consumers.add(NAME, lambda _, came: ran.append(came.id), name="mailer")
+        came = message_of()
+        self.handled(ledger, consumer, office, came)
+
+        answer = self.handled(ledger, consumer, office, came)
+
+        assert answer == Handled(Result.DUPLICATE)
+        assert ran == [came.id]
+
+    def test_another_message(self, ledger: Ledger, office: Office) -> None:
+        """Messages with the same content and other ids are other messages."""
+        ran: list[str] = []
+        consumer = office.consumers.add(NAME, lambda _, came: ran.append(came.id), name="mailer")
+        both = [message_of(), message_of()]
+
+        answers = [self.handled(ledger, consumer, office, came) for came in both]
+
+        assert answers == [Handled(Result.HANDLED)] * 2
+        assert ran == [came.id for came in both]
+
+    def test_two_consumers(self, ledger: Ledger, office: Office) -> None:
+        """Two consumers of one message each handle it once."""
+        mail = office.consumers.add(NAME, lambda tx, _: noted(tx, "mail"), name="mailer")
+        bill = office.consumers.add("order.*", lambda tx, _: noted(tx, "bill"), name="biller")
+        came = message_of()
+
+        answers = [self.handled(ledger, each, office, came).result for each in [mail, bill] * 2]
+
+        assert answers == [Result.HANDLED] * 2 + [Result.DUPLICATE] * 2
+        assert notes_kept(ledger) == ["bill", "mail"]
+        assert {receipt.consumer for receipt in receipts(ledger, office)} == {"mailer", "biller"}
+
+    def test_a_handler_that_fails(self, ledger: Ledger, office: Office) -> None:
+        """What raises leaves nothing, no receipt either, and the next try is the first."""
+        failing = [True]
+
+        def send(tx: Transaction, _: Message) -> None:
+            noted(tx, "sent")
+            if failing:
+                failing.clear()
+                raise LookupError("no such order")
+
+        consumer = office.consumers.add(NAME, send, name="mailer")
+        came = message_of()
+
+        first = self.handled(ledger, consumer, office, came)
+
+        assert first.result is Result.FAILED
+        assert first.failure is not None
+        assert (first.failure.code, first.failure.message) == ("LookupError", "no such order")
+        assert receipts(ledger, office) == []
+        assert notes_kept(ledger) == []
+        assert self.handled(ledger, consumer, office, came).result is Result.HANDLED
+        assert notes_kept(ledger) == ["sent"]
+
+    @pytest.mark.parametrize(
+        ("error", "result"),
+        [
+            (Hopeless("never"), Result.DEAD),
+            (TargetDown("mail"), Result.AGAIN),
+            (StoreFull("no space"), Result.AGAIN),
+            (StoreUnavailable("gone"), Result.AGAIN),
+            (SystemExit(1), Result.FAILED),
+        ],
+        ids=["hopeless", "target down", "full", "away", "exit"],
+    )
+    def test_how_a_handler_fails(
+        self, ledger: Ledger, office: Office, error: BaseException, result: Result
+    ) -> None:
+        """Hopeless is for good, what is down or full is nobody's doing, all else is a failure."""
+
+        def send(tx: Transaction, _: Message) -> None:
+            noted(tx, "sent")
+            raise error
+
+        consumer = office.consumers.add(NAME, send, name="mailer")
+
+        answer = self.handled(ledger, consumer, office, message_of())
+
+        assert answer.result is result
+        assert receipts(ledger, office) == []
+        assert notes_kept(ledger) == []
+
+    def test_meant_for_the_driver(self, ledger: Ledger, office: Office) -> None:
+        """What is raised into the thread from outside goes through, and leaves nothing."""
+
+        def send(tx: Transaction, _: Message) -> None:
+            noted(tx, "sent")
+            raise Interrupted
+
+        consumer = office.consumers.add(NAME, send, name="mailer")
+
+        with pytest.raises(Interrupted):
+            self.handled(ledger, consumer, office, message_of())
+
+        assert receipts(ledger, office) == []
+        assert notes_kept(ledger) == []
+
+    def test_met_another_transaction(self, ledger: Ledger, office: Office) -> None:
+        """A transaction that met another one is run again from the beginning."""
+        tries: list[int] = []
+
+        def send(tx: Transaction, _: Message) -> None:
+            noted(tx, "sent")
+            tries.append(1)
+            if len(tries) < 3:
+                raise StoreBusy("deadlock")
+
+        consumer = office.consumers.add(NAME, send, name="mailer")
+
+        answer = self.handled(ledger, consumer, office, message_of())
+
+        assert answer.result is Result.HANDLED
+        assert len(tries) == 3
+        assert notes_kept(ledger) == ["sent"]
+
+    def test_meets_others_always(self, ledger: Ledger, office: Office) -> None:
+        """It is run again so often as is set; then it is to come again, and is not to blame."""
+        tries: list[int] = []
+
+        def send(_: Transaction, __: Message) -> None:
+            tries.append(1)
+            raise StoreBusy("deadlock")
+
+        consumer = office.consumers.add(NAME, send, name="mailer")
+
+        answer = self.handled(ledger, consumer, office, message_of())
+
+        assert answer.result is Result.AGAIN
+        assert len(tries) == ledger.settings.store.transaction_tries_max
+        assert receipts(ledger, office) == []
+
+    def test_a_duplicate_while_the_first_is_in_work(self, ledger: Ledger, office: Office) -> None:
+        """It waits for the first, and is then a duplicate."""
+        begun, go_on = threading.Event(), threading.Event()
+        ran: list[str] = []
+
+        def send(_: Transaction, came: Message) -> None:
+            ran.append(came.id)
+            begun.set()
+            signaled(go_on)
+
+        consumer = office.consumers.add(NAME, send, name="mailer")
+        came = message_of()
+
+        def handle() -> Handled:
+            return self.handled(ledger, consumer, office, came)
+
+        with aside(handle) as first:
+            signaled(begun)
+            with aside(handle) as second:
+                waited = still_waits(second)
+                go_on.set()
+
+        assert waited
+        assert (first.result().result, second.result().result) == (
+            Result.HANDLED,
+            Result.DUPLICATE,
+        )
+        assert ran == [came.id]
+
+    def test_the_first_in_work_fails(self, ledger: Ledger, office: Office) -> None:
+        """A duplicate that waited for one that failed is handled."""
+        begun, go_on = threading.Event(), threading.Event()
+
+        def send(tx: Transaction, _: Message) -> None:
+            noted(tx, "sent")
+            if not begun.is_set():
+                begun.set()
+                signaled(go_on)
+                raise LookupError
+
+        consumer = office.consumers.add(NAME, send, name="mailer")
+        came = message_of()
+
+        def handle() -> Handled:
+            return self.handled(ledger, consumer, office, came)
+
+        with aside(handle) as first:
+            signaled(begun)
+            with aside(handle) as second:
+                waited = still_waits(second)
+                go_on.set()
+
+        assert waited
+        assert (first.result().result, second.result().result) == (Result.FAILED, Result.HANDLED)
+        assert notes_kept(ledger) == ["sent"]
+
+    def test_the_first_is_in_work_for_long(self, ledger: Ledger, home: Home) -> None:
+        """A duplicate waits no longer than for any lock, and is then to come again."""
+        store = {"lock_timeout_seconds": 1, "busy_timeout_seconds": 0.5}
+        begun, go_on = threading.Event(), threading.Event()
+
+        def send(_: Transaction, __: Message) -> None:
+            begun.set()
+            signaled(go_on)
+
+        came = message_of()
+        with opened(home.url, store=store) as hasty:
+            office = new_office(hasty)
+            consumer = office.consumers.add(NAME, send, name="mailer")
+            with aside(lambda: self.handled(hasty, consumer, office, came)) as first:
+                signaled(begun)
+                second = self.handled(hasty, consumer, office, came)
+                go_on.set()
+
+        assert second.result is Result.AGAIN
+        assert second.failure is not None
+        assert second.failure.code == StoreBusy.code
+        assert first.result().result is Result.HANDLED
+
+    def test_an_error_that_the_handler_keeps_to_itself(
+        self, ledger: Ledger, home: Home, office: Office
+    ) -> None:
+        """A handler that swallows an error of the database has all its writes kept, or none."""
+
+        def send(tx: Transaction, _: Message) -> None:
+            noted(tx, "sent")
+            for name in ("sent", "more"):
+                # What many handlers do.
+                with suppress(Exception):
+                    noted(tx, name)
+
+        consumer = office.consumers.add(NAME, send, name="mailer")
+
+        answer = self.handled(ledger, consumer, office, message_of())
+
+        kept = (len(receipts(ledger, office)), notes_kept(ledger))
+        assert (answer.result, *kept) == AFTER_AN_ERROR[home.kind]
+
+    def test_a_handler_that_rolls_back_behind_our_back(
+        self, ledger: Ledger, office: Office
+    ) -> None:
+        """A handler that undoes its receipt with the driver's own means and goes on has failed."""
+
+        def send(tx: Transaction, _: Message) -> None:
+            driver = tx.connection.connection.dbapi_connection
+            assert driver is not None
+            driver.rollback()
+            if ledger.database.dialect.embedded:
+                # There a driver begins nothing by itself.
+                driver.cursor().execute("BEGIN")
+            noted(tx, "sent")
+
+        consumer = office.consumers.add(NAME, send, name="mailer")
+
+        answer = self.handled(ledger, consumer, office, message_of())
+
+        assert answer.result is Result.FAILED
+        assert answer.failure is not None
+        assert answer.failure.code == NotAllowedNow.code
+        assert "the transaction" in answer.failure.message
+        assert (receipts(ledger, office), notes_kept(ledger)) == ([], [])
+
+    def test_a_handler_that_rolls_back(self, ledger: Ledger, office: Office) -> None:
+        """A handler that ends the transaction on its own has failed, and is told why."""
+
+        def send(tx: Transaction, _: Message) -> None:
+            tx.connection.rollback()
+            noted(tx, "sent")
+
+        consumer = office.consumers.add(NAME, send, name="mailer")
+
+        answer = self.handled(ledger, consumer, office, message_of())
+
+        assert answer.result is Result.FAILED
+        assert answer.failure is not None
+        assert answer.failure.code == NotAllowedNow.code
+        assert "savepoint" in answer.failure.message
+        assert receipts(ledger, office) == []
+        assert notes_kept(ledger) == []
+
+    def test_the_connection_is_lost(self, ledger: Ledger, office: Office) -> None:
+        """When the connection goes nobody knows what was kept: it is to come again."""
+        cut = [True]
+
+        def send(tx: Transaction, _: Message) -> None:
+            noted(tx, "sent")
+            if cut:
+                cut.clear()
+                driver = tx.connection.connection.dbapi_connection
+                assert driver is not None
+                driver.close()
+
+        consumer = office.consumers.add(NAME, send, name="mailer")
+        came = message_of()
+
+        first = self.handled(ledger, consumer, office, came)
+        second = self.handled(ledger, consumer, office, came)
+
+        assert (first.result, second.result) == (Result.AGAIN, Result.HANDLED)
+        assert notes_kept(ledger) == ["sent"]
+
+    def test_async(self, ledger: Ledger, office: Office) -> None:
+        """An async handler runs to its end in the same transaction."""
+
+        async def send(tx: Transaction, came: Message) -> None:
+            noted(tx, came.body["to"])
+
+        consumer = office.consumers.add(NAME, send, name="mailer")
+
+        answer = self.handled(ledger, consumer, office, message_of(body=b'{"to":"ann"}'))
+
+        assert answer.result is Result.HANDLED
+        assert notes_kept(ledger) == ["ann"]
+
+    @pytest.mark.parametrize("fails", [False, True], ids=["handled", "fails"])
+    def test_what_the_handler_publishes(self, ledger: Ledger, office: Office, fails: bool) -> None:
+        """Its own messages are in the outbox if it was handled, and not if it failed."""
+
+        def send(tx: Transaction, came: Message) -> None:
+            publish(tx, office, [NewMessage(name="order.mailed", body={"after": came.id})])
+            if fails:
+                raise LookupError
+
+        consumer = office.consumers.add(NAME, send, name="mailer")
+
+        self.handled(ledger, consumer, office, message_of())
+
+        with ledger.reading() as tx:
+            count = select(func.count()).select_from(office.shared.outbox)
+            assert tx.connection.execute(count).scalar() == (0 if fails else 1)
+
+    def test_names_of_others(self, ledger: Ledger, office: Office) -> None:
+        """The name of a message that others sent is no obstacle, however it looks."""
+        consumer = office.consumers.add("*", lambda *_: None, name="all")
+        came = message_of("App\\Message\\\0" + "x" * 400)
+
+        answer = self.handled(ledger, consumer, office, came)
+
+        assert answer.result is Result.HANDLED
+
+    def test_without_the_table(self, ledger: Ledger) -> None:
+        """Where the table of receipts is missing, it is made or the error says what to run."""
+        office = Office(MessagingSettings(deduplication_table="elsewhere"))
+        ran: list[str] = []
+        consumer = office.consumers.add(NAME, lambda _, came: ran.append(came.id), name="mailer")
+        came = message_of()
+
+        if ledger.database.dialect.embedded:
+            self.handled(ledger, consumer, office, came)
+        else:
+            with pytest.raises(SchemaMissing, match="messaging setup"):
+                self.handled(ledger, consumer, office, came)
+
+        assert ran == ([came.id] if ledger.database.dialect.embedded else [])
+
+
+class ReceiptContract:
+    """Receipts are found, counted, and removed when they are old. Fixtures: `ledger`, `clock`."""
+
+    @pytest.fixture
+    def office(self, ledger: Ledger) -> Office:
+        return new_office(ledger)
+
+    def take(self, ledger: Ledger, office: Office, consumer: str) -> str:
+        """A receipt of this moment."""
+        known = office.consumers.get(consumer)
+        if known is None:
+            known = office.consumers.add("*", lambda *_: None, name=consumer)
+        came = message_of()
+        assert inbox.handle(ledger.database, office, known, came).result is Result.HANDLED
+        return came.id
+
+    def test_pages(self, ledger: Ledger, clock: ManualClock, office: Office) -> None:
+        """Receipts are read in pages, newest first, those of one second too."""
+        taken = []
+        for i in range(9):
+            taken.append(self.take(ledger, office, "mailer"))
+            if i % 3 == 2:
+                clock.advance(1)
+
+        found: list[Receipt] = []
+        cursor = None
+        with ledger.reading() as tx:
+            while True:
+                page = Inbox(tx, office).find(limit=2, cursor=cursor)
+                found += page.rows
+                cursor = page.next
+                if cursor is None:
+                    break
+
+        assert [receipt.message_id for receipt in found] == sorted(taken, reverse=True)
+        moments = [receipt.processed_at for receipt in found]
+        assert moments == sorted(moments, reverse=True)
+
+    def test_of_one_consumer(self, ledger: Ledger, clock: ManualClock, office: Office) -> None:
+        """Receipts are found and counted by consumer."""
+        mailed = self.take(ledger, office, "mailer")
+        self.take(ledger, office, "biller")
+
+        with ledger.reading() as tx:
+            found = Inbox(tx, office).find(consumer="mailer").rows
+            counts = [Inbox(tx, office).count(consumer=each) for each in (None, "mailer", "x")]
+
+        assert [receipt.message_id for receipt in found] == [mailed]
+        assert counts == [2, 1, 0]
+
+    def test_a_cursor_of_another_list(
+        self, ledger: Ledger, clock: ManualClock, office: Office
+    ) -> None:
+        """A cursor of another list is refused."""
+        for _ in range(3):
+            self.take(ledger, office, "mailer")
+
+        with ledger.reading() as tx:
+            page = Inbox(tx, office).find(limit=1)
+
+            with pytest.raises(BadInput, match="cursor"):
+                Inbox(tx, office).find(limit=1, cursor=page.next, consumer="mailer")
+
+    def test_cleanup(self, ledger: Ledger, clock: ManualClock, office: Office) -> None:
+        """What is older is removed and counted; what is recent stays."""
+        for _ in range(3):
+            self.take(ledger, office, "mailer")
+        clock.advance(20 * DAY_SECONDS)
+        recent = self.take(ledger, office, "mailer")
+        clock.advance(11 * DAY_SECONDS)
+
+        removed = inbox.cleanup(ledger.database, office, days=30)
+
+        assert removed == 3
+        assert [receipt.message_id for receipt in receipts(ledger, office)] == [recent]
+
+    def test_cleanup_in_pieces(
+        self,
+        ledger: Ledger,
+        clock: ManualClock,
+        office: Office,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """One transaction removes a bounded piece, and those of its last second."""
+        monkeypatch.setattr(inbox, "CLEANUP_MAX", 4)
+        for _ in range(5):
+            self.take(ledger, office, "mailer")
+            self.take(ledger, office, "mailer")
+            clock.advance(1)
+        clock.advance(40 * DAY_SECONDS)
+
+        pieces = [ledger.run(lambda tx: Inbox(tx, office).cleanup(days=30)) for _ in range(4)]
+
+        assert pieces == [4, 4, 2, 0]
+
+    def test_what_can_still_arrive(
+        self, ledger: Ledger, clock: ManualClock, office: Office
+    ) -> None:
+        """Receipts of what can still be delivered again are not removed."""
+        self.take(ledger, office, "mailer")
+        clock.advance(5 * DAY_SECONDS)
+
+        with pytest.raises(BadInput, match="redelivery_days_max"):
+            inbox.cleanup(ledger.database, office, days=3)
+
+        assert len(receipts(ledger, office)) == 1
+
+    @pytest.mark.parametrize("days", [-1, float("nan"), "30", None])
+    def test_no_days(self, ledger: Ledger, clock: ManualClock, office: Office, days: Any) -> None:
+        """What is no number of days is refused."""
+        with ledger.transaction() as tx, pytest.raises(BadInput, match="days"):
+            Inbox(tx, office).cleanup(days=days)
+
+    def test_the_duty(self, ledger: Ledger, clock: ManualClock) -> None:
+        """A worker removes receipts as the settings say, and none that is still needed."""
+        brief = new_office(ledger, keep_receipts_days=1.0, redelivery_days_max=7.0)
+        self.take(ledger, brief, "mailer")
+        clock.advance(3 * DAY_SECONDS)
+
+        early = ledger.run(inbox.duty(brief).do)
+        clock.advance(5 * DAY_SECONDS)
+        late = ledger.run(inbox.duty(brief).do)
+
+        assert (early, late) == (0, 1)

@@ -1,0 +1,68 @@
+"""Ledgers that a test opens beside its own, and transactions that leave nothing."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ledgerstone.ledger import Ledger, Transaction
+from ledgerstone.settings import Settings
+from ledgerstone.store.clock import Clock
+from ledgerstone.store.wakeup import Bell
+from ledgerstone.testing.fixtures import Home
+
+_numbers = itertools.count(1)
+
+
+def opened(url: str, *, clock: Clock | None = None, **settings: Any) -> Ledger:
+    """A ledger with settings and a clock of its own, migrated."""
+    ledger = Ledger(url, settings=Settings.load(url=url, environ={}, **settings), clock=clock)
+    try:
+        ledger.migrate()
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+@contextmanager
+def hung(ledger: Ledger, channel: str) -> Iterator[Bell]:
+    """A bell that hangs at a channel."""
+    bell = Bell()
+    ledger.database.bells.hang(channel, bell)
+    try:
+        yield bell
+    finally:
+        ledger.database.bells.take_down(channel, bell)
+
+
+@contextmanager
+def another(home: Home, folder: Path) -> Iterator[Ledger]:
+    """A ledger on another database of the same kind."""
+    if home.server is None:
+        with opened(f"sqlite:///{folder}/another.db") as ledger:
+            yield ledger
+        return
+    name = f"another_{os.getpid()}_{next(_numbers)}"
+    url = home.server.create_database(name)
+    try:
+        with opened(url) as ledger:
+            yield ledger
+    finally:
+        home.server.drop_database(name)
+
+
+class Undone(Exception):
+    """Raised at the end of a transaction that shall leave nothing."""
+
+
+@contextmanager
+def undone(ledger: Ledger) -> Iterator[Transaction]:
+    """A transaction that leaves nothing."""
+    with suppress(Undone), ledger.transaction() as tx:
+        yield tx
+        raise Undone
