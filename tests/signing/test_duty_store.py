@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +14,12 @@ from ledgerstone import Ledger, failpoints
 from ledgerstone.engine.store_duties import StoreDuties
 from ledgerstone.failpoints import FailpointHit
 from ledgerstone.settings import Settings, SigningSettings
+from ledgerstone.signing.duties import ROWS_MAX
 from ledgerstone.signing.folder import FOLDER
+from ledgerstone.signing.keys import Family, SeenKey
 from ledgerstone.signing.signing import Signing
 from ledgerstone.signing.states import Status
-from ledgerstone.signing.values import RequestId
+from ledgerstone.signing.values import PeerId, RequestId, SessionId
 from ledgerstone.testing.clock import ManualClock
 from tests.signing.people import group, payment
 from tests.signing.processes import started
@@ -233,6 +236,67 @@ def test_archive_and_delete(duties_of: Opener, data: Path) -> None:
 
     assert "signing.archive" not in kept
     assert (gone["signing.archive"], gone["signing.delete"]) == (1, 1)
+
+
+def test_nothing_is_old_enough(duties_of: Opener, data: Path) -> None:
+    """Rows that are too young do not make a turn open the store for writing."""
+    world = open_world(data)
+    world.now = time.time_ns()
+    for number in (1, 2):
+        world.finalize(world.signed(f"r{number}", payment(number)))
+    world.signing.archive_old_requests(world.now + 1, rows_max=1)
+    world.signing.mark_seen_message(PeerId("ann"), SessionId(bytes(32)), 1)
+    world.signing.close()
+    duties = duties_of(archive_days=1, delete_days=1)
+
+    with held(data):
+        did = duties.tick()
+
+    assert (sum(did.values()), duties.trouble) == (0, {})
+    assert set(did) == {f"signing.{name}" for name in ("expire", "forget", "archive", "delete")}
+
+
+def test_what_is_old_behind_what_is_not(duties_of: Opener, data: Path) -> None:
+    """A turn steps over many young rows, and does what comes behind them."""
+    world = open_world(data)
+    world.now = time.time_ns()
+    for number in range(ROWS_MAX + 5):
+        world.propose(f"r{number:03}", payment(number))
+    world.abort(RequestId(f"r{ROWS_MAX:03}"))
+    for number in range(ROWS_MAX + 5):
+        at = 0 if number == ROWS_MAX + 2 else time.time_ns()
+        key = SeenKey(peer_id=PeerId("ann"), session_id=SessionId(bytes(32)), seq_no=number)
+        with world.store.transaction() as tx:
+            tx.put(key.family, key.encode(), at.to_bytes(8, "big"))
+    world.signing.close()
+
+    did = duties_of(archive_days=0, delete_days=0).tick()
+
+    assert (did["signing.archive"], did["signing.forget"]) == (1, 1)
+
+
+def test_a_damaged_row_is_told(duties_of: Opener, data: Path, clock: ManualClock) -> None:
+    """It is reported at every turn, and what comes behind it is done."""
+    world = open_world(data)
+    for number in (1, 2):
+        world.abort(world.propose(f"r{number}", payment(number)))
+    with world.store.transaction() as tx:
+        tx.put(Family.REQUEST, b"req:r1", b"damaged")
+    world.signing.close()
+    duties = duties_of(archive_days=0)
+
+    duties.tick()
+    first = dict(duties.trouble)
+    clock.advance(60)
+    with held(data):
+        duties.tick()
+
+    assert list(first) == list(duties.trouble) == ["signing.archive"]
+    assert first["signing.archive"].startswith("malformed")
+    assert duties.trouble == first
+    with Signing(data / FOLDER) as signing:
+        archived = signing.list_requests(archived=True).requests
+    assert [each.request_id for each in archived] == ["r2"]
 
 
 def test_settings_say_never(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ledgerstone.errors import (
@@ -22,6 +23,7 @@ from ledgerstone.signing.values import (
     Aborted,
     Approved,
     Expired,
+    Finalized,
     RequestId,
     SigningRequest,
     Stored,
@@ -181,6 +183,21 @@ def test_a_signed_request_is_swept_once(worlds: Worlds) -> None:
     assert world.decision(request) == Approved()
     assert not [key for _, key in world.rows() if key.startswith(b"own:due:")]
     assert world.finalize(request) is Stored.NEW
+
+
+def test_what_another_program_finished_is_swept_once(worlds: Worlds) -> None:
+    """A request that ended elsewhere is left as it is, and looked at no more."""
+    world = worlds()
+    request = world.propose()
+    ended = msgspec.structs.replace(world.signing.get_request(request), decision=Finalized())
+    with world.store.transaction() as tx:
+        records.save(tx, RequestKey(request_id=request), ended)
+    world.now += MINUTE
+
+    assert world.signing.expire_requests().expired == []
+
+    assert world.decision(request) == Finalized()
+    assert world.signing.list_due() == []
 
 
 def test_one_stuck_transaction_ends_the_step(tmp_path: Path) -> None:

@@ -1,19 +1,18 @@
 """The steady work of a store as duties of a worker: expire, forget, archive, delete, publish.
 
-A duty first reads whether there is something to do, and opens the store for writing only then:
-where the store is opened for each turn, other processes hardly ever find it locked.
+A duty first reads until it finds something to do, and opens the store for writing only then: where
+the store is opened for each turn, other processes hardly ever find it locked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ledgerstone.engine.store_duties import StoreDuties, StoreDuty
 from ledgerstone.errors import LedgerstoneError
 from ledgerstone.signing import DUTIES
 from ledgerstone.signing.duty_store import Access, SigningDutyStore
-from ledgerstone.signing.keys import Family
 from ledgerstone.store.wakeup import ALL
 
 if TYPE_CHECKING:
@@ -28,8 +27,24 @@ PUBLISH_SECONDS = 1.0
 CLEAN_UP_SECONDS = 5.0
 NANOS_PER_DAY = 86_400_000_000_000
 
-Step = tuple[int, Sequence[LedgerstoneError], bytes | None]
-"""How much a step did, what was wrong, and where the next one goes on."""
+
+class Step(NamedTuple):
+    """How much a step found or did, what was wrong, and where the next one goes on."""
+
+    amount: int
+    errors: Iterable[LedgerstoneError]
+    after: bytes | None
+
+
+class Work(Protocol):
+    """Work on the rows of a store, some at a time, behind the key `after`.
+
+    - `find` counts what is to be done there; the store may be open for reading only.
+    - `do` does it.
+    """
+
+    def find(self, signing: Signing, after: bytes | None) -> Step: ...
+    def do(self, signing: Signing, after: bytes | None) -> Step: ...
 
 
 class Publish(Protocol):
@@ -49,14 +64,12 @@ def duties(store: SigningDutyStore, publish: Publish) -> StoreDuties[Access]:
         every = max(every_seconds, store.every_seconds)
         found.append(StoreDuty(DUTIES + name, every, do, prompt=prompt))
 
-    add("expire", EXPIRE_SECONDS, _Sweep(store.monotonic, _has_due, _expire))
-    add("forget", CLEAN_UP_SECONDS, _Sweep(store.monotonic, _has_seen, _forget))
+    add("expire", EXPIRE_SECONDS, _Sweep(store.monotonic, _Expiry()))
+    add("forget", CLEAN_UP_SECONDS, _Sweep(store.monotonic, _Forgetting()))
     if settings.archive_days is not None:
-        archive = _Archive(settings.archive_days)
-        add("archive", CLEAN_UP_SECONDS, _Sweep(store.monotonic, _has_requests, archive))
+        add("archive", CLEAN_UP_SECONDS, _Sweep(store.monotonic, _Archive(settings.archive_days)))
     if settings.delete_days is not None:
-        delete = _Delete(settings.delete_days)
-        add("delete", CLEAN_UP_SECONDS, _Sweep(store.monotonic, _has_archives, delete))
+        add("delete", CLEAN_UP_SECONDS, _Sweep(store.monotonic, _Deletion(settings.delete_days)))
     if settings.publish:
         add("publish", PUBLISH_SECONDS, _Publish(publish), prompt=True)
     return StoreDuties(store, found, channel=ALL)
@@ -76,86 +89,104 @@ class _Publish:
 
 
 class _Sweep:
-    """Some steps a turn, if there are rows; from the beginning again when the end is reached."""
+    """Some steps a turn; from the beginning again when the end is reached."""
 
-    def __init__(
-        self,
-        monotonic: Callable[[], float],
-        wanted: Callable[[Signing], bool],
-        step: Callable[[Signing, bytes | None], Step],
-    ) -> None:
+    def __init__(self, monotonic: Callable[[], float], work: Work) -> None:
         self._monotonic = monotonic
-        self._wanted = wanted
-        self._step = step
+        self._work = work
         self._after: bytes | None = None
 
     def __call__(self, access: Access) -> int:
         reader = access.reader()
-        if reader is None or not self._wanted(reader):
+        if reader is None:
             return 0
-        signing = access.writer()
-        done, wrong = self._steps(signing, until=self._monotonic() + TURN_SECONDS_MAX)
-        if wrong is not None:
+        until = self._monotonic() + TURN_SECONDS_MAX
+        errors: list[LedgerstoneError] = []
+        done = 0
+        if self._found(reader, errors, until=until):
+            done = self._done(access.writer(), errors, until=until)
+        if errors:
             # What was done stays done; the worker's report shows the error of this duty.
-            raise wrong
+            raise errors[0]
         return done
 
-    def _steps(self, signing: Signing, *, until: float) -> tuple[int, LedgerstoneError | None]:
-        """How much they did, and the first thing that was wrong."""
-        done, wrong = 0, None
+    def _found(self, reader: Signing, errors: list[LedgerstoneError], *, until: float) -> bool:
+        """Step over what is not to be changed; whether something is."""
         while True:
-            amount, errors, self._after = self._step(signing, self._after)
-            done += amount
-            wrong = wrong or next(iter(errors), None)
+            step = self._work.find(reader, self._after)
+            if step.amount:
+                return True
+            errors += step.errors
+            self._after = step.after
             if self._after is None or self._monotonic() >= until:
-                return done, wrong
+                return False
+
+    def _done(self, signing: Signing, errors: list[LedgerstoneError], *, until: float) -> int:
+        done = 0
+        while True:
+            step = self._work.do(signing, self._after)
+            done += step.amount
+            errors += step.errors
+            self._after = step.after
+            if self._after is None or self._monotonic() >= until:
+                return done
 
 
-def _has_due(signing: Signing) -> bool:
-    return bool(signing.list_due(before_nanos=signing.clock(), rows_max=1))
+class _Expiry:
+    def find(self, signing: Signing, after: bytes | None) -> Step:
+        # What is due comes first: there is nothing to step over.
+        due = signing.list_due(before_nanos=signing.clock(), rows_max=1)
+        return Step(len(due), (), after if due else None)
+
+    def do(self, signing: Signing, after: bytes | None) -> Step:
+        done = signing.expire_requests(after=after, rows_max=ROWS_MAX)
+        return Step(len(done.expired), done.errors.values(), done.after)
 
 
-def _expire(signing: Signing, after: bytes | None) -> Step:
-    step = signing.expire_requests(after=after, rows_max=ROWS_MAX)
-    return len(step.expired), [*step.errors.values()], step.after
+class _Forgetting:
+    def find(self, signing: Signing, after: bytes | None) -> Step:
+        old = signing.find_old_messages(after=after, rows_max=ROWS_MAX)
+        return Step(len(old.keys), old.errors.values(), old.after)
 
-
-def _has_seen(signing: Signing) -> bool:
-    return bool(signing.store.page(Family.SEEN, rows_max=1).rows)
-
-
-def _forget(signing: Signing, after: bytes | None) -> Step:
-    step = signing.cleanup_seen_messages(after=after, rows_max=ROWS_MAX)
-    return step.deleted, [*step.errors.values()], step.after
-
-
-def _has_requests(signing: Signing) -> bool:
-    return bool(signing.list_requests(rows_max=1).requests)
-
-
-def _has_archives(signing: Signing) -> bool:
-    return bool(signing.list_requests(archived=True, rows_max=1).requests)
+    def do(self, signing: Signing, after: bytes | None) -> Step:
+        done = signing.cleanup_seen_messages(after=after, rows_max=ROWS_MAX)
+        return Step(done.deleted, done.errors.values(), done.after)
 
 
 class _Archive:
-    """One step of archiving what ended so many days ago."""
+    """Archives what ended so many days ago."""
 
     def __init__(self, days: int) -> None:
-        self._age_nanos = days * NANOS_PER_DAY
+        self._days = days
 
-    def __call__(self, signing: Signing, after: bytes | None) -> Step:
-        before = max(0, signing.clock() - self._age_nanos)
-        step = signing.archive_old_requests(before, after=after, rows_max=ROWS_MAX)
-        return len(step.archived), [*step.errors.values()], step.after
+    def find(self, signing: Signing, after: bytes | None) -> Step:
+        old = signing.find_archivable(
+            _days_ago(signing, self._days), after=after, rows_max=ROWS_MAX
+        )
+        return Step(len(old.rows), old.errors.values(), old.after)
+
+    def do(self, signing: Signing, after: bytes | None) -> Step:
+        before = _days_ago(signing, self._days)
+        done = signing.archive_old_requests(before, after=after, rows_max=ROWS_MAX)
+        return Step(len(done.archived), done.errors.values(), done.after)
 
 
-class _Delete:
-    """One step of deleting archived requests that ended so many days ago."""
+class _Deletion:
+    """Deletes archived requests that ended so many days ago."""
 
     def __init__(self, days: int) -> None:
-        self._age_nanos = days * NANOS_PER_DAY
+        self._days = days
 
-    def __call__(self, signing: Signing, after: bytes | None) -> Step:
-        before = max(0, signing.clock() - self._age_nanos)
-        step = signing.delete_old_archives(before, after=after, rows_max=ROWS_MAX)
-        return len(step.requests), [*step.errors.values()], step.after
+    def find(self, signing: Signing, after: bytes | None) -> Step:
+        before = _days_ago(signing, self._days)
+        old = signing.find_deletable(before, after=after, rows_max=ROWS_MAX)
+        return Step(len(old.rows), old.errors.values(), old.after)
+
+    def do(self, signing: Signing, after: bytes | None) -> Step:
+        before = _days_ago(signing, self._days)
+        done = signing.delete_old_archives(before, after=after, rows_max=ROWS_MAX)
+        return Step(len(done.requests), done.errors.values(), done.after)
+
+
+def _days_ago(signing: Signing, days: int) -> int:
+    return max(0, signing.clock() - days * NANOS_PER_DAY)

@@ -37,14 +37,14 @@ from ledgerstone.signing.life.audit import AuditReport
 from ledgerstone.signing.life.events import InsertedEvent
 from ledgerstone.signing.life.outgoing import FinishedRequest
 from ledgerstone.signing.life.proposals import Review
-from ledgerstone.signing.life.seen import CleanedUp
+from ledgerstone.signing.life.seen import CleanedUp, OldMessages
 from ledgerstone.signing.reading import EventPage, GroupPage, RequestPage
 from ledgerstone.signing.relay import Publish, relay_step
 from ledgerstone.signing.rocksdb import Backup
 from ledgerstone.signing.states import Status
 from ledgerstone.signing.store import Store, StoreTransaction
 from ledgerstone.signing.store_id import store_id
-from ledgerstone.signing.sweeping import Archived, Deleted, Expiries
+from ledgerstone.signing.sweeping import Archived, Deleted, Expiries, Found
 from ledgerstone.signing.upkeep import DiskUsage, Health, Statistics
 from ledgerstone.signing.values import (
     EventHash,
@@ -396,16 +396,45 @@ class Signing:
 
         By default those that are too old to be accepted again.
         """
-        if older_than_nanos is None:
-            older_than_nanos = self.clock() - SEEN_NANOS
-        limit = older_than_nanos
+        limit = self._forget_before() if older_than_nanos is None else older_than_nanos
         return self._run(
             lambda tx: seen.cleanup_seen_messages(
                 tx, older_than_nanos=limit, after=after, rows_max=rows_max
             )
         )
 
+    def find_old_messages(
+        self, *, after: bytes | None = None, rows_max: int = STEP_ROWS
+    ) -> OldMessages:
+        """Messages that are too old to be accepted again, among the next `rows_max` rows."""
+        return seen.find_old_messages(
+            self.store, older_than_nanos=self._forget_before(), after=after, rows_max=rows_max
+        )
+
+    def _forget_before(self) -> int:
+        return self.clock() - SEEN_NANOS
+
     # Archive
+
+    def find_archivable(
+        self, before_nanos: int, *, after: bytes | None = None, rows_max: int = STEP_ROWS
+    ) -> Found:
+        """What `archive_old_requests` would archive; also reads a store opened for reading only."""
+        return sweeping.find_archivable(
+            self.store, before_nanos=before_nanos, after=after, rows_max=rows_max
+        )
+
+    def find_deletable(
+        self, before_nanos: int, *, after: bytes | None = None, rows_max: int = STEP_ROWS
+    ) -> Found:
+        """What `delete_old_archives` would begin to delete; also reads as `find_archivable`."""
+        return sweeping.find_deletable(
+            self.store,
+            before_nanos=before_nanos,
+            publish=self.settings.publish,
+            after=after,
+            rows_max=rows_max,
+        )
 
     def archive_old_requests(
         self, before_nanos: int, *, after: bytes | None = None, rows_max: int = STEP_ROWS

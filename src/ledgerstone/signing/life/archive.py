@@ -92,6 +92,19 @@ def _raw(tx: Transaction, key: Key) -> bytes:
     return value
 
 
+def is_deletable(
+    reader: Reader, request: SigningRequest, *, before_nanos: int, publish: bool
+) -> bool:
+    """Whether an archived request ended before a moment, and does not wait to be published."""
+    outgoing = _outgoing_key(reader, request)
+    waits = publish and reader.get(outgoing.family, outgoing.encode()) is not None
+    return outgoing.at_nanos < before_nanos and not waits
+
+
+def _outgoing_key(reader: Reader, request: SigningRequest) -> OutgoingKey:
+    return OutgoingKey(at_nanos=finished_at_nanos(reader, request), request_id=request.request_id)
+
+
 def delete_archived(
     tx: Transaction, request_id: RequestId, *, before_nanos: int, publish: bool, rows_max: int
 ) -> DeletedRows:
@@ -104,11 +117,10 @@ def delete_archived(
     request = records.lock(tx, SigningRequest, key)
     if request is None:
         return DeletedRows(0, done=True)
-    ended = finished_at_nanos(tx, request)
-    outgoing = OutgoingKey(at_nanos=ended, request_id=request_id)
-    waits = publish and tx.get(outgoing.family, outgoing.encode()) is not None
-    if ended >= before_nanos or waits:
+    if not is_deletable(tx, request, before_nanos=before_nanos, publish=publish):
         return DeletedRows(0, done=True)
+    # Its context goes last: it says when the request ended.
+    outgoing = _outgoing_key(tx, request)
     deleted = 0
     for kind in CHILDREN:
         deleted += _delete_page(tx, kind, request_id, rows_max - deleted)

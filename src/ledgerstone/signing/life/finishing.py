@@ -106,13 +106,14 @@ def expire_request(tx: Transaction, request_id: RequestId, *, now_nanos: int) ->
     """
     opened = open_request(tx, request_id)
     request = opened.request
-    if request.decision.status in FINISHED or now_nanos < request.expires_at_nanos:
+    if now_nanos < request.expires_at_nanos:
         return False
-    if (
-        request.decision.status is Status.APPROVED
-        and signatures_missing(tx, request_id, opened.group) is None
+    approved = request.decision.status is Status.APPROVED
+    if request.decision.status in FINISHED or (
+        approved and signatures_missing(tx, request_id, opened.group) is None
     ):
-        # Signatures are never taken back: there is nothing to verify again at the next sweep.
+        # Nothing is left to expire at the next sweep: another program may have finished it, and
+        # signatures are never taken back.
         due = due_key(request)
         tx.delete(due.family, due.encode())
         return False

@@ -6,12 +6,23 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ledgerstone.errors import Malformed
-from ledgerstone.signing.access import Transaction
+from ledgerstone.signing.access import Reader, Transaction
 from ledgerstone.signing.keys import SeenKey
 from ledgerstone.signing.values import PeerId, SessionId
 
 NUMBER_BYTES = 8
 _SEEN = SeenKey.family
+
+
+class OldMessages(NamedTuple):
+    """Keys of old entries, and behind which key to go on; None at the end.
+
+    `errors` are of damaged entries, by their keys.
+    """
+
+    keys: list[bytes]
+    after: bytes | None
+    errors: Mapping[str, Malformed]
 
 
 class CleanedUp(NamedTuple):
@@ -43,19 +54,26 @@ def cleanup_seen_messages(
     tx: Transaction, *, older_than_nanos: int, after: bytes | None = None, rows_max: int
 ) -> CleanedUp:
     """Delete entries that were made before a moment, among the next `rows_max` rows."""
-    page = tx.page(_SEEN, SeenKey.prefix, after=after, rows_max=rows_max)
-    deleted = 0
-    errors = {}
+    old = find_old_messages(tx, older_than_nanos=older_than_nanos, after=after, rows_max=rows_max)
+    for key in old.keys:
+        tx.delete(_SEEN, key)
+    return CleanedUp(len(old.keys), old.after, old.errors)
+
+
+def find_old_messages(
+    reader: Reader, *, older_than_nanos: int, after: bytes | None = None, rows_max: int
+) -> OldMessages:
+    """The entries that were made before a moment, among the next `rows_max` rows."""
+    page = reader.page(_SEEN, SeenKey.prefix, after=after, rows_max=rows_max)
+    keys: list[bytes] = []
+    errors: dict[str, Malformed] = {}
     for key, value in page.rows:
         try:
-            old = _moment(key, value) < older_than_nanos
+            if _moment(key, value) < older_than_nanos:
+                keys.append(key)
         except Malformed as error:
             errors[repr(key)] = error
-            continue
-        if old:
-            tx.delete(_SEEN, key)
-            deleted += 1
-    return CleanedUp(deleted, page.after, errors)
+    return OldMessages(keys, page.after, errors)
 
 
 def _moment(key: bytes, value: bytes) -> int:
