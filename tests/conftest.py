@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from ledgerstone.testing.fixtures import MIGRATED, Installs
@@ -21,6 +22,12 @@ from tests.harness.shared_servers import ADDRESS, SharedServers, shared
 
 pytest.register_assert_rewrite("tests.contract")
 pytest_plugins = ["ledgerstone.testing.fixtures", "tests.harness.groups", "tests.harness.leftovers"]
+
+# An example may take long where others keep the machine busy.
+hypothesis.settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("suite")
 
 # Until all tests are collected nothing becomes garbage; to look for it takes a third of the time.
 gc.disable()

@@ -154,5 +154,5 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(
-    max_examples=sized(30, full=1000), stateful_step_count=sized(40, full=100), deadline=None
+    max_examples=sized(30, full=1000), stateful_step_count=sized(40, full=100)
 )

@@ -138,7 +138,6 @@ def test_random_histories() -> None:
     History.TestCase.settings = settings(
         max_examples=sized(15, full=1000),
         stateful_step_count=30,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
 
