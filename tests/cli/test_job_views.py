@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ledgerstone.cli import output
-from ledgerstone.cli.job_views import Fitted
+from ledgerstone.console import output
 from ledgerstone.jobs import Job, Status, history
+from ledgerstone.jobs.cli.views import Fitted
 from ledgerstone.jobs.history import NEWEST_MAX
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.fixtures import Home

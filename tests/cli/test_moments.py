@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ledgerstone.cli import moments
+from ledgerstone.console import moments
 from ledgerstone.errors import BadInput
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ledgerstone import Ledger
-from ledgerstone.cli.call import Call
-from ledgerstone.cli.signing import opening
+from ledgerstone.console.call import Call
 from ledgerstone.settings import Settings
+from ledgerstone.signing.cli import opening
 from ledgerstone.signing.folder import FOLDER
 from ledgerstone.signing.signing import Signing
 from ledgerstone.signing.states import Status

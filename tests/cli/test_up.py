@@ -44,8 +44,8 @@ ENDLESS = """
 import sys
 from ledgerstone import Ledger
 from tests import chores
-from ledgerstone.cli import logs
-from ledgerstone.cli.up import serve
+from ledgerstone.console import logs
+from ledgerstone.console.serving import serve
 from ledgerstone.engine.source import Handler
 from tests.chores.work import endless
 

@@ -14,8 +14,8 @@ import warnings
 from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
-from ledgerstone.cli import logs
 from ledgerstone.cli.program import app
+from ledgerstone.console import logs
 
 CALLS = (["--help"], ["migrate"], ["status"], ["jobs", "list"], ["outbox", "list", "--json"])
 

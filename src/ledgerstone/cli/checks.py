@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import inspect, select
 
-from ledgerstone.cli.database import file_of, must_exist, opened
-from ledgerstone.cli.output import foldable
+from ledgerstone.console.database import file_of, must_exist, opened
+from ledgerstone.console.output import foldable
 from ledgerstone.engine.status import WorkerState, leases_of, workers_of
 from ledgerstone.errors import LedgerstoneError, SettingsError
 from ledgerstone.ledger import Transaction, rooms_for

@@ -17,11 +17,11 @@ import typer
 from rich.console import Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ledgerstone.cli import output
-from ledgerstone.cli.call import EXIT_REFUSED, Call, flag
 from ledgerstone.cli.demo_worker import DemoWorker
-from ledgerstone.cli.output import Console, Text
 from ledgerstone.cli.tour import LEASE_SECONDS, WORKER_SETTINGS, Tour, TourFacts
+from ledgerstone.console import output
+from ledgerstone.console.call import EXIT_REFUSED, Call, flag
+from ledgerstone.console.output import Console, Text
 from ledgerstone.failpoints import hit
 from ledgerstone.jobs import JobEvent
 from ledgerstone.ledger import Ledger

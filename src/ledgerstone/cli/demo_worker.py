@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import Self
 
-from ledgerstone.cli import logs
+from ledgerstone.console import logs
 from ledgerstone.engine.runners.processes import die_with_parent
 from ledgerstone.errors import StoreUnavailable
 from ledgerstone.ledger import Ledger

@@ -6,10 +6,10 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from ledgerstone.cli import output
-from ledgerstone.cli.call import EXIT_REFUSED, Call
 from ledgerstone.cli.checks import Diagnosis, diagnose
-from ledgerstone.cli.output import Text
+from ledgerstone.console import output
+from ledgerstone.console.call import EXIT_REFUSED, Call
+from ledgerstone.console.output import Text
 from ledgerstone.room import Verdict
 
 _STYLE = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}

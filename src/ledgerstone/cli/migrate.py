@@ -14,10 +14,10 @@ import typer
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
-from ledgerstone.cli import output
-from ledgerstone.cli.call import EXIT_SOMETHING_TO_DO, Call, flag
-from ledgerstone.cli.database import file_of, opened
-from ledgerstone.cli.output import Text
+from ledgerstone.console import output
+from ledgerstone.console.call import EXIT_SOMETHING_TO_DO, Call, flag
+from ledgerstone.console.database import file_of, opened
+from ledgerstone.console.output import Text
 from ledgerstone.errors import BadInput
 from ledgerstone.ledger import Transaction, rooms_for
 from ledgerstone.messaging import Office

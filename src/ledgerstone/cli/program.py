@@ -10,8 +10,8 @@ import typer
 from typer.core import TyperGroup
 
 from ledgerstone import __version__
-from ledgerstone.cli import output
-from ledgerstone.cli.call import (
+from ledgerstone.console import output
+from ledgerstone.console.call import (
     ApplicationOption,
     Call,
     ConfigOption,
@@ -21,7 +21,7 @@ from ledgerstone.cli.call import (
     command,
     flag,
 )
-from ledgerstone.cli.groups import show_help
+from ledgerstone.console.groups import show_help
 from ledgerstone.settings.registered import Named
 
 COMMANDS = {
@@ -31,14 +31,14 @@ COMMANDS = {
     "doctor": "ledgerstone.cli.doctor:doctor",
     "migrate": "ledgerstone.cli.migrate:migrate",
     "demo": "ledgerstone.cli.demo:demo",
-    "jobs": "ledgerstone.cli.jobs:app",
-    "queues": "ledgerstone.cli.queues:app",
-    "schedules": "ledgerstone.cli.schedules:app",
-    "outbox": "ledgerstone.cli.outbox:app",
-    "inbox": "ledgerstone.cli.inbox:app",
-    "failed": "ledgerstone.cli.failed:app",
-    "messaging": "ledgerstone.cli.messaging:app",
-    "signing": "ledgerstone.cli.signing.commands:app",
+    "jobs": "ledgerstone.jobs.cli.jobs:app",
+    "queues": "ledgerstone.jobs.cli.queues:app",
+    "schedules": "ledgerstone.jobs.cli.schedules:app",
+    "outbox": "ledgerstone.messaging.cli.outbox:app",
+    "inbox": "ledgerstone.messaging.cli.inbox:app",
+    "failed": "ledgerstone.messaging.cli.failed:app",
+    "messaging": "ledgerstone.messaging.cli.messaging:app",
+    "signing": "ledgerstone.signing.cli.commands:app",
 }
 """Where each is; only the one that is called is loaded.
 
@@ -102,7 +102,7 @@ def _of_rooms(context: Any) -> dict[str, str]:
     rooms: list[Named]
     try:
         if given.get("application") is not None:
-            from ledgerstone.cli.application import loaded
+            from ledgerstone.console.application import loaded
 
             with loaded(given["application"]) as ledger:
                 rooms = [*ledger.rooms]

@@ -12,11 +12,11 @@ import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 
-from ledgerstone.cli import output
-from ledgerstone.cli.call import Call, flag
-from ledgerstone.cli.database import must_exist, opened
-from ledgerstone.cli.output import Text
-from ledgerstone.cli.up import signing_work
+from ledgerstone.console import output
+from ledgerstone.console.call import Call, flag
+from ledgerstone.console.database import must_exist, opened
+from ledgerstone.console.output import Text
+from ledgerstone.console.serving import signing_work
 from ledgerstone.engine.status import (
     LeaseFacts,
     WorkerFacts,

@@ -25,14 +25,15 @@ from typing import Any, cast
 
 import msgspec
 
-from ledgerstone.cli import end_without_handlers, logs
-from ledgerstone.cli.application import loaded
-from ledgerstone.cli.call import EXIT_REFUSED, EXIT_RETRYABLE
-from ledgerstone.cli.carrying import Relay, relays_of
+from ledgerstone.cli import end_without_handlers
+from ledgerstone.console import logs
+from ledgerstone.console.application import loaded
+from ledgerstone.console.call import EXIT_REFUSED, EXIT_RETRYABLE
 from ledgerstone.engine.source import Source
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import LedgerstoneError
 from ledgerstone.ledger import Ledger
+from ledgerstone.messaging.cli.carrying import Relay, relays_of
 
 LOOK_SECONDS = 0.2
 """How often this process looks for signals and for processes to be started."""

@@ -20,18 +20,18 @@ import typer
 from rich.console import Group, RenderableType
 
 from ledgerstone import __version__
-from ledgerstone.cli import logs, output
-from ledgerstone.cli.application import application_of, loaded
-from ledgerstone.cli.call import Call
-from ledgerstone.cli.carrying import consumers_table
-from ledgerstone.cli.message_calls import ready
-from ledgerstone.cli.output import Text
 from ledgerstone.cli.team import Order, Tally, Team
-from ledgerstone.cli.up import serve
+from ledgerstone.console import logs, output
+from ledgerstone.console.application import application_of, loaded
+from ledgerstone.console.call import Call
+from ledgerstone.console.output import Text
+from ledgerstone.console.serving import serve
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs import Kind
 from ledgerstone.jobs.tables import QUEUE_CHARS_MAX
 from ledgerstone.ledger import Ledger
+from ledgerstone.messaging.cli.calls import ready
+from ledgerstone.messaging.cli.carrying import consumers_table
 from ledgerstone.messaging.watched import OF_CONSUMERS
 from ledgerstone.store.names import check_name
 

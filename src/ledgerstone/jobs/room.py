@@ -112,8 +112,8 @@ JOBS: Room[Jobs, JobsState] = Room(
     security=SECURITY,
     history=("job_event",),
     cli={
-        "jobs": "ledgerstone.cli.jobs:app",
-        "queues": "ledgerstone.cli.queues:app",
-        "schedules": "ledgerstone.cli.schedules:app",
+        "jobs": "ledgerstone.jobs.cli.jobs:app",
+        "queues": "ledgerstone.jobs.cli.queues:app",
+        "schedules": "ledgerstone.jobs.cli.schedules:app",
     },
 )

@@ -76,9 +76,9 @@ MESSAGING: Room[Outbox, Office] = Room(
     ),
     history=("message_event",),
     cli={
-        "outbox": "ledgerstone.cli.outbox:app",
-        "inbox": "ledgerstone.cli.inbox:app",
-        "failed": "ledgerstone.cli.failed:app",
-        "messaging": "ledgerstone.cli.messaging:app",
+        "outbox": "ledgerstone.messaging.cli.outbox:app",
+        "inbox": "ledgerstone.messaging.cli.inbox:app",
+        "failed": "ledgerstone.messaging.cli.failed:app",
+        "messaging": "ledgerstone.messaging.cli.messaging:app",
     },
 )

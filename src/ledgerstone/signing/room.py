@@ -34,5 +34,5 @@ SIGNING: Room[Any, Any] = Room(
     status={"signing": _facts},
     doctor={"signing": _checks},
     failpoints=FAILPOINTS,
-    cli={"signing": "ledgerstone.cli.signing.commands:app"},
+    cli={"signing": "ledgerstone.signing.cli.commands:app"},
 )

@@ -7,10 +7,10 @@ import msgspec
 from sqlalchemy import BigInteger, Column, String, Table, func, select
 
 from ledgerstone import Transaction
-from ledgerstone.cli import output
-from ledgerstone.cli.application import ledger_of
-from ledgerstone.cli.call import Call, command
-from ledgerstone.cli.groups import group
+from ledgerstone.console import output
+from ledgerstone.console.application import ledger_of
+from ledgerstone.console.call import Call, command
+from ledgerstone.console.groups import group
 from ledgerstone.engine.source import Claim, Handler
 from ledgerstone.ids import new_id
 from ledgerstone.items import Idle, Items, ItemSource

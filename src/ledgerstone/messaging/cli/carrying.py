@@ -1,0 +1,99 @@
+"""Relays as a process runs them: which, what they have carried, and whether they get through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from rich.console import RenderableType
+
+from ledgerstone.console import output
+from ledgerstone.console.output import Text
+from ledgerstone.errors import BadInput
+from ledgerstone.ledger import Ledger
+from ledgerstone.messaging import CompetingRelay, OrderedRelay
+from ledgerstone.messaging.cli.calls import ready
+from ledgerstone.messaging.watched import OF_CONSUMERS, Watched
+from ledgerstone.settings.messaging import masked
+
+Relay = OrderedRelay | CompetingRelay
+
+
+class CarriedFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a relay did so far, in messages; `trouble` says why nothing gets through now."""
+
+    destination: str
+    to: str
+    ordered: bool
+    delivered: int
+    refused: int
+    parked: int
+    skipped: int
+    trouble: str | None
+
+    @property
+    def moved(self) -> bool:
+        """Whether anything happened."""
+        return bool(self.delivered or self.refused or self.parked or self.skipped)
+
+    @property
+    def words(self) -> str:
+        rest = {"refused": self.refused, "parked": self.parked, "skipped": self.skipped}
+        said = [f"{name} {count:,}" for name, count in rest.items() if count]
+        return ", ".join([f"delivered {self.delivered:,}", *said])
+
+
+def destinations_of(ledger: Ledger, named: Sequence[str] = ()) -> list[str]:
+    """The destinations that are named; otherwise all that this process can carry to."""
+    consumers = ledger.office.consumers.all()
+    if named:
+        for name in OF_CONSUMERS:
+            if name in named and not consumers:
+                hint = "-A names the ledger that has them, as in -A shop:ledger"
+                raise BadInput(f"{name} leads to consumers, and there are none here", hint=hint)
+        return list(dict.fromkeys(named))
+    others = [name for name in ledger.office.routes.destinations if name not in OF_CONSUMERS]
+    return [*others, *(OF_CONSUMERS if consumers else ())]
+
+
+def ready_to_carry(ledger: Ledger, destinations: Sequence[str]) -> None:
+    """The tables are there that carrying to these needs, or an error says how to make them."""
+    shared = ledger.office.shared
+    if destinations:
+        ready(ledger, shared.outbox, shared.failed)
+    if set(destinations) & set(OF_CONSUMERS):
+        ready(ledger, shared.receipt)
+
+
+def relays_of(ledger: Ledger, destinations: Sequence[str]) -> list[Relay]:
+    """The relays of these destinations."""
+    return [ledger.relay_source(name) for name in destinations]
+
+
+def facts_of(ledger: Ledger, relay: Relay) -> CarriedFacts:
+    """What a relay of this process did so far."""
+    tally, transport = relay.tally, relay.transport
+    return CarriedFacts(
+        destination=relay.queue,
+        to=address(ledger, relay.queue),
+        ordered=isinstance(relay, OrderedRelay),
+        delivered=tally.delivered,
+        refused=tally.refused,
+        parked=tally.parked,
+        skipped=tally.skipped,
+        trouble=transport.trouble if isinstance(transport, Watched) else None,
+    )
+
+
+def address(ledger: Ledger, destination: str) -> str:
+    """Where a destination is, as it may be shown."""
+    return masked(ledger.office.routes.destinations[destination].url)
+
+
+def consumers_table(ledger: Ledger) -> RenderableType:
+    """The consumers of the application as people see them."""
+    table = output.table("Consumers", "name", "messages", "order")
+    for consumer in ledger.office.consumers.all().values():
+        order = "by partition" if consumer.ordered else "any"
+        table.add_row(Text(consumer.name, "bold"), Text(consumer.pattern), order)
+    return table

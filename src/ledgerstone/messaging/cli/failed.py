@@ -1,0 +1,366 @@
+"""`ledgerstone failed`: look at messages that failed, send them again, or remove them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Group, RenderableType
+
+from ledgerstone.console import moments, output
+from ledgerstone.console.application import ByOption, ledger_of, who
+from ledgerstone.console.call import EXIT_REFUSED, Call, command, flag
+from ledgerstone.console.groups import group
+from ledgerstone.console.moments import now_of
+from ledgerstone.console.output import Text
+from ledgerstone.console.pages import LIST_ROWS, CursorOption, LimitOption
+from ledgerstone.errors import NotAllowedNow, NotFound
+from ledgerstone.ledger import Ledger, Transaction
+from ledgerstone.messaging import record
+from ledgerstone.messaging.cli import failed_views
+from ledgerstone.messaging.cli.calls import looking_at, ready
+from ledgerstone.messaging.failed import RETRY_MAX, Chosen
+
+PREVIEW_ROWS = 5
+PAGES_MAX = 20
+"""Pages that are read until one has something: filters leave rows out."""
+
+IdsArgument = Annotated[
+    list[int] | None, typer.Argument(metavar="ID", help="The ids, as `failed show` lists them.")
+]
+ConsumerOption = Annotated[
+    str | None,
+    typer.Option("--consumer", metavar="NAME", help="Only what this consumer could not handle."),
+]
+NameOption = Annotated[
+    str | None, typer.Option("--name", metavar="NAME", help="Only messages of this name.")
+]
+CodeOption = Annotated[
+    str | None, typer.Option("--code", metavar="CODE", help="Only what failed with this code.")
+]
+OriginOption = Annotated[
+    str | None,
+    typer.Option(
+        "--origin", metavar="NAME", help="Only what this destination or subscription had."
+    ),
+]
+SinceOption = Annotated[
+    str | None,
+    typer.Option("--since", metavar="WHEN", help="Only what failed since: 30m, 2h, 7d, or a time."),
+]
+AllOption = Annotated[bool, flag("--all", help="All that the filters name, the oldest first.")]
+LimitOfAllOption = Annotated[
+    int,
+    typer.Option("--limit", metavar="N", min=1, max=RETRY_MAX, help="With --all: at most so many."),
+]
+DryRunOption = Annotated[bool, flag("--dry-run", help="Only show what would be done.")]
+ForceOption = Annotated[bool, flag("--force", help="With --all: do not ask.")]
+
+
+def show(
+    call: Call,
+    *,
+    failed_id: Annotated[
+        int | None, typer.Argument(metavar="ID", help="Everything about this one.")
+    ] = None,
+    grouped: Annotated[bool, flag("--group", help="Count them by cause.")] = False,
+    consumer: ConsumerOption = None,
+    name: NameOption = None,
+    code: CodeOption = None,
+    origin: OriginOption = None,
+    since: SinceOption = None,
+    limit: LimitOption = LIST_ROWS,
+    cursor: CursorOption = None,
+) -> None:
+    """Show failed messages: the newest first, by cause, or one of them.
+
+    Example: ledgerstone failed show --group --since 2h
+    """
+    filters = _filters(consumer=consumer, name=name, code=code, origin=origin, since=since)
+    if failed_id is not None:
+        if grouped or filters or cursor is not None:
+            raise typer.BadParameter("an ID goes without --group, filters and --cursor")
+        _show_one(call, failed_id)
+    elif grouped:
+        if cursor is not None:
+            raise typer.BadParameter("--group and --cursor do not go together")
+        _show_groups(call, filters)
+    else:
+        _show_list(call, filters, limit, cursor)
+
+
+def _filters(**given: str | None) -> dict[str, Any]:
+    """Those that were given, a moment as one."""
+    filters: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if "since" in filters:
+        filters["since"] = moments.given_or_ago("--since", given["since"])
+    return filters
+
+
+def _show_one(call: Call, failed_id: int) -> None:
+    with looking_at(call, "failed") as (_, tx), _hinting():
+        found, now = tx.failed.get(failed_id), now_of(tx)
+        events = record.of_message(tx, found.message_id).rows if found.message_id else []
+    facts = {"failed": failed_views.facts(found, whole=True), "record": events}
+    output.show(facts, failed_views.portrait(found, events, now), json=call.json)
+
+
+def _show_groups(call: Call, filters: dict[str, Any]) -> None:
+    with looking_at(call, "failed") as (_, tx):
+        found, now = tx.failed.groups(**filters), now_of(tx)
+    seen: RenderableType = failed_views.groups(found, now)
+    output.show(found, seen if found.groups else _none(filters), json=call.json)
+
+
+def _show_list(call: Call, filters: dict[str, Any], limit: int, cursor: str | None) -> None:
+    with looking_at(call, "failed") as (_, tx):
+        page = tx.failed.find(**filters, limit=limit, cursor=cursor)
+        for _ in range(PAGES_MAX):
+            if page.rows or page.next is None:
+                break
+            page = tx.failed.find(**filters, limit=limit, cursor=page.next)
+        now = now_of(tx)
+    facts = {"failed": [failed_views.facts(row) for row in page.rows], "next": page.next}
+    seen = failed_views.listing(page.rows, now) if page.rows else _none(filters)
+    output.show(facts, seen, json=call.json)
+    output.say_next(page.next, json=call.json)
+
+
+def _none(filters: dict[str, Any]) -> str:
+    return "no failed message meets these filters" if filters else "no message has failed"
+
+
+def retry(
+    call: Call,
+    *,
+    ids: IdsArgument = None,
+    every: AllOption = False,
+    consumer: ConsumerOption = None,
+    name: NameOption = None,
+    code: CodeOption = None,
+    origin: OriginOption = None,
+    since: SinceOption = None,
+    limit: LimitOfAllOption = RETRY_MAX,
+    cursor: CursorOption = None,
+    dry_run: DryRunOption = False,
+    force: ForceOption = False,
+    by: ByOption = None,
+) -> None:
+    """Send failed messages again, by the way that all others go: some, or all that are named.
+
+    Example: ledgerstone failed retry --all --code timeout --dry-run
+    """
+    filters = _filters(consumer=consumer, name=name, code=code, origin=origin, since=since)
+    if cursor is not None and not every:
+        raise typer.BadParameter("--cursor goes with --all")
+    act = _Act(
+        "retried",
+        ("Send {} again?", "sent again", "would be sent again"),
+        lambda tx, each: tx.failed.retry(each, by=who(by)),
+        lambda tx: tx.failed.retry_all(**filters, limit=limit, cursor=cursor, dry_run=True),
+    )
+    _do(call, act, ids or [], filters, every=every, dry_run=dry_run, force=force)
+
+
+def remove(
+    call: Call,
+    *,
+    ids: IdsArgument = None,
+    every: AllOption = False,
+    consumer: ConsumerOption = None,
+    name: NameOption = None,
+    code: CodeOption = None,
+    origin: OriginOption = None,
+    since: SinceOption = None,
+    limit: LimitOfAllOption = RETRY_MAX,
+    cursor: CursorOption = None,
+    dry_run: DryRunOption = False,
+    force: ForceOption = False,
+    by: ByOption = None,
+) -> None:
+    """Remove failed messages for good: some, or all that are named. It stays on record.
+
+    Example: ledgerstone failed remove --all --name order.placed --since 7d --dry-run
+    """
+    filters = _filters(consumer=consumer, name=name, code=code, origin=origin, since=since)
+    if cursor is not None and not every:
+        raise typer.BadParameter("--cursor goes with --all")
+    act = _Act(
+        "removed",
+        ("Remove {} for good?", "removed", "would be removed"),
+        lambda tx, each: tx.failed.remove(each, by=who(by)),
+        lambda tx: tx.failed.remove_all(**filters, limit=limit, cursor=cursor, dry_run=True),
+    )
+    _do(call, act, ids or [], filters, every=every, dry_run=dry_run, force=force)
+
+
+class _Act(msgspec.Struct, frozen=True):
+    """Something that is done to failed messages, and the words for it."""
+
+    key: str
+    words: tuple[str, str, str]
+    """The question, what is said afterwards, and what in a dry run."""
+    do: Callable[[Transaction, int], None]
+    choose: Callable[[Transaction], Chosen]
+
+
+class _Done(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of those that were meant."""
+
+    ids: list[int]
+    refused: list[dict[str, object]]
+    """Those it could not be done to, each with the reason."""
+    left: list[int]
+    """Those that can never be sent again."""
+    next: str | None = None
+    """Where those behind them begin."""
+
+
+def _do(
+    call: Call,
+    act: _Act,
+    ids: list[int],
+    filters: dict[str, Any],
+    *,
+    every: bool,
+    dry_run: bool,
+    force: bool,
+) -> None:
+    if bool(ids) is every:
+        raise typer.BadParameter("name one ID or more, or --all")
+    if ids and (filters or force):
+        raise typer.BadParameter("filters and --force go with --all")
+    with ledger_of(call) as ledger, _hinting():
+        ready(ledger, ledger.office.shared.outbox, ledger.office.shared.failed)
+        if every:
+            done = _do_all(call, ledger, act, dry_run=dry_run, force=force)
+        else:
+            done = _do_some(ledger, act, list(dict.fromkeys(ids)), dry_run=dry_run)
+    facts = {
+        act.key: done.ids,
+        "refused": done.refused,
+        "left": done.left,
+        "next": done.next,
+        "dry_run": dry_run,
+    }
+    output.show(facts, _told(act, done, dry_run=dry_run), json=call.json)
+    if done.refused:
+        raise typer.Exit(EXIT_REFUSED)
+
+
+def _do_some(ledger: Ledger, act: _Act, ids: list[int], *, dry_run: bool) -> _Done:
+    """Each by itself: one that is refused does not hold the others up."""
+    done: list[int] = []
+    refused: list[dict[str, object]] = []
+    for each in ids:
+        try:
+            ledger.run(partial(_do_one, act=act, each=each, dry_run=dry_run))
+        except _Undo:
+            done.append(each)
+        except (NotFound, NotAllowedNow) as error:
+            if not ids[1:]:
+                raise
+            refused.append({"id": each, **output.told(error)})
+        else:
+            done.append(each)
+    return _Done(ids=done, refused=refused, left=[])
+
+
+class _Undo(Exception):
+    """Rolls back what was only tried."""
+
+
+def _do_one(tx: Transaction, *, act: _Act, each: int, dry_run: bool) -> None:
+    act.do(tx, each)
+    if dry_run:
+        raise _Undo
+
+
+def _do_all(call: Call, ledger: Ledger, act: _Act, *, dry_run: bool, force: bool) -> _Done:
+    with ledger.reading() as tx:
+        chosen, now = act.choose(tx), now_of(tx)
+        rows = [tx.failed.get(each) for each in chosen.ids[:PREVIEW_ROWS]]
+    if chosen.ids and not call.json and (dry_run or not force):
+        parts: list[RenderableType] = [failed_views.listing(rows, now)]
+        if len(chosen.ids) > len(rows):
+            parts.append(f"and {len(chosen.ids) - len(rows):,} more (--json names them)")
+        output.say_database()
+        output.console().print(Group(*parts, ""))
+    if dry_run or not chosen.ids:
+        return _Done(ids=chosen.ids, refused=[], left=chosen.left, next=chosen.next)
+    if not force:
+        _confirm(call, act, len(chosen.ids))
+    ids, refused = ledger.run(lambda tx: _done_to_these(tx, act, chosen.ids))
+    return _Done(ids=ids, refused=refused, left=chosen.left, next=chosen.next)
+
+
+def _done_to_these(
+    tx: Transaction, act: _Act, ids: list[int]
+) -> tuple[list[int], list[dict[str, object]]]:
+    """Do it to exactly those that were shown."""
+    done: list[int] = []
+    refused: list[dict[str, object]] = []
+    for each in ids:
+        try:
+            act.do(tx, each)
+        except (NotFound, NotAllowedNow) as error:
+            refused.append({"id": each, **output.told(error)})
+        else:
+            done.append(each)
+    return done, refused
+
+
+def _confirm(call: Call, act: _Act, count: int) -> None:
+    """Ask whoever sits there; where nobody does, --force must have been said."""
+    question, _, would = act.words
+    if call.json or not sys.stdin.isatty():
+        raise NotAllowedNow(
+            f"{_counted(count)} {would}; nothing was done",
+            hint="--force does it, --dry-run shows them, --limit takes fewer",
+        )
+    if not typer.confirm(question.format(_counted(count))):
+        typer.echo("nothing was done")
+        raise typer.Exit(EXIT_REFUSED)
+
+
+def _counted(count: int) -> str:
+    return f"{count:,} failed message{'s' if count > 1 else ''}"
+
+
+def _told(act: _Act, done: _Done, *, dry_run: bool) -> RenderableType:
+    _, did, would = act.words
+    lines = [Text(f"{len(done.ids):,} {would if dry_run else did}")]
+    if not done.ids and not done.refused and not done.left:
+        lines = [Text("no failed message meets these filters")]
+    for each in done.refused:
+        lines.append(Text(f"{each['id']}: {each['message']}", "red"))
+    if done.left:
+        some = ", ".join(map(str, done.left[:PREVIEW_ROWS]))
+        words = f"{len(done.left):,} cannot be sent again, as {some}: `failed show ID` says why"
+        lines.append(Text(words, "yellow"))
+    if done.next is not None:
+        words = f"there may be more: the same call with --cursor {done.next} takes the next"
+        lines.append(Text(words, "yellow"))
+    return Text("\n").join(lines)
+
+
+@contextmanager
+def _hinting() -> Iterator[None]:
+    """Where a refusal says what is wrong only, add what to do."""
+    try:
+        yield
+    except NotFound as error:
+        error.hint = error.hint or "`ledgerstone failed show` lists the ids"
+        raise
+
+
+app = group(
+    "Look at messages that failed, send them again, or remove them.",
+)
+for function in (show, retry, remove):
+    app.command()(command(function))
