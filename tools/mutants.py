@@ -150,10 +150,10 @@ def _is_chosen(mutant: Mutant, words: list[str]) -> bool:
 
 def _require_sound(tree: Path, mutants: list[Mutant], jobs: int, console: Console) -> None:
     """The tests pass while nothing is wrong, or nothing can be learned from them."""
-    selections = sorted({tuple(mutant.tests) for mutant in mutants})
+    runs = merged({tuple(mutant.tests) for mutant in mutants})
     with Progress(console=console) as progress, ThreadPoolExecutor(jobs) as threads:
-        task = progress.add_task("without an error", total=len(selections))
-        running = {threads.submit(_run, tree, tests, own=False): tests for tests in selections}
+        task = progress.add_task("without an error", total=len(runs))
+        running = {threads.submit(_run, tree, tests, own=False): tests for tests in runs}
         for done in as_completed(running):
             result, output = done.result()
             progress.advance(task)
@@ -161,6 +161,29 @@ def _require_sound(tree: Path, mutants: list[Mutant], jobs: int, console: Consol
                 threads.shutdown(cancel_futures=True)
                 words = " ".join(running[done])
                 sys.exit(f"mutants: without any error, {words} fails:\n{output}")
+
+
+def merged(selections: Iterable[tuple[str, ...]]) -> list[list[str]]:
+    """Fewer runs of pytest that run all of these tests, and perhaps others of the same files."""
+    wanted: dict[tuple[str, str | None], set[str | None]] = {}
+    for selection in selections:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("paths", nargs="+")
+        parser.add_argument("-k")
+        parser.add_argument("-m")
+        given = parser.parse_args(selection)
+        for path in given.paths:
+            file, *names = path.split("::")
+            by_name = " and ".join(name.partition("[")[0] for name in names) or None
+            asked = " and ".join(f"({each})" for each in (by_name, given.k) if each) or None
+            wanted.setdefault((file, given.m), set()).add(asked)
+    runs = []
+    for (file, marks), expressions in sorted(wanted.items(), key=str):
+        run = [file] if marks is None else [file, "-m", marks]
+        if None not in expressions:
+            run += ["-k", " or ".join(sorted(each for each in expressions if each))]
+        runs.append(run)
+    return runs
 
 
 def _tried(tree: Path, mutants: list[Mutant], jobs: int, console: Console) -> list[Verdict]:

@@ -42,3 +42,23 @@ def test_every_promise_has_three() -> None:
 
     assert len(promises) == 8
     assert [promise for promise in promises if broken[promise] < 3] == []
+
+
+def test_what_must_pass_without_an_error_is_run_once() -> None:
+    """Selections of the same file become one run that selects what each of them does."""
+    runs = mutants.merged(
+        [
+            ("tests/a.py", "-k", "x or y"),
+            ("tests/a.py::TestA::test_b[1-2]",),
+            ("tests/a.py", "tests/c.py", "-m", "not slow", "-k", "z"),
+            ("tests/d.py", "-k", "z"),
+            ("tests/d.py",),
+        ]
+    )
+
+    assert runs == [
+        ["tests/a.py", "-m", "not slow", "-k", "(z)"],
+        ["tests/a.py", "-k", "(TestA and test_b) or (x or y)"],
+        ["tests/c.py", "-m", "not slow", "-k", "(z)"],
+        ["tests/d.py"],
+    ]
