@@ -16,7 +16,7 @@ from ledgerstone.testing.fixtures import KINDS, Home, new_home
 from ledgerstone.testing.waiting import until
 from tests.chores.workshop import opened, worker_process
 from tests.contract.jobs.examples import enqueue, standing
-from tests.harness.proxy import SilentProxy
+from tests.harness.proxy import Proxy
 from tests.harness.workers import started
 
 
@@ -29,15 +29,15 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
 
 
 @pytest.fixture
-def proxy(server: Home) -> Iterator[SilentProxy]:
+def proxy(server: Home) -> Iterator[Proxy]:
     port = make_url(server.url).port
     assert port is not None
-    with SilentProxy(port) as proxy:
+    with Proxy(port) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def url(server: Home, proxy: SilentProxy) -> str:
+def url(server: Home, proxy: Proxy) -> str:
     """The database, through the proxy."""
     there = make_url(server.url).set(host="127.0.0.1", port=proxy.port)
     return there.render_as_string(hide_password=False)
@@ -52,7 +52,7 @@ def ledger(url: str) -> Iterator[Ledger]:
 
 
 @pytest.mark.parametrize("through", ["statement", "connection"])
-def test_a_call_that_nobody_answers(ledger: Ledger, proxy: SilentProxy, through: str) -> None:
+def test_a_call_that_nobody_answers(ledger: Ledger, proxy: Proxy, through: str) -> None:
     """It ends, as a database out of reach, with how long it took; the next one is answered."""
 
     def write() -> None:
@@ -71,7 +71,7 @@ def test_a_call_that_nobody_answers(ledger: Ledger, proxy: SilentProxy, through:
     ledger.run(lambda tx: tx.jobs.enqueue("after"))
 
 
-def test_a_commit_that_nobody_answers(ledger: Ledger, proxy: SilentProxy) -> None:
+def test_a_commit_that_nobody_answers(ledger: Ledger, proxy: Proxy) -> None:
     """The same for the answer to a commit."""
     with pytest.raises(errors.StoreUnavailable), ledger.transaction() as tx:
         tx.connection.execute(text("SELECT 1"))
@@ -82,7 +82,7 @@ def test_a_commit_that_nobody_answers(ledger: Ledger, proxy: SilentProxy) -> Non
 
 
 @pytest.mark.slow
-def test_a_worker_goes_on(ledger: Ledger, server: Home, proxy: SilentProxy) -> None:
+def test_a_worker_goes_on(ledger: Ledger, server: Home, proxy: Proxy) -> None:
     """A worker that was cut off in silence notices it, and works again when it is over."""
     done: list[int] = []
 
@@ -104,7 +104,7 @@ def test_a_worker_goes_on(ledger: Ledger, server: Home, proxy: SilentProxy) -> N
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_told_to_stop(url: str, proxy: SilentProxy) -> None:
+def test_a_worker_that_is_told_to_stop(url: str, proxy: Proxy) -> None:
     """SIGTERM ends a worker whose network is silent, within its grace and a few seconds."""
     settings = {"engine_grace_seconds": 1}
 

@@ -134,6 +134,7 @@ class AsyncJob:
         known = await self._aside.run(partial(self._job.recalled, name))
         if known is not None:
             return known.answer
+        self._job.check_may_remember()
         if inspect.iscoroutinefunction(work):
             answer = await work()
         else:

@@ -170,6 +170,7 @@ class Job:
         known = self.recalled(name)
         if known is not None:
             return known.answer  # type: ignore[no-any-return]
+        self.check_may_remember()
         answer = call(*arguments, **named)
         if inspect.isawaitable(answer):
             if inspect.iscoroutine(answer):
@@ -185,6 +186,10 @@ class Job:
             row = _step.one(tx, id_=self.id, name_=name)
         return Remembered(decode(row[0])) if row is not None else None
 
+    def check_may_remember(self) -> None:
+        """NotAllowedNow once the job has ended: to remember a step would wait for that commit."""
+        self._check_open()
+
     def remember(self, name: str, answer: Any) -> Any:
         """Keep what a step answered; the answer as it would come back in another attempt.
 
@@ -193,6 +198,7 @@ class Job:
         if isinstance(answer, Snooze | Cancel | Settled):
             message = f"the step {name!r} answers {answer!r}, which is for the handler to return"
             raise BadInput(message, hint="let the step answer a value, and decide in the handler")
+        self.check_may_remember()
         text = self._encoded(answer)
 
         def keep(tx: Transaction) -> None:

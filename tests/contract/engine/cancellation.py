@@ -281,6 +281,25 @@ class JobCancellationContract(OwnTable):
         assert {jobs.standing(ledger, i).status for i in ids} == {JobStatus.SUCCEEDED}
         assert refused == [NotAllowedNow] * 3
 
+    def test_a_step_of_a_job_that_has_ended(self, ledger: Ledger) -> None:
+        """A new step would wait for the transaction that ended the job: it is refused, not done."""
+        refused: list[object] = []
+        done: list[int] = []
+
+        @ledger.job("a")
+        def work(job: Job) -> None:
+            job.step("early", lambda: done.append(1))
+            with ledger.transaction() as tx:
+                job.complete(tx)
+                job.step("early", lambda: done.append(2))
+                refused.append(_raised(lambda: job.step("late", lambda: done.append(3))))
+
+        job_id = jobs.enqueue(ledger, "a", max_attempts=1)
+        ledger.worker().tick()
+
+        assert jobs.standing(ledger, job_id).status is JobStatus.SUCCEEDED
+        assert (refused, done) == ([NotAllowedNow], [1])
+
 
 class _Timed(ChoreSource):
     """Chores whose handlers may take so long."""
