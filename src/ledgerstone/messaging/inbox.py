@@ -320,13 +320,15 @@ def _finish(tx: Transaction, office: Office, consumer: Consumer, message: Messag
     answer the commit and keep nothing, MySQL has undone what was before a deadlock and would keep
     the rest.
     """
-    finished = _statements(office.shared.receipt).finish.run(
-        tx, message_id=UUID(message.id).bytes, consumer=consumer.name, name=_name_of(message)
+    words = f"the transaction of the consumer {consumer.name} was undone before its end"
+    hint = "do not roll it back, and let errors of the database out of the handler"
+    _statements(office.shared.receipt).finish.must_change(
+        tx,
+        errors.NotAllowedNow(words, hint=hint),
+        message_id=UUID(message.id).bytes,
+        consumer=consumer.name,
+        name=_name_of(message),
     )
-    if not finished:
-        words = f"the transaction of the consumer {consumer.name} was undone before its end"
-        hint = "do not roll it back, and let errors of the database out of the handler"
-        raise errors.NotAllowedNow(words, hint=hint)
 
 
 def _is_left(database: Database[Any], office: Office, consumer: Consumer, message: Message) -> bool:

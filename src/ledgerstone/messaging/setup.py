@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import binascii
 import logging
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,13 +57,16 @@ class Setup:
         self._settings = settings
         self._seen: set[str] = set()
         self._doubtful: set[str] = set()
+        self._looking = threading.Lock()
 
     def ensure(self, tx: Transaction, table: Table) -> None:
         """The table is there and as it should be, or is now."""
         if table.name in self._seen:
             return
         made_here = f"setup.{table.name}"
-        steps = self._plan(tx.connection, [table])
+        # SQLAlchemy does not compile its own statements of inspection in several threads at once.
+        with self._looking:
+            steps = self._plan(tx.connection, [table])
         if not steps:
             # What this transaction has made itself may be undone with it.
             own = tx.joined or made_here in tx.notes

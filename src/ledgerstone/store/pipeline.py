@@ -40,6 +40,7 @@ _TRIPS_COMMIT = pq.version() >= _LIBRARY_SURE
 """Older libraries of the driver may lose count if the commit at the end of a trip is refused."""
 _NAMES = "ledgerstone_prepared"
 _NO_SUCH_STATEMENT = "26000"
+_DIVISION_BY_ZERO = "22012"
 _numbers = count()
 """No name is used twice: one that was forgotten here may not be at the server."""
 
@@ -50,7 +51,7 @@ Noted = Callable[[int, float, float], None]
 class Answer:
     """What the server says to one statement; asking for it sends what is held."""
 
-    __slots__ = ("_pipeline", "noted", "parameters", "result", "text")
+    __slots__ = ("_pipeline", "noted", "otherwise", "parameters", "result", "text")
 
     def __init__(
         self,
@@ -63,6 +64,8 @@ class Answer:
         self.text = text
         self.parameters = parameters
         self.noted = noted
+        self.otherwise: Exception | None = None
+        """What is raised in place of the server's error, if the statement is to change a row."""
         self.result: PGresult | None = None
 
     def rows(self) -> list[Any]:
@@ -122,6 +125,23 @@ class Pipeline:
         if full or not self.holding:
             self.flush()
         return answer
+
+    def hold_to_commit(
+        self,
+        text: bytes,
+        parameters: Sequence[bytes | None] | None,
+        noted: Noted,
+        *,
+        otherwise: Exception,
+    ) -> None:
+        """Keep a statement that is to change a row, also without `holding`, until the next trip.
+
+        If it changes none, the trip fails with `otherwise`, and with the trip the commit in it.
+        """
+        checked = b"WITH changed AS (%b RETURNING 1) SELECT 1 / count(*) FROM changed" % text
+        answer = Answer(self, checked, parameters, noted)
+        answer.otherwise = otherwise
+        self._held.append(answer)
 
     def flush(self) -> None:
         """Send what is held and wait for the answers."""
@@ -193,9 +213,10 @@ class Pipeline:
             elif not good and self._names is not None:
                 del self._names[to]
         # Also what is no statement's answer: the commit at the end of a trip may be refused.
-        for result in results:
+        for number, result in enumerate(results):
             if result.status not in _GOOD:
-                raise self._error(result)
+                last = number >= len(answered)
+                raise self._error(result, None if last else answered[number])
         if len(results) <= len(answered):
             message = "the server did not answer everything"
             raise errors.OperationalError(message)
@@ -226,8 +247,11 @@ class Pipeline:
             pgconn.send_query_prepared(name, answer.parameters)
         return told
 
-    def _error(self, failed: PGresult) -> Exception:
+    def _error(self, failed: PGresult, to: Answer | bytes | None) -> Exception:
         error = errors.error_from_result(failed, encoding=self.driver.info.encoding)
+        otherwise = to.otherwise if isinstance(to, Answer) else None
+        if otherwise is not None and error.sqlstate == _DIVISION_BY_ZERO:
+            return otherwise
         if error.sqlstate == _NO_SUCH_STATEMENT and self._names:
             self._names.clear()
             message = "the server was told to forget what it had prepared"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine.interfaces import Dialect as DriverDialect
     from sqlalchemy.sql.elements import ClauseElement
 
-    from ledgerstone.store.pipeline import Answer
+    from ledgerstone.store.pipeline import Answer, Noted
     from ledgerstone.store.transaction import Transaction
 
 Row = tuple[Any, ...]
@@ -189,6 +189,15 @@ class Statement:
         else:
             self._rows(tx, values)
 
+    def must_change(self, tx: Transaction, otherwise: Exception, **values: Any) -> None:
+        """Run it, with the commit at the latest; raises `otherwise` if it changes no row."""
+        wired = self._wired(tx, values)
+        if wired is not None and tx.pipeline is not None:
+            noted = self._noting(tx, writes=True)
+            tx.pipeline.hold_to_commit(*wired, noted, otherwise=otherwise)
+        elif not self._run(tx, values):
+            raise otherwise
+
     def _run(self, tx: Transaction, values: dict[str, Any]) -> int:
         cursor, started = self._execute(tx, values)
         changed: int = cursor.rowcount
@@ -215,16 +224,26 @@ class Statement:
 
     def _held(self, tx: Transaction, values: dict[str, Any], *, writes: bool) -> Answer | None:
         """Where statements travel together: the answer that it will have."""
-        pipeline = tx.pipeline
-        if pipeline is None:
+        wired = self._wired(tx, values)
+        if wired is None or tx.pipeline is None:
+            return None
+        return tx.pipeline.hold(*wired, self._noting(tx, writes=writes))
+
+    def _wired(
+        self, tx: Transaction, values: dict[str, Any]
+    ) -> tuple[bytes, list[bytes | None]] | None:
+        """What travels together with others, where statements do."""
+        if tx.pipeline is None:
             return None
         check_cancellation()
         compiled = self.compiled(tx)
         self._fill_now(tx, compiled, values)
         wired = compiled.wired(values)
-        if wired is None:
-            return None
-        tx.check_open()
+        if wired is not None:
+            tx.check_open()
+        return wired
+
+    def _noting(self, tx: Transaction, *, writes: bool) -> Noted:
         measure = tx.database.measure
 
         def noted(rows: int, seconds: float, together: float) -> None:
@@ -233,7 +252,7 @@ class Statement:
             else:
                 measure.note(self.name, seconds, read=rows, together=together)
 
-        return pipeline.hold(*wired, noted)
+        return noted
 
     def _execute(self, tx: Transaction, values: dict[str, Any]) -> tuple[Any, float]:
         check_cancellation()

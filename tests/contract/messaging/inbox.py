@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import func, insert, select
+from sqlalchemy import delete, func, insert, select
 
 from ledgerstone.errors import (
     BadInput,
@@ -357,6 +357,23 @@ class InboxContract:
         assert answer.failure is not None
         assert answer.failure.code == NotAllowedNow.code
         assert "the transaction" in answer.failure.message
+        assert (receipts(ledger, office), notes_kept(ledger)) == ([], [])
+
+    def test_a_handler_that_removes_its_receipt(self, ledger: Ledger, office: Office) -> None:
+        """Without its receipt nothing that a handler wrote is kept."""
+
+        def send(tx: Transaction, _: Message) -> None:
+            noted(tx, "sent")
+            tx.connection.execute(delete(office.shared.receipt))
+
+        consumer = office.consumers.add(NAME, send, name="mailer")
+
+        answer = self.handled(ledger, consumer, office, message_of())
+
+        assert answer.result is Result.FAILED
+        assert answer.failure is not None
+        assert answer.failure.code == NotAllowedNow.code
+        assert "was undone" in answer.failure.message
         assert (receipts(ledger, office), notes_kept(ledger)) == ([], [])
 
     def test_a_handler_that_rolls_back(self, ledger: Ledger, office: Office) -> None:
