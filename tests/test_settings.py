@@ -88,6 +88,7 @@ EXAMPLES: dict[str, Any] = {
     "messaging.subscriptions": {"orders": {"url": "amqp://broker", "queue": "orders"}},
     "messaging.exchanges": {"events": {"type": "fanout"}},
     "messaging.queues": {"orders": {"bindings": {"events": ["order.#"]}}},
+    "blobs.folder": "files",
     "signing.data_dir": "data",
     "signing.rocksdb_library": "librocksdb.so.9",
 }
@@ -306,7 +307,7 @@ def test_bounds(key: str) -> None:
         assert len(found) == 1
         assert found[0].startswith(f"argument {key}: ")
         kind = "a whole number" if whole else "a number"
-        assert f"allowed: {kind} from {low:.10g} to {high:.10g}" in found[0]
+        assert f"allowed: {kind} from {low:.15g} to {high:.15g}" in found[0]
 
 
 @pytest.mark.parametrize("key", [key for key, field in SCHEMA.items() if "enum" in field])

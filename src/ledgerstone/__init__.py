@@ -6,8 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ledgerstone.async_transaction import AsyncTransaction
     from ledgerstone.engine.backoff import Backoff, BackoffPolicy
-    from ledgerstone.ledger import AsyncTransaction, Ledger, Transaction
+    from ledgerstone.ledger import Ledger, Transaction
 
 __version__ = "0.1.0"
 __all__ = [
@@ -20,7 +21,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "AsyncTransaction": "ledgerstone.ledger",
+    "AsyncTransaction": "ledgerstone.async_transaction",
     "Backoff": "ledgerstone.engine.backoff",
     "BackoffPolicy": "ledgerstone.engine.backoff",
     "Ledger": "ledgerstone.ledger",

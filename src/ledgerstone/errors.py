@@ -7,11 +7,13 @@
     │   ├── KeyAmbiguous         the id would make a key that can be read in two ways
     │   ├── AddressInvalid       no Kaspa address, or one of another network
     │   ├── DerivationPathInvalid
+    │   ├── HashMismatch         the content has another hash than it was announced with
     │   └── SignatureInvalid     the signature, or the key that it is checked with, is wrong
     ├── KeyConflict          the key is taken by other content
     │   ├── EventReplayed        accepted before, with other content or for another request
     │   └── VoteChanged          the member voted before, and differently
     ├── NotFound
+    │   └── ContentMissing       bytes of a file are not there
     ├── NotAllowedNow        right request, wrong state or moment
     │   ├── NotInTransaction
     │   ├── MoveNotAllowed       the table of moves does not have it
@@ -112,6 +114,12 @@ class DerivationPathInvalid(BadInput):
     code = "derivation_path_invalid"
 
 
+class HashMismatch(BadInput):
+    """Send the content again: what was stored of it had another hash, and was removed."""
+
+    code = "hash_mismatch"
+
+
 class SignatureInvalid(BadInput):
     """Do not count it. Check which key signed, and which hash. Nothing was written."""
 
@@ -140,6 +148,12 @@ class NotFound(LedgerstoneError):
     """Check the id: nothing with it is visible here."""
 
     code = "not_found"
+
+
+class ContentMissing(NotFound):
+    """Ask whether the file is still there; if it is, restore its content from a backup."""
+
+    code = "content_missing"
 
 
 class NotAllowedNow(LedgerstoneError):

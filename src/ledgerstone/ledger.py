@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 from uuid import UUID
 from weakref import WeakSet
 
 import msgspec
 
 from ledgerstone import failpoints
+from ledgerstone.async_transaction import AsyncTransaction, Carry
+from ledgerstone.blobs.blobs import Blobs
+from ledgerstone.blobs.room import BLOBS
+from ledgerstone.blobs.store import BlobStore
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.source import Source
@@ -58,7 +62,7 @@ ErrorType = type[BaseException]
 RELAY_STEPS_MAX = 1000
 RELAY_TURN_STEPS_MAX = 4
 """A duty's turn: two times published and confirmed."""
-SHIPPED: tuple[Room[Any, Any], ...] = (JOBS, MESSAGING, SIGNING)
+SHIPPED: tuple[Room[Any, Any], ...] = (JOBS, MESSAGING, SIGNING, BLOBS)
 """The rooms that every ledger has."""
 SyncJoinable = Any
 """A SQLAlchemy Connection or Session, a Django connection, or one of psycopg, sqlite3, PyMySQL."""
@@ -112,6 +116,11 @@ class Transaction(StoreTransaction):
         """Messages that could not be handled or delivered."""
         return Failed(self, self.rooms.state(MESSAGING))
 
+    @property
+    def blobs(self) -> Blobs:
+        """Files in slices; `ledger.blobs` stores and reads whole ones."""
+        return self.room(BLOBS)
+
     def awaited(self, carry: Carry) -> AsyncTransaction:
         """The same transaction for an event loop, if `carry` does its work beside the loop."""
         return AsyncTransaction(carry)
@@ -126,71 +135,6 @@ class Transaction(StoreTransaction):
         traceback: TracebackType | None,
     ) -> None:
         """Nothing: who began the transaction ends it."""
-
-
-class Carry(Protocol):
-    """Does work in a transaction while an event loop goes on."""
-
-    def __call__(self, work: Callable[[Transaction], T], /) -> Awaitable[T]: ...
-
-
-class AsyncTransaction:
-    """The same calls, awaited: `await tx.jobs.enqueue(…)`."""
-
-    def __init__(self, carry: Carry) -> None:
-        self._carry = carry
-
-    @property
-    def jobs(self) -> Any:
-        """Functions to be run later; each call is awaited."""
-        return _AsyncRoom(self, "jobs")
-
-    @property
-    def schedules(self) -> Any:
-        """Jobs that come again and again; each call is awaited."""
-        return _AsyncRoom(self, "schedules")
-
-    @property
-    def outbox(self) -> Any:
-        """Messages to be carried elsewhere; each call is awaited."""
-        return _AsyncRoom(self, "outbox")
-
-    @property
-    def inbox(self) -> Any:
-        """Messages that were handled; each call is awaited."""
-        return _AsyncRoom(self, "inbox")
-
-    @property
-    def failed(self) -> Any:
-        """Messages that could not be handled or delivered; each call is awaited."""
-        return _AsyncRoom(self, "failed")
-
-    def room(self, room: Room[Any, Any]) -> Any:
-        """What the room can be asked in this transaction; each call is awaited."""
-        return _AsyncRoom(self, room)
-
-    async def run(self, work: Callable[[Transaction], T]) -> T:
-        """`work(tx)` inside the transaction."""
-        return await self._carry(work)
-
-
-class _AsyncRoom:
-    """A room whose calls are awaited."""
-
-    def __init__(self, tx: AsyncTransaction, room: str | Room[Any, Any]) -> None:
-        self._tx = tx
-        self._room = room
-
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        async def call(*arguments: Any, **named: Any) -> Any:
-            return await self._tx.run(
-                lambda tx: getattr(self._calls(tx), name)(*arguments, **named)
-            )
-
-        return call
-
-    def _calls(self, tx: Transaction) -> Any:
-        return getattr(tx, self._room) if isinstance(self._room, str) else tx.room(self._room)
 
 
 class Ledger:
@@ -293,6 +237,12 @@ class Ledger:
                 lambda work: bridge.run_sync(lambda sync: work(self._joined(sync)))
             )
         return self._joined(joined)
+
+    @property
+    def blobs(self) -> BlobStore:
+        """Files, stored and read in transactions of their own."""
+        self._ready()
+        return BlobStore(self.database, self.rooms.state(BLOBS))
 
     def migrate(self) -> migrating.Schema:
         """Bring the tables up to date; answers where they stood before."""

@@ -259,8 +259,10 @@ def test_the_commands_of_shipped_rooms() -> None:
 
 
 def test_no_room_takes_a_migration_of_another() -> None:
-    """The shipped rooms have no revisions of their own yet: the kernel's made their tables."""
-    assert migrating.lines(room.stored for room in SHIPPED) == [migrating.kernel()]
+    """The kernel's revisions made the tables of the first rooms; the others have their own."""
+    names = [line.name for line in migrating.lines(room.stored for room in SHIPPED)]
+
+    assert names == ["", *(room.name for room in SHIPPED if room.migrations is not None)]
 
 
 def test_its_calls_are_typed(ledger: Ledger) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from ledgerstone.errors import SettingsError
+from ledgerstone.settings.blobs import BlobSettings
 from ledgerstone.settings.messaging import (
     DestinationSettings,
     MessagingSettings,
@@ -28,6 +29,7 @@ from ledgerstone.settings.sections import EngineSettings, JobSettings, LogSettin
 from ledgerstone.settings.signing import SigningSettings
 
 __all__ = [
+    "BlobSettings",
     "DestinationSettings",
     "EngineSettings",
     "JobSettings",
@@ -83,6 +85,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     jobs: JobSettings = JobSettings()
     messaging: MessagingSettings = MessagingSettings()
     signing: SigningSettings = SigningSettings()
+    blobs: BlobSettings = BlobSettings()
     log: LogSettings = LogSettings()
 
     @classmethod

@@ -1,0 +1,126 @@
+"""What has expired is removed, a bounded piece at a time; and what a crash left in the folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import BigInteger, Text, bindparam, delete, false, select, true
+
+from ledgerstone.blobs import folder, rows
+from ledgerstone.blobs.blobs import BlobsState
+from ledgerstone.blobs.rows import file_id_
+from ledgerstone.blobs.tables import blobs, slices
+from ledgerstone.engine.duties import Duty
+from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.statement import Statement
+
+if TYPE_CHECKING:
+    from ledgerstone.store.database import Database
+    from ledgerstone.store.transaction import Transaction
+
+EVERY_SECONDS = 60.0
+BLOBS_MAX = 100
+"""Expired blobs that one turn looks at."""
+SLICES_MAX = 1000
+"""Slices that one turn removes: it holds others up for no longer than that."""
+
+_limit = bindparam("limit_", type_=BigInteger())
+_last = bindparam("last", type_=BigInteger())
+_overdue = Statement(
+    "blobs.overdue",
+    select(blobs.c.file_id, blobs.c.disk_name)
+    .where(blobs.c.expires_at_ms <= now_ms(), blobs.c.completed == false())
+    .order_by(blobs.c.expires_at_ms)
+    .limit(_limit)
+    .with_for_update(skip_locked=True),
+)
+_some = Statement(
+    "blobs.expired_slices",
+    select(slices.c.slice_no)
+    .where(slices.c.file_id == file_id_)
+    .order_by(slices.c.slice_no)
+    .limit(_limit),
+)
+_remove = Statement(
+    "blobs.remove_slices",
+    delete(slices).where(slices.c.file_id == file_id_, slices.c.slice_no <= _last),
+)
+_kept = Statement(
+    "blobs.kept",
+    select(blobs.c.file_id).where(
+        blobs.c.file_id == bindparam("name_", type_=Text()), blobs.c.completed == true()
+    ),
+)
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """What was removed: uploads with their slices, and files that no row names."""
+
+    uploads: int
+    slices: int
+    files: int
+
+
+def duty(state: BlobsState) -> Duty:
+    """Removes what has expired, a bounded piece at a time."""
+    return Duty("expire:blobs", EVERY_SECONDS, lambda tx: expire(tx, state).uploads)
+
+
+def expire(tx: Transaction, state: BlobsState) -> Collected:
+    """Remove expired uploads and files that were removed, a bounded piece."""
+    removed, left = 0, SLICES_MAX
+    for file_id, disk_name in _overdue.rows(tx, limit_=BLOBS_MAX):
+        found = _some.rows(tx, file_id_=file_id, limit_=left + 1)
+        if found:
+            part = found[:left]
+            left -= _remove.run(tx, file_id_=file_id, last=part[-1][0])
+            if len(found) > len(part):
+                break
+        if _without_file(tx, state.folder, file_id, disk_name):
+            rows.forget(tx, file_id)
+            removed += 1
+        if left <= 0:
+            break
+    return Collected(removed, SLICES_MAX - left, 0)
+
+
+def collect(database: Database[Any], state: BlobsState) -> Collected:
+    """All that has expired, and what no row names in the folder."""
+    uploads = slices_removed = 0
+    while True:
+        turn = database.run(lambda tx: expire(tx, state))
+        uploads, slices_removed = uploads + turn.uploads, slices_removed + turn.slices
+        if not turn.uploads and not turn.slices:
+            break
+    files = 0 if state.folder is None else _sweep(database, state.folder)
+    return Collected(uploads, slices_removed, files)
+
+
+def _without_file(tx: Transaction, home: Path | None, file_id: str, name: str | None) -> bool:
+    """Remove the files of an expired blob; False where one is being written just now."""
+    if home is None or not home.is_dir():
+        return name is None
+    folder.remove_incoming(home, file_id)
+    if name is None:
+        return True
+    with folder.removing(home) as alone:
+        if alone and not _is_kept(tx, name):
+            folder.remove(home, name)
+        return alone
+
+
+def _is_kept(tx: Transaction, name: str) -> bool:
+    """Whether a completed file has this content."""
+    return _kept.one(tx, name_=name) is not None
+
+
+def _sweep(database: Database[Any], home: Path) -> int:
+    """Remove files that no completed row names, and those that nobody assembles any more."""
+    removed = sum(folder.remove_incoming(home, upload) for upload in folder.incoming(home))
+    for name in folder.names(home):
+        with folder.removing(home) as alone, database.reading() as tx:
+            if alone and not _is_kept(tx, name):
+                removed += folder.remove(home, name)
+    return removed

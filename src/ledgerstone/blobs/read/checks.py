@@ -1,0 +1,53 @@
+"""Whether files are as they should be, for `doctor`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from ledgerstone.blobs.blobs import BlobsState
+from ledgerstone.blobs.read.status import facts_of
+from ledgerstone.room import Check, Opened, Verdict, counted
+from ledgerstone.store import migrating
+
+PACKET = "max_allowed_packet"
+PACKET_SLICES = 2
+"""A byte of a slice may be two in the packet of a statement."""
+
+
+def blobs(opened: Opened[BlobsState]) -> Iterator[Check]:
+    """Expired uploads that nobody removes, slices that the server refuses, and the folder."""
+    database, state = opened.database, opened.state
+    with database.reading() as tx:
+        if not migrating.look(tx.connection, database.rooms).up_to_date:
+            return
+        facts, server = facts_of(tx), database.dialect.describe(tx.connection)
+    words = f"{counted(facts.completed, facts.counted_max)} files, {facts.uploading} uploads"
+    if facts.expired:
+        todo = "start a worker, which removes them, or call `ledgerstone blobs gc`"
+        found = f"{words}; {facts.expired} expired and not removed yet"
+        yield Check("files", Verdict.WARNING, found, todo)
+    else:
+        yield Check("files", Verdict.OK, words)
+    yield from _packet(state, server.get(PACKET))
+    yield from _folder(state)
+
+
+def _packet(state: BlobsState, most: Any) -> Iterator[Check]:
+    needed = state.settings.slice_bytes * PACKET_SLICES
+    if most is not None and int(most) <= needed:
+        found = f"{PACKET} is {most}: a slice of {state.settings.slice_bytes} may need {needed}"
+        todo = f"raise {PACKET} of the server, or lower blobs.slice_bytes"
+        yield Check("slices", Verdict.PROBLEM, found, todo)
+
+
+def _folder(state: BlobsState) -> Iterator[Check]:
+    home = state.folder
+    if home is None or not home.exists():
+        return
+    if os.access(home, os.R_OK | os.W_OK | os.X_OK) and home.is_dir():
+        yield Check("folder of files", Verdict.OK, f"{home} can be read and written")
+    else:
+        todo = "give this user the folder, or correct blobs.folder"
+        yield Check("folder of files", Verdict.PROBLEM, f"{home} cannot be used", todo)

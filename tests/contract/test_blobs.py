@@ -1,0 +1,16 @@
+"""The contract of files, on every database."""
+
+from __future__ import annotations
+
+from tests.contract.blobs.files import FileContract, on_disk
+from tests.contract.blobs.slices import SliceContract
+
+__all__ = ["on_disk"]
+
+
+class TestSlices(SliceContract):
+    """In any order."""
+
+
+class TestFiles(FileContract):
+    """Whole."""
