@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,14 +15,15 @@ from ledgerstone import Ledger, failpoints
 from ledgerstone.engine.store_duties import StoreDuties
 from ledgerstone.failpoints import FailpointHit
 from ledgerstone.settings import Settings, SigningSettings
-from ledgerstone.signing.duties import ROWS_MAX
+from ledgerstone.signing.duties import CLEAN_UP_SECONDS, ROWS_MAX, duties
+from ledgerstone.signing.duty_store import OpenStore
 from ledgerstone.signing.folder import FOLDER
 from ledgerstone.signing.keys import Family, SeenKey
 from ledgerstone.signing.signing import Signing
 from ledgerstone.signing.states import Status
 from ledgerstone.signing.values import PeerId, RequestId, SessionId
 from ledgerstone.testing.clock import ManualClock
-from tests.signing.people import group, payment
+from tests.signing.people import DAY, group, payment
 from tests.signing.processes import started
 from tests.signing.world import MINUTE, World
 
@@ -84,9 +86,9 @@ def test_a_turn(duties_of: Opener, data: Path, ledgers: list[Ledger]) -> None:
     world.propose(LATE, payment(1))
     world.finalize(world.signed(PAID, payment(2)))
     world.signing.close()
-    duties = duties_of(publish=True)
+    turns = duties_of(publish=True)
 
-    did = duties.tick()
+    did = turns.tick()
 
     assert did == {"signing.expire": 1, "signing.forget": 0, "signing.publish": 1}
     assert messages(ledgers[0]) == 1
@@ -97,15 +99,15 @@ def test_a_turn(duties_of: Opener, data: Path, ledgers: list[Ledger]) -> None:
 
 def test_a_store_that_is_not_there(duties_of: Opener, data: Path, clock: ManualClock) -> None:
     """It is not made; when it is there, it is looked after."""
-    duties = duties_of()
+    turns = duties_of()
 
-    before = duties.tick()
+    before = turns.tick()
     made = data.exists()
     world = open_world(data)
     world.propose(LATE, payment(1))
     world.signing.close()
     clock.advance(60)
-    after = duties.tick()
+    after = turns.tick()
 
     assert (sum(before.values()), made) == (0, False)
     assert after["signing.expire"] == 1
@@ -133,41 +135,41 @@ def held(data: Path) -> Iterator[None]:
 def test_another_process_has_it_open(duties_of: Opener, data: Path, clock: ManualClock) -> None:
     """That is said where there is something to do; it is done when the store is free."""
     open_world(data).signing.close()
-    duties = duties_of()
+    turns = duties_of()
 
     with held(data):
-        idle = dict(duties.tick()), dict(duties.trouble)
+        idle = dict(turns.tick()), dict(turns.trouble)
     world = open_world(data)
     world.propose(LATE, payment(1))
     world.signing.close()
     clock.advance(60)
     with held(data):
-        duties.tick()
-        trouble = dict(duties.trouble)
+        turns.tick()
+        trouble = dict(turns.trouble)
     clock.advance(60)
-    after = duties.tick()
+    after = turns.tick()
 
     assert idle == ({"signing.expire": 0, "signing.forget": 0}, {})
     assert list(trouble) == ["signing.expire"]
     assert trouble["signing.expire"].startswith(LOCKED)
-    assert (after["signing.expire"], duties.trouble) == (1, {})
+    assert (after["signing.expire"], turns.trouble) == (1, {})
 
 
 def test_this_process_has_it_open(duties_of: Opener, data: Path, clock: ManualClock) -> None:
     """Code of this process has it open: that one is used, and stays open."""
     world = open_world(data)
     world.propose(LATE, payment(1))
-    duties = duties_of()
+    turns = duties_of()
     world.now += MINUTE
 
-    first = duties.tick()
+    first = turns.tick()
     status = world.decision(LATE).status
     world.signing.close()
     clock.advance(60)
-    after = duties.tick()
+    after = turns.tick()
 
     assert (first["signing.expire"], status) == (1, Status.EXPIRED)
-    assert (after["signing.expire"], duties.trouble) == (0, {})
+    assert (after["signing.expire"], turns.trouble) == (0, {})
 
 
 def test_a_store_that_may_not_be_read(duties_of: Opener, data: Path, clock: ManualClock) -> None:
@@ -177,26 +179,26 @@ def test_a_store_that_may_not_be_read(duties_of: Opener, data: Path, clock: Manu
     current = data / FOLDER / "CURRENT"
     whole = current.read_bytes()
     current.write_bytes(b"MANIFEST-999999\n")
-    duties = duties_of()
+    turns = duties_of()
 
-    duties.tick()
-    trouble = dict(duties.trouble)
+    turns.tick()
+    trouble = dict(turns.trouble)
     current.write_bytes(whole)
     clock.advance(60)
-    duties.tick()
+    turns.tick()
 
     assert set(trouble) == {"signing.expire", "signing.forget"}
-    assert duties.trouble == {}
+    assert turns.trouble == {}
 
 
 def test_an_error_of_the_system(duties_of: Opener) -> None:
     """A folder that the system refuses to look at is reported by its own error."""
-    duties = duties_of(data_dir="x" * 5000)
+    turns = duties_of(data_dir="x" * 5000)
 
-    duties.tick()
+    turns.tick()
 
-    assert set(duties.trouble) == {"signing.expire", "signing.forget"}
-    assert duties.trouble["signing.expire"].startswith("bad_input: ")
+    assert set(turns.trouble) == {"signing.expire", "signing.forget"}
+    assert turns.trouble["signing.expire"].startswith("bad_input: ")
 
 
 def test_a_crash_between_publish_and_confirm(
@@ -206,18 +208,18 @@ def test_a_crash_between_publish_and_confirm(
     world = open_world(data)
     world.finalize(world.signed(PAID, payment(2)))
     world.signing.close()
-    duties = duties_of(publish=True)
+    turns = duties_of(publish=True)
 
     failpoints.arm("signing.published=fail")
     try:
         with pytest.raises(FailpointHit):
-            duties.tick()
+            turns.tick()
     finally:
         failpoints.arm("")
     with Signing(data / FOLDER) as signing:
         waiting = len(signing.list_outgoing())
     clock.advance(60)
-    duties.tick()
+    turns.tick()
 
     assert waiting == 1
     assert messages(ledgers[0]) == 1
@@ -247,12 +249,12 @@ def test_nothing_is_old_enough(duties_of: Opener, data: Path) -> None:
     world.signing.archive_old_requests(world.now + 1, rows_max=1)
     world.signing.mark_seen_message(PeerId("ann"), SessionId(bytes(32)), 1)
     world.signing.close()
-    duties = duties_of(archive_days=1, delete_days=1)
+    turns = duties_of(archive_days=1, delete_days=1)
 
     with held(data):
-        did = duties.tick()
+        did = turns.tick()
 
-    assert (sum(did.values()), duties.trouble) == (0, {})
+    assert (sum(did.values()), turns.trouble) == (0, {})
     assert set(did) == {f"signing.{name}" for name in ("expire", "forget", "archive", "delete")}
 
 
@@ -283,20 +285,40 @@ def test_a_damaged_row_is_told(duties_of: Opener, data: Path, clock: ManualClock
     with world.store.transaction() as tx:
         tx.put(Family.REQUEST, b"req:r1", b"damaged")
     world.signing.close()
-    duties = duties_of(archive_days=0)
+    turns = duties_of(archive_days=0)
 
-    duties.tick()
-    first = dict(duties.trouble)
+    turns.tick()
+    first = dict(turns.trouble)
     clock.advance(60)
     with held(data):
-        duties.tick()
+        turns.tick()
 
-    assert list(first) == list(duties.trouble) == ["signing.archive"]
+    assert list(first) == list(turns.trouble) == ["signing.archive"]
     assert first["signing.archive"].startswith("malformed")
-    assert duties.trouble == first
+    assert turns.trouble == first
     with Signing(data / FOLDER) as signing:
         archived = signing.list_requests(archived=True).requests
     assert [each.request_id for each in archived] == ["r2"]
+
+
+def test_a_turn_ends(tmp_path: Path) -> None:
+    """A turn that has taken its time stops behind a page, and the next turn goes on there."""
+    seconds = itertools.count()
+    world = World(tmp_path / FOLDER, group(2, 3))
+    world.now += 3 * DAY
+    for number in range(4 * ROWS_MAX):
+        # Two pages of young messages, then two of old ones.
+        at = world.now if number < 2 * ROWS_MAX else 0
+        key = SeenKey(peer_id=PeerId("ann"), session_id=SessionId(bytes(32)), seq_no=number)
+        with world.store.transaction() as tx:
+            tx.put(key.family, key.encode(), at.to_bytes(8, "big"))
+    with world.signing as signing:
+        store = OpenStore(signing, monotonic=lambda: next(seconds) * CLEAN_UP_SECONDS)
+        turns = duties(store, publish=lambda _: 0)
+
+        did = [turns.tick()["signing.forget"] for _ in range(4)]
+
+    assert did == [0, 0, ROWS_MAX, ROWS_MAX]
 
 
 def test_settings_say_never(tmp_path: Path) -> None:
@@ -313,12 +335,12 @@ def test_a_commit_makes_publishing_prompt(tmp_path: Path, data: Path, clock: Man
     world = open_world(data)
     world.signing.settings = SigningSettings(publish=True)
     with world.signing, Ledger(f"sqlite:///{tmp_path}/ledger.db", clock=clock) as ledger:
-        duties = ledger.signing_duties(world.signing)
-        duties.tick()
+        turns = ledger.signing_duties(world.signing)
+        turns.tick()
 
         world.finalize(world.signed(PAID, payment(2)))
-        duties.wait(0)
-        did = duties.tick()
+        turns.wait(0)
+        did = turns.tick()
 
         assert did == {"signing.publish": 1}
         assert messages(ledger) == 1

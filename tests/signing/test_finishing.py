@@ -97,15 +97,18 @@ def test_after_its_time(worlds: Worlds) -> None:
 def test_blue_score(worlds: Worlds) -> None:
     """The score of a finalized request is recorded and corrected; no other request has one."""
     world = worlds()
-    done, open_one = world.signed(), world.propose("r2", payment(2))
+    done, given_up = world.signed(), world.approved("r3", payment(3))
+    others = [world.propose("r2", payment(2)), given_up, world.approved("r4", payment(4))]
     world.finalize(done)
+    world.abort(given_up)
 
     with world.store.transaction() as tx:
         score = finishing.update_request_final_tx_score
         score(tx, done, 5)
         assert score(tx, done, 7).final_tx_accepted_blue_score == 7
-        with pytest.raises(NotAllowedNow):
-            score(tx, open_one, 5)
+        for other in others:
+            with pytest.raises(NotAllowedNow):
+                score(tx, other, 5)
         with pytest.raises(NotFound):
             score(tx, GONE, 5)
 

@@ -19,14 +19,15 @@ from ledgerstone.signing.values import (
     Expired,
     Finalized,
     Pending,
+    Rejected,
     RequestDecision,
     RequestId,
     SigningRequest,
     Stored,
     TransactionId,
 )
-from tests.signing.people import payment, peer
-from tests.signing.world import World, Worlds, a_signature, an_input
+from tests.signing.people import KAS, payment, peer
+from tests.signing.world import MINUTE, World, Worlds, a_signature, an_input
 
 
 def stored_elsewhere(
@@ -132,3 +133,24 @@ def test_an_adoption_beside_a_request_of_ours(worlds: Worlds) -> None:
     world.abort(RequestId("ours"))
 
     assert world.signing.adopt_request(theirs, group_id=world.group_id) is Stored.NEW
+
+
+@pytest.mark.parametrize("decision", [Pending(), Approved()])
+def test_an_adopted_request_ends(worlds: Worlds, decision: RequestDecision) -> None:
+    """It counts against the limit as any other one does, expires, and gives its amount back."""
+    world = worlds(max_daily_volume_sompi=15 * KAS)
+    theirs = stored_elsewhere(world, "theirs", decision)
+    world.signing.adopt_request(theirs, group_id=world.group_id)
+    if decision == Pending():
+        world.vote(theirs, 1)
+        world.vote(theirs, 2)
+    reserved = world.signing.reserved_volume()
+    ours = world.decision(world.approved("ours", payment(2)))
+
+    world.now += MINUTE
+    expired = world.signing.expire_requests().expired
+
+    assert reserved == 10 * KAS
+    assert isinstance(ours, Rejected)
+    assert expired == ["theirs"]
+    assert world.signing.reserved_volume() == 0

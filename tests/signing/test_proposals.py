@@ -15,10 +15,11 @@ from ledgerstone.errors import (
     RequestExpired,
     TooLarge,
 )
+from ledgerstone.signing import hashes
 from ledgerstone.signing.life import proposals
 from ledgerstone.signing.values import RequestId, Stored
 from tests.signing.people import KAS, NOW, payment
-from tests.signing.world import MINUTE, Worlds, an_input, proposal
+from tests.signing.world import MINUTE, TEMPLATE, Worlds, an_input, proposal
 
 GONE = RequestId("gone")
 
@@ -115,3 +116,24 @@ def test_review(worlds: Worlds) -> None:
 
     assert review.mismatches == ("validation_hash_mismatch",)
     assert "minimum_amount" in review.reason
+
+
+def test_a_gap_in_the_inputs(worlds: Worlds) -> None:
+    """Inputs that are not numbered from 0 on do not match, whatever their hash says."""
+    world = worlds()
+    event = payment()
+    hashes_of_inputs = [an_input("r1", index).signing_hash for index in (0, 2)]
+    request = msgspec.structs.replace(
+        world.new_request("r1", event),
+        validation_hash=hashes.validation_hash(
+            hashes.event_hash(event), TEMPLATE, hashes_of_inputs
+        ),
+    )
+    inputs = [an_input("r1", index) for index in (0, 2)]
+    world.signing.propose(
+        request, group_id=world.group_id, event=event, inputs=inputs, kpsbt_blob=b""
+    )
+
+    review = world.signing.review_request(request.request_id)
+
+    assert review.mismatches == ("validation_hash_mismatch",)

@@ -14,6 +14,7 @@ from ledgerstone.signing.values import (
     Rejected,
     RequestId,
     SessionId,
+    SigningEvent,
     Stored,
 )
 from tests.harness.sizes import sized
@@ -52,6 +53,55 @@ def test_one_id_for_several_events(worlds: Worlds) -> None:
     race(insert)
 
     assert Counter(told) == {Stored.NEW: 1, EventReplayed: THREADS - 1}
+
+
+def test_one_event_for_several_requests(worlds: Worlds) -> None:
+    """Of eight requests for one event, one begins."""
+    world = worlds()
+    for number in range(ROUNDS):
+        event = payment(number)
+        world.event(event)
+        told: list[object] = []
+
+        def begin(
+            thread: int,
+            number: int = number,
+            event: SigningEvent = event,
+            told: list[object] = told,
+        ) -> None:
+            try:
+                told.append(world.request(world.new_request(f"r{number}-{thread}", event)))
+            except EventReplayed:
+                told.append(EventReplayed)
+
+        race(begin)
+
+        assert Counter(told) == {Stored.NEW: 1, EventReplayed: THREADS - 1}
+
+
+def test_one_id_for_several_requests(worlds: Worlds) -> None:
+    """Of eight requests with one id, for different events, one begins."""
+    world = worlds()
+    for number in range(ROUNDS):
+        events = [payment(number * THREADS + thread) for thread in range(THREADS)]
+        for event in events:
+            world.event(event)
+        told: list[object] = []
+
+        def begin(
+            thread: int,
+            number: int = number,
+            events: list[SigningEvent] = events,
+            told: list[object] = told,
+        ) -> None:
+            try:
+                told.append(world.request(world.new_request(f"r{number}", events[thread])))
+            except KeyConflict:
+                told.append(KeyConflict)
+
+        race(begin)
+
+        assert Counter(told) == {Stored.NEW: 1, KeyConflict: THREADS - 1}
 
 
 def test_one_message(worlds: Worlds) -> None:

@@ -61,6 +61,18 @@ def test_another_request_with_the_same_id(worlds: Worlds) -> None:
         world.request(world.new_request("r1", other))
 
 
+def test_the_group_is_part_of_a_request(worlds: Worlds) -> None:
+    """The same request for another group is KeyConflict."""
+    world = worlds()
+    other = world.signing.upsert_group_config(group(1, 2))
+    world.event(payment())
+    request = world.new_request("r1", payment())
+    world.request(request)
+
+    with pytest.raises(KeyConflict):
+        world.signing.insert_request(request, group_id=other)
+
+
 def test_references(worlds: Worlds) -> None:
     """Without its event or its group a request is NotFound."""
     world = worlds()

@@ -99,6 +99,8 @@ def test_unverified_signatures_of_another_program(worlds: Worlds) -> None:
 
     with pytest.raises(ThresholdNotMet, match="input 1 needs 1"):
         world.finalize(request)
+    assert world.signing.audit_request(request).missing == {1: 1}
+    assert world.signing.missing_signatures(request) == {1: 1}
     assert world.sign(request, 2, 1) is Stored.NEW
 
     assert world.finalize(request) is Stored.NEW

@@ -140,6 +140,18 @@ def test_open_looks_up_and_migrates(tmp_path: Path) -> None:
         Store.open(SigningSettings(data_dir=str(tmp_path)))
 
 
+def test_reading_does_not_migrate(tmp_path: Path) -> None:
+    """A store that is opened for reading only is read as it is, whatever the switch says."""
+    settings = SigningSettings(data_dir=str(tmp_path), migrate=True)
+    with Store.open(settings) as store:
+        batch = Batch()
+        batch.put(Family.DEFAULT, b"evt:a", b"1")
+        store.database.write(batch)
+
+    with Store.open(settings, read_only=True) as store:
+        assert store.get(Family.DEFAULT, b"evt:a") == b"1"
+
+
 def test_insert_if_absent(store: Store) -> None:
     """New once, the same afterwards, and another value is a conflict that changes nothing."""
     assert store.insert(Family.EVENT, b"evt:a", b"1") is Stored.NEW

@@ -14,6 +14,8 @@ from ledgerstone.console import output
 from ledgerstone.console.output import Text
 from ledgerstone.signing.hexadecimal import in_hex
 from ledgerstone.signing.kaspa import Network, format_kas
+from ledgerstone.signing.one_line import one_line
+from ledgerstone.signing.policy import REASON_KEY
 from ledgerstone.signing.states import FINISHED, Status
 from ledgerstone.signing.values import (
     EventHash,
@@ -84,7 +86,7 @@ def groups(found: Mapping[GroupId, GroupConfig]) -> RenderableType:
         quorum = f"{config.threshold_m} of {config.threshold_n} sign"
         limit = config.policy.max_daily_volume_sompi
         daily = None if limit is None else f"at most {kas(limit)} a day"
-        below = ", ".join(filter(None, [name, quorum, daily]))
+        below = ", ".join(filter(None, [one_line(name or ""), quorum, daily]))
         lines += [Text(group_id.hex()), Text(f"  {below}", "dim")]
     return Group(*lines)
 
@@ -92,11 +94,11 @@ def groups(found: Mapping[GroupId, GroupConfig]) -> RenderableType:
 def group(group_id: GroupId, config: GroupConfig) -> RenderableType:
     """One group, its policy and its members."""
     policy = config.policy
-    allowed = "\n".join(policy.allowed_destinations) or "every address"
+    allowed = "\n".join(map(one_line, policy.allowed_destinations)) or "every address"
     known = {network.value: network.name.lower() for network in Network}
     rows: dict[str, RenderableType] = {
         "group": Text(group_id.hex(), "bold"),
-        "name": Text(config.group_metadata.group_name or ""),
+        "name": Text(one_line(config.group_metadata.group_name or "")),
         "network": known.get(config.network_id, str(config.network_id)),
         "signs": f"{config.threshold_m} of {config.threshold_n}",
         "time": f"{config.session_timeout_seconds:,} s for a request",
@@ -110,7 +112,8 @@ def group(group_id: GroupId, config: GroupConfig) -> RenderableType:
     named = {extra[name]: name[len(PEER_ENTRY) :] for name in extra if name.startswith(PEER_ENTRY)}
     table = output.table("Members", "peer", "public key")
     for key in config.member_pubkeys:
-        table.add_row(Text(named.get(key.hex(), output.short(key.hex()))), key.hex())
+        name = named.get(key.hex(), output.short(key.hex()))
+        table.add_row(Text(one_line(name)), key.hex())
     return Group(output.pairs(rows), "", table)
 
 
@@ -120,7 +123,7 @@ def events(found: Mapping[EventHash, SigningEvent]) -> RenderableType:
     for event_hash, each in found.items():
         short = f"{each.destination_address.partition(':')[0]}:"
         short += output.short(each.destination_address)
-        below = f"{each.event_id}: {kas(each.amount_sompi)} to {short}"
+        below = f"{kas(each.amount_sompi)} to {one_line(short)} for {one_line(each.event_id)}"
         lines += [Text(event_hash.hex()), Text(f"  {below}", "dim")]
     return Group(*lines)
 
@@ -131,15 +134,18 @@ def event(event_hash: EventHash, found: SigningEvent) -> RenderableType:
     facts = ", ".join(str(fact) for fact in msgspec.structs.astuple(source))
     rows: dict[str, RenderableType] = {
         "event": Text(event_hash.hex(), "bold"),
-        "id": Text(found.event_id),
-        "source": Text(f"{type(source).__name__} {facts}"),
+        "id": Text(one_line(found.event_id)),
+        "source": Text(one_line(f"{type(source).__name__} {facts}")),
         "pays": kas(found.amount_sompi),
-        "to": Text(found.destination_address),
-        "path": Text(found.derivation_path or f"index {found.derivation_index}"),
+        "to": Text(one_line(found.destination_address)),
+        "path": Text(one_line(found.derivation_path or f"index {found.derivation_index}")),
     }
     if found.timestamp_nanos:
         rows["time"] = f"{moment_of(found.timestamp_nanos):%Y-%m-%d %H:%M:%S} UTC"
-    rows |= {f"{name}": Text(value) for name, value in found.metadata.items()}
+    # Set apart: the source chooses the names, and may choose one of those above.
+    metadata = {f"  {one_line(name)}": one_line(value) for name, value in found.metadata.items()}
+    if metadata:
+        rows |= {"metadata": "", **{name: Text(value) for name, value in metadata.items()}}
     return output.pairs(rows)
 
 
@@ -165,9 +171,9 @@ def requests(found: Iterable[SigningRequest]) -> RenderableType:
         limit = moment_of(each.expires_at_nanos)
         away = f"{output.since(limit, now)} ago" if limit <= now else output.since(now, limit)
         table.add_row(
-            Text(each.request_id, "bold"),
+            Text(one_line(each.request_id), "bold"),
             state(each),
-            Text(each.coordinator_peer_id),
+            Text(one_line(each.coordinator_peer_id)),
             "" if over else away,
         )
     return table
@@ -197,9 +203,9 @@ def standing(report: AuditReport, review: Review | None) -> RenderableType:
     reason = getattr(request.decision, "reason", "")
     now = datetime.now(UTC)
     rows: dict[str, RenderableType] = {
-        "request": Text(request.request_id, "bold"),
-        "state": Text.assemble(state(request), f"  {reason}" if reason else ""),
-        "coordinator": Text(request.coordinator_peer_id),
+        "request": Text(one_line(request.request_id), "bold"),
+        "state": Text.assemble(state(request), f"  {one_line(reason)}" if reason else ""),
+        "coordinator": Text(one_line(request.coordinator_peer_id)),
     }
     if request.decision.status not in FINISHED:
         rows["expires"] = output.moment(moment_of(request.expires_at_nanos), now) or ""
@@ -207,15 +213,16 @@ def standing(report: AuditReport, review: Review | None) -> RenderableType:
         rows["group"] = Text(report.context.group_id.hex())
     if report.event is not None:
         rows["pays"] = kas(report.event.amount_sompi)
-        rows["to"] = Text(report.event.destination_address)
+        rows["to"] = Text(one_line(report.event.destination_address))
+        rows["reason"] = Text(one_line(report.event.metadata.get(REASON_KEY, "")))
     if request.final_tx_id is not None:
         rows["transaction"] = request.final_tx_id.hex()
     if report.votes is not None:
         rows["votes"] = _votes(report.votes)
     for ack in report.acks:
         vote = ("accepts", "green") if ack.accept else ("rejects", "red")
-        why = f": {ack.reason}" if ack.reason else ""
-        rows[f"  {output.visible(ack.signer_peer_id)}"] = Text.assemble(vote, why)
+        why = f": {one_line(ack.reason)}" if ack.reason else ""
+        rows[f"  {one_line(ack.signer_peer_id)}"] = Text.assemble(vote, why)
     rows["inputs"] = _inputs(len(report.inputs), report.missing)
     parts: list[RenderableType] = [output.pairs(rows)]
     if review is not None:
@@ -243,7 +250,7 @@ def _findings(review: Review) -> RenderableType:
         table.add_row(mismatch, Text("wrong", "bold red"), "")
     for finding in review.policy.findings:
         verdict = Text("ok", "green") if finding.passed else Text("refused", "bold red")
-        table.add_row(finding.check.value, verdict, Text(finding.detail))
+        table.add_row(finding.check.value, verdict, Text(one_line(finding.detail)))
     return table
 
 
@@ -257,7 +264,7 @@ def voted(peer: str, counted: CountedVote, votes: Votes | None, *, accept: bool)
     return Text.assemble(
         f"{peer} {verb}{again}: ",
         (status.value, STYLES[status]),
-        f" ({reason})" if reason else "",
+        f" ({one_line(reason)})" if reason else "",
         (tally, "dim"),
     )
 
@@ -297,10 +304,10 @@ def swept(told: str, names: Iterable[str], wrong: Mapping[str, str]) -> Renderab
     """What a sweep did: a count, some names, and what was wrong with others."""
     listed = list(names)
     lines: list[RenderableType] = [Text(told)]
-    lines += [Text(f"  {name}", "dim") for name in listed[:NAMES_SHOWN_MAX]]
+    lines += [Text(f"  {one_line(name)}", "dim") for name in listed[:NAMES_SHOWN_MAX]]
     if len(listed) > NAMES_SHOWN_MAX:
         lines.append(Text(f"  and {len(listed) - NAMES_SHOWN_MAX:,} more; --json names all", "dim"))
-    lines += [Text(f"{name}: {why}", "bold red") for name, why in wrong.items()]
+    lines += [Text(one_line(f"{name}: {why}"), "bold red") for name, why in wrong.items()]
     return Group(*lines)
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from ledgerstone.signing.kaspa import format_kas
 from ledgerstone.signing.life.trail import Created, Happened, Moved, Signed, Voted, VoteRefused
+from ledgerstone.signing.one_line import one_line
 from ledgerstone.signing.values import SignerAckRecord, SigningEvent
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ def report_lines(report: AuditReport) -> Iterator[str]:
     request = report.request
     decision = request.decision
     reason = getattr(decision, "reason", "")
-    yield f"request      {_clean(request.request_id)}"
-    yield f"state        {decision.status.value}{f': {_clean(reason)}' if reason else ''}"
-    yield f"coordinator  {_clean(request.coordinator_peer_id)}"
+    yield f"request      {one_line(request.request_id)}"
+    yield f"state        {decision.status.value}{f': {one_line(reason)}' if reason else ''}"
+    yield f"coordinator  {one_line(request.coordinator_peer_id)}"
     yield f"expires      {_moment(request.expires_at_nanos)}"
     if request.final_tx_id is not None:
         score = request.final_tx_accepted_blue_score
@@ -57,20 +58,20 @@ def _event_lines(event_hash: str, event: SigningEvent | None) -> Iterator[str]:
         yield f"event        {event_hash} (missing)"
         return
     source = type(event.event_source).__name__
-    facts = ", ".join(_clean(str(fact)) for fact in msgspec.structs.astuple(event.event_source))
+    facts = ", ".join(one_line(str(fact)) for fact in msgspec.structs.astuple(event.event_source))
     yield f"event        {event_hash}"
-    yield f"  id         {_clean(event.event_id)}, {source} {facts}"
-    amount, destination = format_kas(event.amount_sompi), _clean(event.destination_address)
+    yield f"  id         {one_line(event.event_id)}, {source} {facts}"
+    amount, destination = format_kas(event.amount_sompi), one_line(event.destination_address)
     yield f"  pays       {amount} KAS to {destination}"
     for name, value in event.metadata.items():
-        yield f"  {_clean(name)}: {_clean(value)}"
+        yield f"  metadata   {one_line(name)}: {one_line(value)}"
 
 
 def _input_lines(report: AuditReport) -> Iterator[str]:
     yield f"inputs       {len(report.inputs)}"
     for each in report.inputs:
         signers = [s.signer_peer_id for s in report.signatures if s.input_index == each.input_index]
-        signed = ", ".join(map(_clean, signers)) or "nobody"
+        signed = ", ".join(map(one_line, signers)) or "nobody"
         missing = (report.missing or {}).get(each.input_index, 0)
         needs = f", {missing} missing" if missing else ""
         place = f"{each.utxo_tx_id.hex()}:{each.utxo_output_index}"
@@ -92,15 +93,15 @@ def _vote_lines(report: AuditReport) -> Iterator[str]:
 
 
 def _vote(ack: SignerAckRecord) -> str:
-    reason = f": {_clean(ack.reason)}" if ack.reason else ""
-    return f"{_clean(ack.signer_peer_id)} {'accepts' if ack.accept else 'rejects'}{reason}"
+    reason = f": {one_line(ack.reason)}" if ack.reason else ""
+    return f"{one_line(ack.signer_peer_id)} {'accepts' if ack.accept else 'rejects'}{reason}"
 
 
 def _trail_lines(report: AuditReport) -> Iterator[str]:
     yield f"trail        {len(report.trail)}"
     for entry in report.trail:
-        actor = _clean(entry.actor) or "service"
-        detail = f": {_clean(entry.detail)}" if entry.detail else ""
+        actor = one_line(entry.actor) or "service"
+        detail = f": {one_line(entry.detail)}" if entry.detail else ""
         yield f"  {_moment(entry.at_nanos)}  {actor}  {_happened(entry.happened)}{detail}"
 
 
@@ -109,7 +110,7 @@ def _happened(happened: Happened) -> str:
         case Created():
             return "created"
         case Moved(before=before, after=after):
-            return f"{_clean(before)} to {_clean(after)}"
+            return f"{one_line(before)} to {one_line(after)}"
         case Voted(accept=accept):
             return "accepts" if accept else "rejects"
         case VoteRefused(accept=accept):
@@ -123,10 +124,3 @@ def _happened(happened: Happened) -> str:
 def _moment(nanos: int) -> str:
     seconds, rest = divmod(nanos, NANOS_PER_SECOND)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09}Z"
-
-
-def _clean(text: str) -> str:
-    """The text with characters that a terminal acts on, or does not show, as escapes."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
-    )

@@ -169,6 +169,7 @@ def adopt_request(
 ) -> Stored:
     """Give a request that another program stored its group, and its event this one request.
 
+    An approved one reserves its amount: it will be paid, and the limit of a day counts it.
     KeyConflict if it has another group; EventReplayed if it is open, and its event has another
     request.
     """
@@ -185,6 +186,10 @@ def adopt_request(
         return Stored.SAME
     _take_over_event(tx, request, event)
     context = RequestContext(group_id=group_id, created_at_nanos=now_nanos)
+    if request.decision.status is Status.APPROVED:
+        amount = get_event(tx, request.event_hash).amount_sompi
+        volume.reserve(tx, amount)
+        context = msgspec.structs.replace(context, reserved_sompi=amount)
     if request.decision.status not in FINISHED:
         _add_due(tx, request)
     entry = TrailEntry(at_nanos=now_nanos, actor=SERVICE, happened=Created(), detail="adopted")
