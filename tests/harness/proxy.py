@@ -15,6 +15,7 @@ class Proxy:
 
     - `silence` swallows them and closes nothing; `speak` goes on. What was swallowed is lost, as on
       a network that drops packets.
+    - `silence_at` does so at the first request that holds this word; `silent` is set then.
     - `cut` closes every connection at once; new ones are passed on.
     - `lose_answers` lets the server do what it is asked, and cuts the connection in place of its
       answer: so often, each time that what is sent holds one of these words.
@@ -27,6 +28,8 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self._open: set[_Link] = set()
+        self.silent = threading.Event()
+        self._last_word: bytes | None = None
         self._words: tuple[bytes, ...] = ()
         self._to_lose = 0
         self.lost = 0
@@ -44,9 +47,16 @@ class Proxy:
     def silence(self) -> None:
         """From now on nothing gets through, and nothing is closed."""
         self._speaks.clear()
+        self.silent.set()
+
+    def silence_at(self, word: bytes) -> None:
+        """Fall silent when somebody asks for this."""
+        self._last_word = word
 
     def speak(self) -> None:
         """Pass on what comes from now on."""
+        self._last_word = None
+        self.silent.clear()
         self._speaks.set()
 
     def cut(self) -> None:
@@ -80,6 +90,8 @@ class Proxy:
     def _ask(self, link: _Link) -> None:
         with suppress(OSError):
             while data := link.near.recv(CHUNK_BYTES):
+                if self._last_word is not None and self._last_word in data:
+                    self.silence()
                 if self._is_to_be_lost(data):
                     link.deaf.set()
                 if self._speaks.is_set():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +16,14 @@ from ledgerstone import Ledger, errors
 from ledgerstone.jobs import Status
 from ledgerstone.settings import Settings
 from ledgerstone.testing.fixtures import KINDS, Home, new_home
-from ledgerstone.testing.waiting import until
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from tests.chores.workshop import opened, worker_process
 from tests.contract.jobs.examples import enqueue, standing
 from tests.harness.proxy import Proxy
 from tests.harness.workers import started
+
+SET_UP = {"postgresql": b"pg_backend_pid", "mysql": b"lock_wait_timeout"}
+"""In what a connection is told or asked when it is new."""
 
 
 @pytest.fixture(params=KINDS[1:])
@@ -79,6 +85,27 @@ def test_a_commit_that_nobody_answers(ledger: Ledger, proxy: Proxy) -> None:
     proxy.speak()
 
     ledger.run(lambda tx: tx.jobs.enqueue("after"))
+
+
+def test_interrupted_while_it_connects(url: str, proxy: Proxy) -> None:
+    """An interruption while a connection is set up comes out, and the next one is made anew."""
+    proxy.silence_at(SET_UP[url.partition(":")[0]])
+    interrupt = threading.Thread(target=interrupt_after, args=(proxy.silent,))
+
+    with Ledger(url, settings=Settings.load(url=url, environ={})) as ledger:
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt), ledger.reading():
+            pass
+        interrupt.join()
+        proxy.speak()
+
+        assert ledger.run(lambda tx: tx.jobs.enqueue("after")).id
+
+
+def interrupt_after(told: threading.Event) -> None:
+    """Interrupt the main thread once this is set."""
+    told.wait(WAIT_SECONDS_MAX)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.slow

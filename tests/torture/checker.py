@@ -115,8 +115,8 @@ class Reader:
         return found
 
     def events(self) -> list[tuple[Any, ...]]:
-        """Every event of every job, in the order of their ids."""
-        return self.rows("SELECT job_id, prev_status, next_status FROM job_event ORDER BY id")
+        """Every event of every job, in the order of its moments: ids are made by many processes."""
+        return self.rows("SELECT job_id, prev_status, next_status FROM job_event ORDER BY ts, id")
 
     def jobs(self) -> list[tuple[Any, ...]]:
         """Id, type, and how often it was begun, at most."""

@@ -204,7 +204,7 @@ def _plant(url: str) -> None:
     for words in (
         *(each.format(serial=shop.SERIALS["sqlite"]) for each in shop.TABLES),
         "CREATE TABLE job (id TEXT, type TEXT, status TEXT, finished_at TEXT)",
-        "CREATE TABLE job_event (id INTEGER PRIMARY KEY, job_id, prev_status, next_status)",
+        "CREATE TABLE job_event (id INTEGER PRIMARY KEY, ts, job_id, prev_status, next_status)",
         "CREATE TABLE messenger_messages (id INTEGER)",
         "CREATE TABLE messenger_outbox (id INTEGER, delivered_at TEXT)",
     ):

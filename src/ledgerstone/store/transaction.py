@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ledgerstone.errors import StoreError
+from ledgerstone.errors import LedgerstoneError, StoreError
 from ledgerstone.store import ended
 from ledgerstone.store.endings import Ending
 from ledgerstone.store.faults import translated
@@ -115,7 +115,8 @@ class Transaction:
             except StoreError:
                 # A deadlock has undone all of the transaction, this savepoint too, or the
                 # connection is gone: then the first error is the one that says what happened.
-                if not isinstance(translated(error), StoreError):
+                # KeyboardInterrupt and its like may have broken off a call: nothing replaces them.
+                if isinstance(error, Exception) and not isinstance(translated(error), StoreError):
                     raise
             raise
         self.command(f"RELEASE SAVEPOINT {name}")
@@ -126,13 +127,13 @@ class Transaction:
             self.check_open()
             self.pipeline.hold(text.encode()).count()
             return
-        cursor = self.own_cursor()
         try:
-            cursor.execute(text)
+            with closing(self.own_cursor()) as cursor:
+                cursor.execute(text)
+        except LedgerstoneError:
+            raise
         except Exception as error:
             raise translated(error) from error
-        finally:
-            cursor.close()
 
     def end_with_next(self) -> None:
         """Let the commit travel with the statement whose answer is read next, where that can be.

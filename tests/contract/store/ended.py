@@ -239,6 +239,18 @@ class EndedContract(OwnTable):
         with ledger.reading() as tx:
             assert sum(Chores(tx).counts().values()) == 1
 
+    def test_interrupted_inside_a_savepoint_after_a_loss(self, ledger: Ledger) -> None:
+        """An interruption inside a savepoint comes out, also if the connection is lost by then."""
+        with pytest.raises(KeyboardInterrupt), ledger.transaction() as tx:
+            Chores(tx).enqueue(1)
+            with tx.savepoint():
+                cut(ledger, tx)
+                raise KeyboardInterrupt
+
+        assert ledger.run(lambda tx: Chores(tx).enqueue(3)).created
+        with ledger.reading() as tx:
+            assert sum(Chores(tx).counts().values()) == 1
+
     def test_lost_before_the_commit(self, ledger: Ledger) -> None:
         """Whoever loses the connection inside is told that nothing is kept; `run` runs it again."""
         runs: list[int] = []

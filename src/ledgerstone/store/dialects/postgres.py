@@ -465,9 +465,11 @@ def _behind_pooler(connection: Any) -> bool:
 
 @contextmanager
 def _outside_transactions(connection: Any) -> Iterator[None]:
+    """For a new connection: one on which this fails is thrown away, and nothing is put back.
+
+    Where a call was broken off the driver would refuse to, and its error would replace the first.
+    """
     was = connection.autocommit
     connection.autocommit = True
-    try:
-        yield
-    finally:
-        connection.autocommit = was
+    yield
+    connection.autocommit = was
