@@ -7,8 +7,8 @@ from io import StringIO
 import msgspec
 from rich.console import Console, RenderableType
 
-from ledgerstone.cli.signing import views
 from ledgerstone.signing import hashes
+from ledgerstone.signing.cli import views
 from ledgerstone.signing.values import Manual
 from tests.signing.people import address, payment
 from tests.signing.world import Worlds
