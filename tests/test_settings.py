@@ -89,6 +89,8 @@ EXAMPLES: dict[str, Any] = {
     "messaging.exchanges": {"events": {"type": "fanout"}},
     "messaging.queues": {"orders": {"bindings": {"events": ["order.#"]}}},
     "blobs.folder": "files",
+    "protocols.enabled": False,
+    "protocols.folders": ["protocols/chat"],
     "signing.data_dir": "data",
     "signing.rocksdb_library": "librocksdb.so.9",
 }

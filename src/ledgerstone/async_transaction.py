@@ -59,6 +59,11 @@ class AsyncTransaction:
         """Files in slices; each call is awaited."""
         return _AsyncRoom(self, "blobs")
 
+    @property
+    def protocols(self) -> Any:
+        """Events that come in; each call is awaited."""
+        return _AsyncRoom(self, "protocols")
+
     async def run(self, work: Callable[[Transaction], T]) -> T:
         """`work(tx)` inside the transaction."""
         return await self._carry(work)

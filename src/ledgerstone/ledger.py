@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 from uuid import UUID
 from weakref import WeakSet
@@ -13,11 +14,12 @@ from weakref import WeakSet
 import msgspec
 
 from ledgerstone import failpoints
+from ledgerstone import protocols as events
 from ledgerstone.async_transaction import AsyncTransaction, Carry
 from ledgerstone.blobs.blobs import Blobs
 from ledgerstone.blobs.room import BLOBS
 from ledgerstone.blobs.store import BlobStore
-from ledgerstone.engine.backoff import Backoff, BackoffPolicy
+from ledgerstone.engine.backoff import Backoff, BackoffPolicy, meant
 from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.source import Source
 from ledgerstone.engine.store_duties import StoreDuties
@@ -34,6 +36,7 @@ from ledgerstone.messaging.carriers import receiver_of, relay_of
 from ledgerstone.messaging.publishing import Accepted, NewMessage
 from ledgerstone.messaging.receiving import Receiver
 from ledgerstone.messaging.room import MESSAGING
+from ledgerstone.protocols.room import PROTOCOLS
 from ledgerstone.room import Calls, Room, Rooms
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import LOCAL
@@ -62,7 +65,7 @@ ErrorType = type[BaseException]
 RELAY_STEPS_MAX = 1000
 RELAY_TURN_STEPS_MAX = 4
 """A duty's turn: two times published and confirmed."""
-SHIPPED: tuple[Room[Any, Any], ...] = (JOBS, MESSAGING, SIGNING, BLOBS)
+SHIPPED: tuple[Room[Any, Any], ...] = (JOBS, MESSAGING, PROTOCOLS, SIGNING, BLOBS)
 """The rooms that every ledger has."""
 SyncJoinable = Any
 """A SQLAlchemy Connection or Session, a Django connection, or one of psycopg, sqlite3, PyMySQL."""
@@ -120,6 +123,11 @@ class Transaction(StoreTransaction):
     def blobs(self) -> Blobs:
         """Files in slices; `ledger.blobs` stores and reads whole ones."""
         return self.room(BLOBS)
+
+    @property
+    def protocols(self) -> events.Protocols:
+        """Events that come in, and what becomes of them."""
+        return self.room(PROTOCOLS)
 
     def awaited(self, carry: Carry) -> AsyncTransaction:
         """The same transaction for an event loop, if `carry` does its work beside the loop."""
@@ -290,7 +298,7 @@ class Ledger:
             message = f"the job {name} has a timeout and timeout_seconds"
             raise BadInput(message, hint="give one of them")
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        waits = _backoff(name, backoff)
+        waits = meant(name, backoff)
 
         def decorate(call: F) -> F:
             self.kinds.add(
@@ -378,6 +386,15 @@ class Ledger:
         made = receiver_of(subscription, self.office, self.database, on_failure=on_failure)
         self._receivers.add(made)
         return made
+
+    def protocol(self, protocol: events.Protocol | Path | str) -> events.Running:
+        """Run a protocol, given as it is, by its folder, or by the name of one that is run.
+
+        Its tables are made, or brought up to date.
+        """
+        self._ready()
+        registry = self.rooms.state(PROTOCOLS)
+        return events.running(protocol, registry, self.database, self.settings)
 
     def signing_duties(self, signing: Signing) -> StoreDuties[Access]:
         """The steady work of a store that this process has open, for `worker(stores=…)`.
@@ -524,15 +541,3 @@ def _announce(tx: StoreTransaction, announcements: Sequence[Announcement]) -> li
         if each.accepted is Accepted.CONFLICT:
             raise KeyConflict(f"the key {message.key!r} was used before with other content")
     return [each.accepted is Accepted.EXISTING for each in published]
-
-
-def _backoff(job: str, given: Backoff | BackoffPolicy | str | None) -> Backoff:
-    """The back-off that is meant; what is none is left for the check of the job's kind."""
-    if not isinstance(given, BackoffPolicy | str):
-        return given if given is not None else Backoff()
-    try:
-        return Backoff(policy=BackoffPolicy(given))
-    except ValueError as error:
-        names = ", ".join(policy.value for policy in BackoffPolicy)
-        message = f"the back-off of {job} is one of {names}, not {given!r}"
-        raise BadInput(message, hint="or give a Backoff, with its seconds") from error

@@ -98,10 +98,15 @@ def _never(*_: Any) -> bool:
     return False
 
 
+def _always(_: Settings) -> bool:
+    return True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Room(Generic[Calls, State]):
     """What a kind of work brings; everything but the name may be left out.
 
+    - `enabled` says whether a ledger with these settings has the room.
     - `open` makes what a ledger keeps of the room outside of transactions: its state.
     - `calls` makes what `tx.room(ROOM)` answers, of a transaction and the state.
     - `tables` are the names of its tables; `migrations` is the package of its revisions.
@@ -119,6 +124,7 @@ class Room(Generic[Calls, State]):
     """
 
     name: str
+    enabled: Callable[[Settings], bool] = _always
     open: Callable[[Settings], State] = _no_state
     calls: Callable[[Any, State], Calls] = _no_calls
     tables: tuple[str, ...] = ()
@@ -159,8 +165,8 @@ class Rooms:
         for room in rooms:
             remember(room)
         self._settings = settings
-        self._rooms = tuple(rooms)
-        self._states: dict[str, Any] = {room.name: room.open(settings) for room in rooms}
+        self._rooms = tuple(room for room in rooms if room.enabled(settings))
+        self._states: dict[str, Any] = {room.name: room.open(settings) for room in self._rooms}
 
     def __iter__(self) -> Iterator[Room[Any, Any]]:
         return iter(self._rooms)

@@ -72,3 +72,15 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
             if not isinstance(value, int | float) or not 0 <= value <= most:
                 message = f"{name} of a back-off is a number from 0 to {most}, not {value!r}"
                 raise BadInput(message)
+
+
+def meant(job: str, given: Backoff | BackoffPolicy | str | None) -> Backoff:
+    """The back-off that is meant; what is none is left for the check of the job's kind."""
+    if not isinstance(given, BackoffPolicy | str):
+        return given if given is not None else Backoff()
+    try:
+        return Backoff(policy=BackoffPolicy(given))
+    except ValueError as error:
+        names = ", ".join(policy.value for policy in BackoffPolicy)
+        message = f"the back-off of {job} is one of {names}, not {given!r}"
+        raise BadInput(message, hint="or give a Backoff, with its seconds") from error

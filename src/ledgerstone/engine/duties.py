@@ -26,17 +26,23 @@ LONGEST_SECONDS = 3600.0
 
 
 class Duty(msgspec.Struct, frozen=True):
-    """Something to be done every so often, a bounded piece at a time; answers how much it did."""
+    """Something to be done every so often, a bounded piece at a time; answers how much it did.
+
+    `do` is done in a transaction that holds the lease of the duty. `rounds` opens transactions of
+    its own, and fences them itself.
+    """
 
     name: str
     every_seconds: float
-    do: Callable[[Transaction], int]
+    do: Callable[[Transaction], int] = lambda _: 0
+    rounds: Callable[[], int] | None = None
 
 
 class Duties:
     """Does each duty when its turn has come and no other worker was first.
 
     - A duty is done in one transaction, which holds its lease: one that was paused cannot commit.
+      One with `rounds` is done in several, which it fences itself.
     - A duty that fails is reported and has its next turn like any other.
     """
 
@@ -89,7 +95,7 @@ class Duties:
                 leases.fence(tx, lease)
                 return duty.do(tx)
 
-            amount = self._database.run(work)
+            amount = self._database.run(work) if duty.rounds is None else duty.rounds()
         except LeaseLost:
             return None
         except LedgerstoneError as error:

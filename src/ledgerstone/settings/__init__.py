@@ -23,6 +23,7 @@ from ledgerstone.settings.messaging import (
     SubscriptionSettings,
     masked,
 )
+from ledgerstone.settings.protocols import ProtocolSettings
 from ledgerstone.settings.reading import Known, Reading
 from ledgerstone.settings.registered import Named, rooms_of
 from ledgerstone.settings.sections import EngineSettings, JobSettings, LogSettings, StoreSettings
@@ -35,6 +36,7 @@ __all__ = [
     "JobSettings",
     "LogSettings",
     "MessagingSettings",
+    "ProtocolSettings",
     "Settings",
     "SigningSettings",
     "StoreSettings",
@@ -84,6 +86,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineSettings = EngineSettings()
     jobs: JobSettings = JobSettings()
     messaging: MessagingSettings = MessagingSettings()
+    protocols: ProtocolSettings = ProtocolSettings()
     signing: SigningSettings = SigningSettings()
     blobs: BlobSettings = BlobSettings()
     log: LogSettings = LogSettings()

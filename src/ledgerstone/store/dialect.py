@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ledgerstone.store.change import ChangeEach, Found
     from ledgerstone.store.deadlines import Deadline
     from ledgerstone.store.pipeline import Pipeline
+    from ledgerstone.store.rows import InsertRows, PutRow
     from ledgerstone.store.statement import Row, Statement
     from ledgerstone.store.transaction import Transaction
     from ledgerstone.store.wakeup import Bells, Watcher
@@ -47,6 +48,7 @@ class Dialect(Protocol):
     - `update_each`, `apply_each`, `append_each`, `add_each`, `insert_each`, `claim_each`,
       `first_each` and `lock_first` carry out a batch, `with_rows` answers the statement of one and
       what travels with it, see `batch`. What `claim_each` answers reads the rows.
+    - `insert_rows` and `put_row` send rows by themselves, see `rows`.
     - `pipeline` answers what sends the statements of a transaction of ours together, or None where
       each goes by itself.
     - `begin` begins a transaction without a pipeline on the driver's connection, and `commit` ends
@@ -134,6 +136,12 @@ class Dialect(Protocol):
     def with_rows(
         self, operation: WithRows, rows: Sequence[Row]
     ) -> tuple[Statement, dict[str, Any]]: ...
+
+    def insert_rows(
+        self, operation: InsertRows, tx: Transaction, rows: Sequence[dict[str, Any]]
+    ) -> int: ...
+
+    def put_row(self, operation: PutRow, tx: Transaction, values: dict[str, Any]) -> None: ...
 
     def pipeline(self, lent: PoolProxiedConnection) -> Pipeline | None: ...
 

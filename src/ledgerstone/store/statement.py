@@ -9,7 +9,7 @@ strings, numbers and bytes on all databases.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -205,6 +205,29 @@ class Statement:
         tx.database.measure.note(self.name, perf_counter() - started, written=max(changed, 0))
         return changed
 
+    def run_many(self, tx: Transaction, rows: Sequence[dict[str, Any]]) -> int:
+        """Run it for each of these and answer how many rows it changed."""
+        if len(rows) == 1:
+            return self.run(tx, **rows[0])
+        check_cancellation()
+        compiled = self.compiled(tx)
+        if compiled.takes_now:
+            now = tx.database.clock.now_ms()
+            rows = [{NOW: now, **values} for values in rows]
+        parameters = [compiled.parameters(values) for values in rows]
+        cursor = tx.own_cursor()
+        started = perf_counter()
+        try:
+            cursor.executemany(compiled.text, parameters)
+        except Exception as error:
+            if self._is_refused(tx, cursor, error):
+                raise refused(error) from error
+            raise
+        changed: int = cursor.rowcount
+        cursor.close()
+        tx.database.measure.note(self.name, perf_counter() - started, written=max(changed, 0))
+        return changed
+
     def added(self, tx: Transaction, **values: Any) -> int:
         """Run it and answer the number that the database gave the row it added."""
         cursor, started = self._execute(tx, values)
@@ -264,12 +287,19 @@ class Statement:
         try:
             cursor.execute(compiled.text, parameters)
         except Exception as error:
-            if not is_of_the_call(error, tx.driver):
-                tx.break_off()
-                raise
-            cursor.close()
-            raise refused(error) from error
+            if self._is_refused(tx, cursor, error):
+                raise refused(error) from error
+            raise
         return cursor, started
+
+    @staticmethod
+    def _is_refused(tx: Transaction, cursor: Any, error: Exception) -> bool:
+        """Whether the database refused it; otherwise the call was broken off."""
+        if not is_of_the_call(error, tx.driver):
+            tx.break_off()
+            return False
+        cursor.close()
+        return True
 
     @staticmethod
     def _fill_now(tx: Transaction, compiled: Compiled, values: dict[str, Any]) -> None:

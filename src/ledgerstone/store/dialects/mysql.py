@@ -22,6 +22,7 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy.dialects.mysql import insert
 
 from ledgerstone.errors import Duplicate, StoreBusy, Unsupported
 from ledgerstone.store import ended, mysql_ends
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from ledgerstone.settings import StoreSettings
     from ledgerstone.store.change import ChangeEach
     from ledgerstone.store.deadlines import Deadline
+    from ledgerstone.store.rows import InsertRows, PutRow
     from ledgerstone.store.transaction import Transaction
     from ledgerstone.store.wakeup import Bells, Watcher
 
@@ -397,6 +399,35 @@ class MySQL:
                 operation.name, operation.build(travelling(operation.incoming)), amend=removing
             )
         return statement, {"rows": document(rows)}
+
+    def insert_rows(
+        self, operation: InsertRows, tx: Transaction, rows: Sequence[dict[str, Any]]
+    ) -> int:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            inserting = insert(operation.table).values(operation.values)
+            statement = operation.statements[self.name] = Statement(operation.name, inserting)
+
+        # Not INSERT IGNORE: that would also swallow values that do not fit.
+        def added(part: Sequence[dict[str, Any]]) -> bool:
+            try:
+                with tx.savepoint():
+                    statement.run_many(tx, part)
+            except Duplicate:
+                return False
+            return True
+
+        if added(rows):
+            return len(rows)
+        return 0 if len(rows) == 1 else sum(added([row]) for row in rows)
+
+    def put_row(self, operation: PutRow, tx: Transaction, values: dict[str, Any]) -> None:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            putting = insert(operation.table).values(operation.values)
+            changing = putting.on_duplicate_key_update(dict(operation.changes))
+            statement = operation.statements[self.name] = Statement(operation.name, changing)
+        statement.run(tx, **values)
 
     def pipeline(self, lent: PoolProxiedConnection) -> None:
         return None

@@ -23,6 +23,7 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy.dialects.postgresql import insert
 
 from ledgerstone.errors import StoreError, Unsupported
 from ledgerstone.store import ended
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from ledgerstone.store.change import ChangeEach
     from ledgerstone.store.deadlines import Deadline
     from ledgerstone.store.pipeline import Pipeline
+    from ledgerstone.store.rows import InsertRows, PutRow
     from ledgerstone.store.transaction import Transaction
     from ledgerstone.store.wakeup import Bells, Watcher
 
@@ -343,6 +345,26 @@ class PostgreSQL:
                 operation.name, operation.build(travelling(operation.incoming))
             )
         return statement, arrays(operation.incoming, rows)
+
+    def insert_rows(
+        self, operation: InsertRows, tx: Transaction, rows: Sequence[dict[str, Any]]
+    ) -> int:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            inserting = insert(operation.table).values(operation.values).on_conflict_do_nothing()
+            statement = operation.statements[self.name] = Statement(operation.name, inserting)
+        return statement.run_many(tx, rows)
+
+    def put_row(self, operation: PutRow, tx: Transaction, values: dict[str, Any]) -> None:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            putting = (
+                insert(operation.table)
+                .values(operation.values)
+                .on_conflict_do_update(index_elements=operation.key, set_=dict(operation.changes))
+            )
+            statement = operation.statements[self.name] = Statement(operation.name, putting)
+        statement.run(tx, **values)
 
     def pipeline(self, lent: PoolProxiedConnection) -> Pipeline | None:
         if self.pooled:

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from ledgerstone.settings import StoreSettings
     from ledgerstone.store.change import ChangeEach
     from ledgerstone.store.deadlines import Deadline
+    from ledgerstone.store.rows import InsertRows, PutRow
     from ledgerstone.store.transaction import Transaction
     from ledgerstone.store.wakeup import Bells, Watcher
 
@@ -327,6 +328,26 @@ class SQLite:
                 operation.name, operation.build(_travelling(operation.incoming))
             )
         return statement, {"rows": _document(operation, rows)}
+
+    def insert_rows(
+        self, operation: InsertRows, tx: Transaction, rows: Sequence[dict[str, Any]]
+    ) -> int:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            inserting = insert(operation.table).values(operation.values).on_conflict_do_nothing()
+            statement = operation.statements[self.name] = Statement(operation.name, inserting)
+        return statement.run_many(tx, rows)
+
+    def put_row(self, operation: PutRow, tx: Transaction, values: dict[str, Any]) -> None:
+        statement = operation.statements.get(self.name)
+        if statement is None:
+            putting = (
+                insert(operation.table)
+                .values(operation.values)
+                .on_conflict_do_update(index_elements=operation.key, set_=dict(operation.changes))
+            )
+            statement = operation.statements[self.name] = Statement(operation.name, putting)
+        statement.run(tx, **values)
 
     def pipeline(self, lent: PoolProxiedConnection) -> None:
         return None

@@ -31,18 +31,19 @@ def is_mysql() -> bool:
 
 def add_index(name: str, table: str, columns: Sequence[Any], **options: Any) -> None:
     """An index, unless an interrupted run has made it."""
-    if context.is_offline_mode() or name not in _indexes(table):
+    if context.is_offline_mode() or name not in indexes_of(table):
         op.create_index(name, table, columns, **options)
 
 
 def drop_index(name: str, table: str) -> None:
     """No such index any more, whether or not an interrupted run has removed it."""
-    if context.is_offline_mode() or name in _indexes(table):
+    if context.is_offline_mode() or name in indexes_of(table):
         op.drop_index(name, table)
 
 
-def _indexes(table: str) -> set[str | None]:
-    return {index["name"] for index in sa.inspect(op.get_bind()).get_indexes(table)}
+def indexes_of(table: str) -> set[str]:
+    """The names of its indexes."""
+    return {index["name"] or "" for index in sa.inspect(op.get_bind()).get_indexes(table)}
 
 
 def add_partial_index(

@@ -1,0 +1,115 @@
+"""The log of events: appended to, never changed; one of an identity for each that receives it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import BigInteger, bindparam, select
+
+from ledgerstone.protocols.events import Envelope, data_of, identity_of, payload_of
+from ledgerstone.protocols.protocol import Protocol
+from ledgerstone.protocols.tables import KEY_CHARS_MAX, events
+from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.names import check_name
+from ledgerstone.store.rows import InsertRows
+from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.transaction import Transaction
+
+_COLUMNS = (
+    "event_type",
+    "created_at_ms",
+    "payload",
+    "protocol",
+    "received_by",
+    "event_id",
+)
+_append = InsertRows("protocols.append", events, columns=_COLUMNS)
+_now = Statement("protocols.now", select(now_ms()))
+_READ = (
+    events.c.id,
+    events.c.event_type,
+    events.c.created_at_ms,
+    events.c.payload,
+    events.c.received_by,
+    events.c.event_id,
+)
+_after = Statement(
+    "protocols.events_after",
+    select(*_READ)
+    .where(
+        events.c.protocol == bindparam("protocol_"),
+        events.c.id > bindparam("after_", type_=BigInteger()),
+        events.c.id <= bindparam("to_", type_=BigInteger()),
+    )
+    .order_by(events.c.id)
+    .limit(bindparam("limit", type_=BigInteger())),
+)
+ID_MAX = 2**63 - 1
+
+
+def now_of(tx: Transaction) -> int:
+    """The moment, by the clock that decides."""
+    (row,) = _now.rows(tx)
+    return int(row[0])
+
+
+def identified(protocol: Protocol, envelope: Envelope, now: int) -> tuple[Envelope, bytes]:
+    """The envelope with its identity and moment, and its content as the log keeps it."""
+    payload = payload_of(envelope)
+    event_id = envelope.event_id
+    if not event_id and protocol.identify is not None:
+        event_id = protocol.identify(envelope) or ""
+        if event_id:
+            check_name(event_id, "the identity of an event", chars_max=KEY_CHARS_MAX)
+    if event_id and envelope.event_id and envelope.created_at_ms:
+        return envelope, payload
+    made = Envelope(
+        type=envelope.type,
+        data=envelope.data,
+        event_id=event_id or identity_of(envelope.type, payload),
+        received_by=envelope.received_by,
+        created_at_ms=envelope.created_at_ms or now,
+    )
+    return made, payload
+
+
+def append(tx: Transaction, protocol: str, event: Envelope, payload: bytes) -> bool:
+    """Write down an event; False if it is there already."""
+    return bool(_append.run(tx, [_row(protocol, event, payload)]))
+
+
+def append_all(tx: Transaction, protocol: str, all_: Sequence[tuple[Envelope, bytes]]) -> int:
+    """The same for many; how many were new."""
+    return _append.run(tx, [_row(protocol, event, payload) for event, payload in all_])
+
+
+def _row(protocol: str, event: Envelope, payload: bytes) -> dict[str, Any]:
+    return {
+        "event_type_": event.type,
+        "created_at_ms_": event.created_at_ms,
+        "payload_": payload,
+        "protocol_": protocol,
+        "received_by_": event.received_by,
+        "event_id_": event.event_id,
+    }
+
+
+def after(
+    tx: Transaction, protocol: str, number: int, *, limit: int, to: int = ID_MAX
+) -> list[tuple[int, Envelope, bytes]]:
+    """Events behind a number, in order; the content of pruned ones is empty."""
+    rows = _after.rows(tx, protocol_=protocol, after_=number, to_=to, limit=limit)
+    return [(row[0], envelope_of(row), bytes(row[3])) for row in rows]
+
+
+def envelope_of(row: Row) -> Envelope:
+    """The event of a row of the log: number, type, moment, content, identities."""
+    _, kind, created, payload, received_by, event_id = row
+    return Envelope(
+        type=kind,
+        data=data_of(bytes(payload)) if payload else {},
+        event_id=event_id or "",
+        received_by=received_by,
+        created_at_ms=created,
+    )

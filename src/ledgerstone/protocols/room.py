@@ -1,0 +1,84 @@
+"""The room of protocols, as a ledger takes it in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ledgerstone.engine.duties import Duty
+from ledgerstone.engine.source import Source
+from ledgerstone.protocols import keys
+from ledgerstone.protocols.calls import Protocols
+from ledgerstone.protocols.registry import Registry
+from ledgerstone.protocols.running import Running, sources
+from ledgerstone.protocols.tables import tables
+from ledgerstone.room import Opened, Room
+from ledgerstone.settings import Settings
+from ledgerstone.settings.protocols import ProtocolSettings
+from ledgerstone.store.rooms import RowSecurity
+from ledgerstone.store.transaction import Transaction
+
+KEYS_EVERY_SECONDS = 60.0
+
+
+def _open(settings: Settings) -> Registry:
+    return Registry(settings.protocols)
+
+
+def _calls(tx: Transaction, registry: Registry) -> Protocols:
+    return Protocols(tx, registry)
+
+
+def _sources(opened: Opened[Registry]) -> list[Source]:
+    return sources(opened.state, opened.database)
+
+
+def _duties(opened: Opened[Registry], _: object) -> Sequence[Duty]:
+    settings = opened.settings.protocols
+    forget = Duty(
+        "protocols.keys",
+        KEYS_EVERY_SECONDS,
+        lambda tx: keys.forget(tx, keep_days=settings.keep_keys_days),
+    )
+    ticking = [
+        Duty(f"protocols.tick:{each.name}", settings.tick_seconds, rounds=_ticks(opened, each.name))
+        for each in opened.state
+        if each.jobs
+    ]
+    return [forget, *ticking]
+
+
+def _ticks(opened: Opened[Registry], name: str) -> Callable[[], int]:
+    running = Running(opened.state.found(name), opened.database, opened.settings)
+    return lambda: len(running.tick().ran)
+
+
+def _begin(opened: Opened[Registry]) -> None:
+    for protocol in opened.state:
+        Running(protocol, opened.database, opened.settings)
+
+
+PROTOCOLS: Room[Protocols, Registry] = Room(
+    name="protocols",
+    enabled=lambda settings: settings.protocols.enabled,
+    open=_open,
+    calls=_calls,
+    tables=tuple(tables.tables),
+    migrations="ledgerstone.protocols.migrations",
+    settings=ProtocolSettings,
+    sources=_sources,
+    duties=_duties,
+    begin=_begin,
+    security=RowSecurity(refused=tuple(tables.tables)),
+    failpoints=frozenset(
+        {
+            "protocols.projected",
+            "protocols.applied",
+            "protocols.kept",
+            "protocols.unblocked",
+            "protocols.rechecked",
+            "protocols.drained",
+            "protocols.job_ran",
+        }
+    ),
+    history=("events",),
+)

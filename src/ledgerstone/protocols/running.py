@@ -1,0 +1,142 @@
+"""A protocol on a ledger: its commands, its queues, its tick.
+
+chat = ledger.protocol(protocol)
+chat.command("message.create", {"author": "ann", "text": "hello"}, key="m-1")
+chat.receive([blob])
+chat.work()                 what a worker does, here and now
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ledgerstone.engine.source import Source
+from ledgerstone.engine.worker import Worker
+from ledgerstone.protocols import incoming
+from ledgerstone.protocols.commands import Commands, SliceKeeper
+from ledgerstone.protocols.deferred import DeferredSource
+from ledgerstone.protocols.incoming import IncomingSource, Wire
+from ledgerstone.protocols.install import install
+from ledgerstone.protocols.outgoing import OutgoingSource
+from ledgerstone.protocols.protocol import Protocol, load
+from ledgerstone.protocols.rechecking import RecheckSource
+from ledgerstone.protocols.registry import Registry
+from ledgerstone.protocols.ticking import Ticked, Ticker
+from ledgerstone.settings import Settings
+from ledgerstone.store.database import Database
+
+ROUNDS_MAX = 1_000_000
+
+
+class Worked(msgspec.Struct, frozen=True):
+    """How many items of each queue were claimed."""
+
+    incoming: int = 0
+    rechecks: int = 0
+    deferred: int = 0
+    outgoing: int = 0
+
+
+class Running:
+    """One protocol on one database; its tables are made when this is."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        database: Database[Any],
+        settings: Settings,
+        *,
+        keep_slice: SliceKeeper | None = None,
+    ) -> None:
+        self.protocol = protocol
+        self.database = database
+        self._settings = settings
+        self._registry = Registry(
+            msgspec.structs.replace(settings.protocols, folders=[]), [protocol]
+        )
+        self.installed = install(database, protocol)
+        self._commands = Commands(
+            database,
+            protocol,
+            bytes_max=settings.store.body_bytes_max,
+            keep_slice=keep_slice,
+        )
+        self._ticker = Ticker(
+            database,
+            protocol,
+            self._commands,
+            lease_seconds=settings.protocols.tick_lease_seconds,
+        )
+
+    def command(
+        self, name: str, params: Mapping[str, Any] | None = None, *, key: str | None = None
+    ) -> Mapping[str, Any]:
+        """Run a command in a transaction of its own, and answer what it answers."""
+        return self._commands.run(name, params, key=key).answer
+
+    def receive(self, wires: Sequence[Wire | bytes], *, received_by: str = "") -> int:
+        """Take in what arrived; how many items."""
+        made = [
+            each if isinstance(each, Wire) else Wire(blob=each, received_by=received_by)
+            for each in wires
+        ]
+        bytes_max = self._settings.store.body_bytes_max
+        return self.database.run(
+            lambda tx: incoming.receive(tx, self.protocol, made, bytes_max=bytes_max)
+        )
+
+    def tick(self) -> Ticked:
+        """Run the jobs that are due, unless another process does."""
+        return self._ticker.tick()
+
+    def sources(self, *, together: int = 1) -> list[Source]:
+        """What a worker claims from; `together` items of `incoming` share a transaction."""
+        return sources(self._registry, self.database, together=together)
+
+    def work(self, *, together: int = 1, rounds_max: int = ROUNDS_MAX) -> Worked:
+        """Do what is due in its queues, here, until nothing is left."""
+        worker = Worker(self.database, self.sources(together=together), self._settings.engine)
+        counted: dict[str, int] = {}
+        try:
+            for _ in range(rounds_max):
+                ticks = worker.tick()
+                for pump, each in zip(worker.pumps, ticks, strict=True):
+                    name = pump.source.name.rpartition(".")[2]
+                    counted[name] = counted.get(name, 0) + each.claimed
+                if not any(each.claimed or each.settled for each in ticks):
+                    break
+        finally:
+            worker.stop(grace_seconds=0)
+        return Worked(**counted)
+
+
+def sources(registry: Registry, database: Database[Any], *, together: int = 1) -> list[Source]:
+    """The queues of the protocols of a ledger."""
+    if not len(registry):
+        return []
+    made: list[Source] = [
+        IncomingSource(registry, database, together=together),
+        RecheckSource(registry, database, registry.backoff),
+        DeferredSource(registry, database),
+    ]
+    if any(protocol.send is not None for protocol in registry):
+        made.append(OutgoingSource(registry, database))
+    return made
+
+
+def running(
+    protocol: Protocol | Path | str,
+    registry: Registry,
+    database: Database[Any],
+    settings: Settings,
+) -> Running:
+    """Run a protocol of a ledger; one that is given is from now on among them."""
+    if isinstance(protocol, str):
+        return Running(registry.found(protocol), database, settings)
+    found = load(protocol) if isinstance(protocol, Path) else protocol
+    registry.add(found)
+    return Running(found, database, settings)

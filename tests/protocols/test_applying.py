@@ -1,0 +1,244 @@
+"""What becomes of events: applied once for each identity, kept while they wait, or parked."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import text
+
+from ledgerstone import Ledger, errors
+from ledgerstone.protocols import (
+    Blocked,
+    Envelope,
+    Projecting,
+    Protocol,
+    Reading,
+    Running,
+    Wire,
+)
+from ledgerstone.testing.clock import ManualClock
+from tests.protocols.letters import (
+    arrive,
+    count,
+    given_key,
+    letters,
+    rows,
+    seat,
+    words_of,
+    written,
+)
+
+
+def send(ledger: Ledger, sql: str, **parameters: object) -> None:
+    """A statement of another program."""
+    ledger.run(lambda tx: tx.connection.execute(text(sql), parameters))
+
+
+def test_an_event_is_applied_once_for_each_identity(running: Running) -> None:
+    """The same content is the same event; each identity that receives it has a copy."""
+    arrive(running, given_key(), given_key(by="bob"), written("hello"), written("hello"))
+    arrive(running, written("hello", by="bob"), written("hello", at=99))
+
+    running.work()
+
+    assert (words_of(running), words_of(running, "bob")) == (["hello"], ["hello"])
+    assert (count(running, "events"), count(running, "incoming")) == (4, 0)
+
+
+def test_what_waits_is_applied_when_its_key_comes(running: Running) -> None:
+    """In the order of arrival, only for the identity that got the key, and for no other room."""
+    arrive(running, written("one"), written("two"), written("one", by="bob"))
+    arrive(running, written("elsewhere", room="attic"))
+    running.work()
+    before = words_of(running)
+
+    arrive(running, given_key())
+    running.work()
+
+    assert (before, words_of(running)) == ([], ["one", "two"])
+    assert words_of(running, "bob") == []
+    waits = rows(running, "SELECT reason_key, rechecks FROM blocked ORDER BY id")
+    assert waits == [("bob/hall", 0), ("ann/attic", 0)]
+    due = "SELECT 1 FROM recheck_queue WHERE available_at_ms IS NOT NULL"
+    assert rows(running, due) == []
+
+
+def test_a_chain_of_waiting(running: Running) -> None:
+    """What is unblocked unblocks others; one with several reasons waits for each in turn."""
+    arrive(running, seat("d", "b", "c"), seat("c", "b"), seat("b", "a"))
+    running.work()
+    waiting = rows(running, "SELECT reason_key, also FROM blocked ORDER BY id")
+
+    arrive(running, seat("a"))
+    running.work()
+
+    assert waiting == [("b", '[["seat","c"]]'), ("b", None), ("a", None)]
+    assert [row[0] for row in rows(running, "SELECT name FROM seat ORDER BY name")] == [*"abcd"]
+    assert count(running, "blocked") == 0
+
+
+def test_a_cycle_does_not_spin(running: Running) -> None:
+    """Two that wait for each other wait, and nothing is looked at again."""
+    arrive(running, seat("x", "y"), seat("y", "x"))
+
+    first, second = running.work(), running.work()
+
+    assert (first.incoming, second.incoming, second.rechecks) == (2, 0, 0)
+    assert count(running, "blocked") == 2
+
+
+def test_many_that_wait_for_one_key(running: Running) -> None:
+    """More than a page of them; the markers of one key are one row."""
+    arrive(running, *[written(f"{i:03}") for i in range(250)])
+    running.work()
+
+    arrive(running, given_key(), given_key("attic"))
+    done = running.work()
+
+    assert words_of(running) == [f"{i:03}" for i in range(250)]
+    assert done.rechecks == 2
+
+
+def test_a_failing_item_is_parked(clock: ManualClock, running: Running) -> None:
+    """It is retried with growing pauses, then kept with its reason; those behind it go on."""
+    arrive(running, Envelope(type="broken"), given_key(), written("behind"))
+
+    for _ in range(6):
+        running.work()
+        clock.advance(600)
+
+    assert words_of(running) == ["behind"]
+    kept = rows(running, "SELECT status, attempts, last_error FROM incoming")
+    assert kept == [("parked", 5, "Broken: the projector fails")]
+    assert count(running, "seat") == 0
+
+
+@pytest.mark.parametrize(
+    ("wire", "reason"),
+    [
+        (b"{nonsense", "the bytes are no envelope"),
+        (b'{"type":"strange"}', "knows no event 'strange'"),
+        (b'{"type":"hopeless"}', "the signature is wrong"),
+        (b'{"type":"letter","data":[1]}', "the bytes are no envelope"),
+    ],
+)
+def test_what_can_never_be_applied(running: Running, wire: bytes, reason: str) -> None:
+    """It is parked at the first attempt, with the reason."""
+    running.receive([wire])
+
+    running.work()
+
+    ((status, attempts, error),) = rows(
+        running, "SELECT status, attempts, last_error FROM incoming"
+    )
+    assert (status, attempts) == ("parked", 1)
+    assert reason in error
+
+
+def test_parked_items_are_tried_again(ledger: Ledger, running: Running) -> None:
+    """When an operator says so."""
+    running.receive([b"{nonsense"])
+    running.work()
+
+    again = ledger.run(lambda tx: tx.protocols.retry_parked())
+    worked = running.work()
+
+    assert (again, worked.incoming) == (1, 1)
+
+
+def test_together_is_the_same_as_one_by_one(ledger: Ledger) -> None:
+    """Many items in one transaction, with known, waiting and failing ones among them."""
+    running = ledger.protocol(letters())
+    arrive(running, written("early"), given_key(), Envelope(type="broken"), written("early"))
+    arrive(running, *[written(f"{i}") for i in range(30)], Envelope(type="note", data={"n": 1}))
+
+    running.work(together=10)
+
+    assert sorted(words_of(running)) == sorted(["early", *[f"{i}" for i in range(30)]])
+    assert rows(running, "SELECT status, attempts FROM incoming") == [("queued", 1)]
+    assert count(running, "events") == 33
+
+
+def test_an_item_of_another_program(ledger: Ledger, running: Running) -> None:
+    """One that knows only the documented columns can go on inserting."""
+    insert = "INSERT INTO incoming (blob, created_at_ms) VALUES (:blob, 5)"
+    blob = b'{"type":"seat","data":{"name":"theirs"}}'
+    if ledger.database.dialect.name == "mysql":
+        insert = insert.replace("blob,", "`blob`,", 1)
+    send(ledger, insert, blob=blob)
+
+    running.work()
+
+    assert rows(running, "SELECT name FROM seat") == [("theirs",)]
+
+
+def test_the_log_is_only_appended_to(ledger: Ledger, running: Running) -> None:
+    """Whoever writes: an event is neither changed nor removed."""
+    arrive(running, given_key())
+    running.work()
+
+    for sql in ("UPDATE events SET event_type = 'x'", "DELETE FROM events"):
+        with pytest.raises(errors.LedgerstoneError, match="never changed"):
+            send(ledger, sql)
+
+    assert count(running, "events") == 1
+
+
+def test_a_decoder(ledger: Ledger) -> None:
+    """It reads what arrives, drops what is not ours, and may wait for what it lacks."""
+    protocol = letters()
+
+    @protocol.decoder
+    def decode(db: Reading, blob: bytes) -> Envelope | None:
+        kind, _, words = blob.decode().partition(":")
+        if kind == "stray":
+            return None
+        if kind == "key":
+            return given_key()
+        if not db.exists("SELECT 1 FROM letter_key"):
+            raise Blocked(("key", "ann/hall"))
+        return written(words)
+
+    running = ledger.protocol(protocol)
+    running.receive([b"letter:sealed", b"stray:x", b"letter:sealed"])
+    running.work()
+    waits = count(running, "blocked")
+
+    running.receive([Wire(blob=b"key:")])
+    running.work()
+
+    assert (waits, words_of(running), count(running, "incoming")) == (1, ["sealed"], 0)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "COMMIT",
+        "rollback",
+        "/* x */ COMMIT",
+        "-- x\nCOMMIT",
+        "CREATE TABLE t (id INTEGER)",
+        "SELECT 1; COMMIT",
+        "SAVEPOINT x",
+        "BEGIN",
+        "PRAGMA user_version = 1",
+        "SET autocommit = 1",
+        "TRUNCATE TABLE seat",
+    ],
+)
+def test_a_projector_cannot_end_the_transaction(ledger: Ledger, sql: str) -> None:
+    """What would commit, roll back or do so silently is refused before it is sent."""
+    protocol = Protocol("ender", schema="CREATE TABLE seat (name TEXT PRIMARY KEY);")
+
+    @protocol.projector("end")
+    def end(db: Projecting, _event: Envelope) -> None:
+        db.insert("seat", name="before")
+        db.execute(sql)
+
+    running = ledger.protocol(protocol)
+    arrive(running, Envelope(type="end"))
+
+    running.work()
+
+    assert (count(running, "seat"), count(running, "events")) == (0, 0)
+    ((error,),) = rows(running, "SELECT last_error FROM incoming")
+    assert "not_allowed_now" in error

@@ -1,0 +1,189 @@
+"""What is deferred, what goes out, and the tick."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ledgerstone import Ledger, errors
+from ledgerstone.protocols import Envelope, Protocol, Reading, Result, Running
+from ledgerstone.protocols.commands import Transactions
+from ledgerstone.store import leases
+from ledgerstone.testing.clock import ManualClock
+from tests.protocols.letters import arrive, count, given_key, letters, rows, words_of, written
+
+
+def defer(ledger: Ledger, words: str, partition: str = "p", **options: float) -> None:
+    """Defer a letter."""
+    ledger.run(
+        lambda tx: tx.protocols.defer(written(words), partition=partition, **options)  # type: ignore[arg-type]
+    )
+
+
+def test_deferred_events_keep_their_order(
+    ledger: Ledger, clock: ManualClock, running: Running
+) -> None:
+    """A head that is not due yet holds its partition, and no other."""
+    arrive(running, given_key())
+    defer(ledger, "first", delay_seconds=60)
+    defer(ledger, "second")
+    defer(ledger, "other", "q")
+    running.work()
+    early = words_of(running)
+    clock.advance(61)
+
+    running.work()
+
+    assert (early, words_of(running)) == (["other"], ["other", "first", "second"])
+    assert (count(running, "deferred"), count(running, "deferred_lane")) == (0, 0)
+
+
+def test_a_failing_head(ledger: Ledger, clock: ManualClock, running: Running) -> None:
+    """It holds its partition while it is retried, is parked, and the next one follows."""
+    arrive(running, given_key())
+    ledger.run(lambda tx: tx.protocols.defer(Envelope(type="broken"), partition="p"))
+    defer(ledger, "behind")
+    running.work()
+    early = words_of(running)
+
+    for _ in range(6):
+        clock.advance(600)
+        running.work()
+
+    assert (early, words_of(running)) == ([], ["behind"])
+    assert rows(running, "SELECT status FROM incoming") == [("parked",)]
+
+
+def test_the_key_of_a_deferred_event(ledger: Ledger, running: Running) -> None:
+    """Same key, same content: once. Other content: a conflict."""
+    with ledger.transaction() as tx:
+        assert tx.protocols.defer(written("a"), partition="p", key="k")
+        assert not tx.protocols.defer(written("a"), partition="p", key="k")
+    with pytest.raises(errors.KeyConflict), ledger.transaction() as tx:
+        tx.protocols.defer(written("b"), partition="p", key="k")
+
+    assert count(running, "deferred") == 1
+
+
+def test_what_goes_out(ledger: Ledger, clock: ManualClock) -> None:
+    """It is handed to the sender until it takes it; one that fails keeps no other."""
+    protocol, sent, down = letters(), list[tuple[str, bytes]](), {"b"}
+
+    @protocol.sender
+    def send(address: str, blob: bytes) -> None:
+        if address in down:
+            raise errors.TargetDown(address)
+        sent.append((address, blob))
+
+    running = ledger.protocol(protocol)
+    with ledger.transaction() as tx:
+        for address in "abc":
+            tx.protocols.send(b"x", address=address)
+    running.work()
+    first = list(sent)
+    down.clear()
+    clock.advance(60)
+
+    running.work()
+
+    assert sorted(first) == [("a", b"x"), ("c", b"x")]
+    assert (sent[-1], count(running, "outgoing")) == (("b", b"x"), 0)
+
+
+def test_the_tick(ledger: Ledger, clock: ManualClock) -> None:
+    """Each job that is due runs; one that fails is on record, and keeps no other from running."""
+    protocol = letters()
+
+    @protocol.job("broken.job", every_seconds=10)
+    def broken(_db: Reading) -> Result:
+        raise RuntimeError("no")
+
+    @protocol.job("writes", every_seconds=10)
+    def writes(db: Reading) -> Result:
+        return Result(envelopes=[given_key(str(db.now_ms))], again_seconds=100)
+
+    running = ledger.protocol(protocol)
+
+    first, second = running.tick(), running.tick()
+    clock.advance(11)
+    third = running.tick()
+
+    assert [each.name for each in first.ran] == ["broken.job", "writes"]
+    assert (second.ran, [each.name for each in third.ran]) == ([], ["broken.job"])
+    kept = "SELECT name, runs, failures, last_error FROM protocol_job ORDER BY name"
+    assert rows(running, kept) == [
+        ("broken.job", 2, 2, "RuntimeError: no"),
+        ("writes", 1, 0, None),
+    ]
+    assert count(running, "events") == 1
+
+
+def test_one_tick_at_a_time(ledger: Ledger, clock: ManualClock) -> None:
+    """While a process ticks no other does; one that lost its lease commits nothing more."""
+    protocol = letters()
+    others: list[bool] = []
+
+    @protocol.job("slow", every_seconds=10, manages_transactions=True)
+    def slow(at: Transactions) -> Result:
+        with Ledger(str(ledger.settings.url), clock=clock) as other:
+            beside = other.protocol(letters_with_job())
+            others.append(beside.tick().held)
+            clock.advance(61)
+            others.append(beside.tick().held)
+        at.run(lambda db: db.insert("seat", name="too late", after=""))
+        return Result()
+
+    running = ledger.protocol(protocol)
+
+    ticked = running.tick()
+
+    assert (others, ticked.held) == ([True, False], True)
+    assert count(running, "seat") == 0
+
+
+def letters_with_job() -> Protocol:
+    """The protocol, with a job that does nothing."""
+    protocol = letters()
+    protocol.job("slow", every_seconds=10)(lambda _: Result())
+    return protocol
+
+
+def test_a_worker_does_it_all(ledger: Ledger) -> None:
+    """What comes in is applied, what waits is woken, and jobs run, by a worker of the ledger."""
+    protocol = letters()
+
+    @protocol.job("greets", every_seconds=10)
+    def greets(_db: Reading) -> Result:
+        return Result(envelopes=[given_key()])
+
+    running = ledger.protocol(protocol)
+    arrive(running, written("hello"))
+    worker = ledger.worker()
+
+    for _ in range(3):
+        worker.tick()
+
+    worker.stop(grace_seconds=0)
+    assert words_of(running) == ["hello"]
+
+
+def test_without_the_room(ledger: Ledger) -> None:
+    """A ledger whose settings do without protocols has none."""
+    settings = msgspec.structs.replace(
+        ledger.settings,
+        protocols=msgspec.structs.replace(ledger.settings.protocols, enabled=False),
+    )
+    with (
+        Ledger(settings=settings) as without,
+        pytest.raises(errors.BadInput, match="no room protocols"),
+        without.reading() as tx,
+    ):
+        tx.protocols.retry_parked()
+
+
+def test_a_lease_of_a_tick_is_given_back(ledger: Ledger) -> None:
+    """A tick that is done keeps nobody out."""
+    ledger.protocol(letters_with_job()).tick()
+
+    name = "protocols.tick:letters"
+    assert ledger.run(lambda tx: leases.acquire(tx, name, "x", seconds=1)) is not None
