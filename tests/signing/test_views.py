@@ -5,7 +5,6 @@ from __future__ import annotations
 from io import StringIO
 
 import msgspec
-from ledgerstone.cli.signing import views
 from rich.console import Console, RenderableType
 
 from ledgerstone.signing import hashes
