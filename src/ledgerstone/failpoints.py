@@ -20,6 +20,9 @@ _names = {
     "pump.settling",
     "pump.settled",
     "rescue.rescued",
+    "duty.leased",
+    "sequencer.appended",
+    "sequencer.saved",
     "migrate.step",
     "demo.step",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Self
 
@@ -11,6 +12,7 @@ import pytest
 from ledgerstone import failpoints
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.harness.forks import PipedFork
+from tests.harness.processes import stands_still
 
 
 class Child:
@@ -43,6 +45,18 @@ class Child:
     def go(self) -> None:
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it stands still."""
+        return self.alive and stands_still(self._process.pid)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
 
     def ended(self) -> tuple[int, str]:
         """Its exit code, negative for a signal, and what it said."""

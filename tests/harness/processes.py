@@ -160,8 +160,13 @@ def _run(program: str, words: list[str]) -> None:
 
 def stopped(worker: WorkerProcess) -> bool:
     """Whether it stands still."""
+    return stands_still(worker.pid)
+
+
+def stands_still(pid: int) -> bool:
+    """Whether the process was stopped."""
     try:
-        stat = Path(f"/proc/{worker.pid}/stat").read_text(encoding="ascii")
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
     except (FileNotFoundError, ProcessLookupError):
         return False
     return stat.rpartition(")")[2].split()[0] == "T"

@@ -14,6 +14,7 @@ import msgspec
 
 from ledgerstone.engine.turns import Turns
 from ledgerstone.errors import LeaseLost, LedgerstoneError
+from ledgerstone.failpoints import hit
 from ledgerstone.ids import new_id
 from ledgerstone.store import leases
 
@@ -90,6 +91,7 @@ class Duties:
             )
             if lease is None:
                 return None
+            hit("duty.leased")
 
             def work(tx: Transaction) -> int:
                 leases.fence(tx, lease)

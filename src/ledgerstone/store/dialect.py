@@ -64,6 +64,8 @@ class Dialect(Protocol):
       settings with which text or moments would be read or written wrongly.
     - `check_unspoiled` is asked before a commit: StoreError if the database has given up the
       transaction over an error that was caught, and would keep nothing of it.
+    - `under_way` answers the transactions of others that have written and are not over, as numbers;
+      None where that cannot be known. One that ends is never answered again.
     - `announce` makes channels ring in other processes when the transaction commits.
     - `watcher` answers what listens for them, or None where only polling can tell.
     - `migrating` holds off every other process that migrates the same database.
@@ -158,6 +160,8 @@ class Dialect(Protocol):
     def check_joined(self, driver: Any) -> None: ...
 
     def check_unspoiled(self, connection: Any) -> None: ...
+
+    def under_way(self, tx: Transaction) -> frozenset[int] | None: ...
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None: ...
 

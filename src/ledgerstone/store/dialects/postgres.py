@@ -15,11 +15,13 @@ from sqlalchemy import (
     Text,
     bindparam,
     cast,
+    column,
     create_engine,
     event,
     func,
     literal_column,
     select,
+    table,
     text,
     update,
 )
@@ -94,6 +96,20 @@ planned once, which takes longer than a short one does, and also well if that wa
 """
 
 _log = logging.getLogger("ledgerstone.store")
+_locks = table(
+    "pg_locks",
+    *map(column, ("locktype", "mode", "granted", "pid", "transactionid")),
+    schema="pg_catalog",
+)
+_under_way = Statement(
+    "store.under_way",
+    select(cast(cast(_locks.c.transactionid, Text), BigInteger)).where(
+        _locks.c.locktype == literal_column("'transactionid'"),
+        _locks.c.mode == literal_column("'ExclusiveLock'"),
+        _locks.c.granted,
+        _locks.c.pid.is_distinct_from(func.pg_backend_pid()),
+    ),
+)
 _announce = Statement(
     "store.announce",
     select(
@@ -409,6 +425,11 @@ class PostgreSQL:
             # The server would answer a COMMIT with ROLLBACK, and call that a success.
             message = "an error inside the transaction was caught: nothing of it can be kept"
             raise StoreError(message, hint="let the error through, or use a savepoint around it")
+
+    def under_way(self, tx: Transaction) -> frozenset[int]:
+        # Not by a snapshot: it lists none that began after the last one that is over. A transaction
+        # that writes, also one that is prepared, holds a lock on its own number to its end.
+        return frozenset(int(row[0]) for row in _under_way.rows(tx))
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
         if self._notify:

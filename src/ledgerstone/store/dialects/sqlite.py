@@ -376,6 +376,10 @@ class SQLite:
     def check_unspoiled(self, connection: Any) -> None:
         """Nothing: an error undoes one statement, or ends the transaction."""
 
+    def under_way(self, tx: Transaction) -> frozenset[int]:
+        # While this one may write, no other has written anything.
+        return frozenset()
+
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
         """Nothing to write: a commit by another connection shows in `PRAGMA data_version`."""
 

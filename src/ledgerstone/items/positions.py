@@ -1,0 +1,100 @@
+"""Reading by position: what comes after a position, and following it as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from sqlalchemy import BigInteger, Column, bindparam, select
+
+from ledgerstone.errors import BadInput
+from ledgerstone.store.statement import Statement
+from ledgerstone.store.wakeup import Bell
+
+if TYPE_CHECKING:
+    from ledgerstone.items.sequence import Sequence
+    from ledgerstone.store.database import Database
+    from ledgerstone.store.transaction import Transaction
+
+LIMIT_MAX = 10_000
+"""Positions of one read."""
+POLL_SECONDS = 0.5
+"""How long a tail waits for a wake-up before it looks by itself."""
+
+
+class Positioned(NamedTuple):
+    """A row that has a position; its `values` are None if it was removed."""
+
+    position: int
+    number: int
+    values: tuple[Any, ...]
+
+
+class Positions:
+    """Reads a sequence by position, with these columns of the source."""
+
+    def __init__(self, sequence: Sequence, columns: Several[Column[Any]] = ()) -> None:
+        self.sequence = sequence
+        number, position, numbered = sequence.number, sequence.position, sequence.numbered
+        of = position.table.outerjoin(number.table, number == numbered)
+        self._after = Statement(
+            "sequence.after",
+            select(position, numbered, *columns)
+            .select_from(of if columns else position.table)
+            .where(position > bindparam("after", type_=BigInteger()))
+            .order_by(position)
+            .limit(bindparam("limit", type_=BigInteger())),
+        )
+
+    def after(self, tx: Transaction, position: int, *, limit: int = 1000) -> list[Positioned]:
+        """The first rows after this position; from 0, the first of all."""
+        if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
+            raise BadInput(f"a read has 1 to {LIMIT_MAX} rows, not {limit!r}")
+        rows = self._after.rows(tx, after=position, limit=limit)
+        return [Positioned(row[0], row[1], tuple(row[2:])) for row in rows]
+
+
+class Tail:
+    """Follows a sequence: rows after a position, as they come.
+
+        with Tail(database, Positions(EVENTS, [event.c.body]), after=seen) as tail:
+            for row in tail.wait(seconds=10):
+                …
+
+    - `after` is the last position that was answered. A reader that keeps it, best in the
+      transaction of what it does with the rows, goes on there after a restart.
+    - Polling is the truth, a wake-up makes it prompt; see `store/wakeup.py`.
+    """
+
+    def __init__(self, database: Database[Any], positions: Positions, *, after: int = 0) -> None:
+        self.after = after
+        self._database = database
+        self._positions = positions
+        self._bell = Bell()
+        self._watcher = database.watcher()
+
+    def __enter__(self) -> Self:
+        self._database.bells.hang(self._positions.sequence.channel, self._bell)
+        if self._watcher is not None:
+            self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._watcher is not None:
+            self._watcher.stop()
+        self._database.bells.take_down(self._positions.sequence.channel, self._bell)
+
+    def wait(self, *, seconds: float, limit: int = 1000) -> list[Positioned]:
+        """What comes next, as soon as there is something; nothing if that takes longer."""
+        monotonic = self._database.clock.monotonic
+        until = monotonic() + seconds
+        while True:
+            with self._database.reading() as tx:
+                rows = self._positions.after(tx, self.after, limit=limit)
+            left = until - monotonic()
+            if rows or left <= 0:
+                break
+            self._bell.wait(min(left, POLL_SECONDS))
+        if rows:
+            self.after = rows[-1].position
+        return rows
