@@ -13,6 +13,7 @@ from tests.contract.messaging.lanes import (
     HeadsContract,
     PausingContract,
 )
+from tests.contract.messaging.long_lists import LongListContract
 from tests.contract.messaging.outbox import (
     JoinedPublishingContract,
     PublishingContract,
@@ -41,6 +42,10 @@ class TestHeads(HeadsContract):
 
 class TestPausing(PausingContract):
     """What people do."""
+
+
+class TestLongLists(LongListContract):
+    """Lists over long tables."""
 
 
 class TestCleanup(CleanupContract):

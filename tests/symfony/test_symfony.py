@@ -222,6 +222,7 @@ def test_its_setup(
     with Ledger(ledger.settings.url) as next_start, caplog.at_level(logging.WARNING):
         with next_start.transaction() as tx:
             tx.outbox.publish("order.placed", {"n": 4}, partition="order-4")
+            assert tx.failed.find().rows == []
         assert (setup.lost(next_start.database), setup.plan(next_start.database)) == (None, [])
         assert setup.shared_setup(next_start.database)
         told = doctor(next_start)

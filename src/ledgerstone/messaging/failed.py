@@ -31,7 +31,15 @@ from ledgerstone.engine.attempt_log import FailedAttempt
 from ledgerstone.engine.source import Failure
 from ledgerstone.errors import BadInput, NotAllowedNow, NotFound
 from ledgerstone.messaging import inbox, publishing
-from ledgerstone.messaging.failed_rows import FailedMessage, Raw, made, row_of, storable
+from ledgerstone.messaging.failed_rows import (
+    Cause,
+    FailedMessage,
+    Raw,
+    cause_of,
+    made,
+    row_of,
+    storable,
+)
 from ledgerstone.messaging.message import PARTITION_CHARS_MAX, Message, check_partition
 from ledgerstone.messaging.record import Entry, record
 from ledgerstone.messaging.routing import RETRY
@@ -41,9 +49,11 @@ from ledgerstone.messaging.tables import (
     QUEUE_CHARS_MAX,
     SYMFONY_DELETED,
     SYMFONY_FAILED_QUEUE,
+    failed_index,
 )
 from ledgerstone.store.batch import AppendEach
-from ledgerstone.store.expressions import now_ms, second
+from ledgerstone.store.expressions import by_index, now_ms, second
+from ledgerstone.store.moments import moment_of
 from ledgerstone.store.pages import LIMIT_MAX, Keyset, Page
 from ledgerstone.store.statement import Row, Statement
 
@@ -55,9 +65,10 @@ RETRY_MAX = 1000
 """Messages that one call retries."""
 REMOVE_MAX = 1000
 """Messages that one call removes."""
-STEP_ROWS = 200
-STEPS_MAX = 50
-"""Steps in which one call reads the table: filters look into headers, which no index knows."""
+COUNTED_MAX = 10_000
+"""Failed messages that are put into groups, the newest: looking has a bounded cost."""
+LAST_MS = 253_402_300_799_000
+"""The last second that every database keeps."""
 UNKNOWN = ""
 """The consumer of what no consumer could be found for."""
 
@@ -109,8 +120,9 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     code: str | None = None
     origin: str | None = None
     since: datetime | None = None
+    until: datetime | None = None
 
-    def fits(self, found: FailedMessage) -> bool:
+    def fits(self, found: Cause) -> bool:
         return (
             self.consumer in {None, found.consumer}
             and self.name in {None, found.name}
@@ -119,12 +131,26 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def since_ms(self) -> int:
-        if self.since is None:
-            return 0
-        if self.since.tzinfo is None:
-            raise BadInput(f"since is a moment with a time zone, not {self.since}")
-        return max(0, round(self.since.timestamp() * 1000))
+    def is_of_all(self) -> bool:
+        """Whether an index alone answers it."""
+        return (self.consumer, self.name, self.code, self.origin) == (None, None, None, None)
+
+    @property
+    def moments(self) -> dict[str, int]:
+        """Between which moments it lies, as parameters."""
+        since, until = _ms("since", self.since), _ms("until", self.until)
+        return {
+            "since_ms": 0 if since is None else since,
+            "until_ms": LAST_MS if until is None else until,
+        }
+
+
+def _ms(name: str, moment: datetime | None) -> int | None:
+    if moment is None:
+        return None
+    if moment.tzinfo is None:
+        raise BadInput(f"{name} is a moment with a time zone, not {moment}")
+    return min(max(0, round(moment.timestamp() * 1000)), LAST_MS)
 
 
 class _Statements:
@@ -134,13 +160,11 @@ class _Statements:
         # Not its type: an unsigned number would be refused where there is none.
         one = bindparam("id_", type_=BigInteger())
         deleted: ColumnElement[Any] = literal_column(f"'{SYMFONY_DELETED}'")
-        ours = and_(
-            or_(
-                *(failed.c.queue_name == name for name in (OWN_FAILED_QUEUE, SYMFONY_FAILED_QUEUE))
-            ),
-            or_(failed.c.delivered_at.is_(None), failed.c.delivered_at != deleted),
-        )
+        queues = [failed.c.queue_name == name for name in (OWN_FAILED_QUEUE, SYMFONY_FAILED_QUEUE)]
+        there = or_(failed.c.delivered_at.is_(None), failed.c.delivered_at != deleted)
+        ours = and_(or_(*queues), there)
         since = second(bindparam("since_ms", type_=BigInteger()))
+        until = second(bindparam("until_ms", type_=BigInteger()))
         about = select(failed.c.id, failed.c.headers, failed.c.created_at)
         self.add = AppendEach(
             "failed.put",
@@ -159,18 +183,40 @@ class _Statements:
             ),
         )
         self.remove = Statement("failed.remove", delete(failed).where(failed.c.id == one, ours))
-        listed: Select[Any] = about.where(ours, failed.c.created_at >= since)
-        order = (failed.c.id,)
-        self.newest = Keyset("failed.find", listed, order=order, descending=True, make=_whole)
-        self.oldest = Keyset("failed.choose", listed, order=order, make=_whole)
+        listed: Select[Any] = by_index(
+            about.where(there, failed.c.created_at >= since, failed.c.created_at <= until),
+            failed,
+            failed_index(failed),
+        )
+        # In the order of the index, which has those of a queue together.
+        order = (failed.c.created_at, failed.c.id)
+        self.newest = Keyset(
+            "failed.find",
+            listed,
+            order=order,
+            descending=True,
+            split=queues,
+            crowded=True,
+            make=_Listed.of,
+        )
+        self.oldest = Keyset(
+            "failed.choose", listed, order=order, split=queues, crowded=True, make=_Listed.of
+        )
         some = select(failed.c.id).where(ours).limit(bindparam("most", type_=BigInteger()))
         self.count = Statement(
             "failed.count", select(func.count()).select_from(some.subquery("some_failed"))
         )
 
 
-def _whole(row: Row) -> Row:
-    return row
+class _Listed(msgspec.Struct, frozen=True):
+    """A row of the table, and why it is there."""
+
+    row: Row
+    cause: Cause
+
+    @classmethod
+    def of(cls, row: Row) -> _Listed:
+        return cls(row, cause_of(row[1]))
 
 
 _statements = cache(_Statements)
@@ -250,8 +296,6 @@ class Failed:
 
         A page may hold fewer than asked for, even none, and yet have a next one.
         """
-        if not 1 <= limit <= LIMIT_MAX:
-            raise BadInput(f"a page has 1 to {LIMIT_MAX} rows, not {limit}")
         statements = self._ready()
         return self._sifted(statements.newest, _filter(filters), limit, cursor)
 
@@ -271,17 +315,22 @@ class Failed:
         """Those that meet the filters, by cause."""
         wanted = _filter(filters)
         newest = self._ready().newest
-        found: dict[tuple[Any, ...], Group] = {}
+        newest_of: dict[Cause, FailedMessage] = {}
+        counted: dict[Cause, tuple[int, Row]] = {}
         cursor: str | None = None
-        for _ in range(STEPS_MAX):
-            page = self._page(newest, LIMIT_MAX, cursor, wanted.since_ms)
-            for each in filter(wanted.fits, page.rows):
-                cause = (each.consumer, each.origin, each.name, each.code)
-                found[cause] = _grouped(found.get(cause), each)
+        for _ in range(COUNTED_MAX // LIMIT_MAX):
+            page = newest.read(self._tx, limit=LIMIT_MAX, cursor=cursor, **wanted.moments)
+            for each in page.rows:
+                if wanted.fits(each.cause):
+                    if each.cause not in newest_of:
+                        newest_of[each.cause] = made(each.row, self._origin)
+                    count, _ = counted.get(each.cause, (0, each.row))
+                    counted[each.cause] = (count + 1, each.row)
             cursor = page.next
             if cursor is None:
                 break
-        groups = sorted(found.values(), key=lambda group: -group.count)
+        groups = [_group(newest_of[each], *counted[each]) for each in newest_of]
+        groups.sort(key=lambda group: -group.count)
         return Groups(groups, counted_all=cursor is None)
 
     def retry(self, failed_id: int, *, by: str | None = None) -> None:
@@ -354,31 +403,17 @@ class Failed:
         return self._sifted(self._ready().oldest, _filter(filters), limit, cursor)
 
     def _sifted(
-        self, rows: Keyset[Row], wanted: Filter, limit: int, cursor: str | None
+        self, rows: Keyset[_Listed], wanted: Filter, limit: int, cursor: str | None
     ) -> Page[FailedMessage]:
-        """A page of those that fit, read in a bounded number of steps."""
-        since_ms = wanted.since_ms
-        found: list[FailedMessage] = []
-        for _ in range(STEPS_MAX):
-            page = self._page(rows, STEP_ROWS, cursor, since_ms)
-            fitting = [i for i, each in enumerate(page.rows) if wanted.fits(each)]
-            room = limit - len(found)
-            if len(fitting) >= room:
-                # The same rows once more up to the last one, so that the cursor stands behind it.
-                upto = fitting[room - 1] + 1
-                page = self._page(rows, upto, cursor, since_ms)
-                return Page([*found, *filter(wanted.fits, page.rows)], page.next)
-            found += [page.rows[i] for i in fitting]
-            cursor = page.next
-            if cursor is None:
-                break
-        return Page(found, cursor)
-
-    def _page(
-        self, rows: Keyset[Row], limit: int, cursor: str | None, since_ms: int
-    ) -> Page[FailedMessage]:
-        page = rows.read(self._tx, limit=limit, cursor=cursor, since_ms=since_ms)
-        return Page([made(row, self._origin) for row in page.rows], page.next)
+        """A page of those that fit: filters look into headers, which no index knows."""
+        given = wanted.moments
+        if wanted.is_of_all:
+            page = rows.read(self._tx, limit=limit, cursor=cursor, **given)
+        else:
+            page = rows.sifted(
+                self._tx, lambda each: wanted.fits(each.cause), limit=limit, cursor=cursor, **given
+            )
+        return Page([made(each.row, self._origin) for each in page.rows], page.next)
 
     @property
     def _origin(self) -> str:
@@ -446,19 +481,16 @@ def _checked_id(failed_id: Any) -> int:
     return failed_id
 
 
-def _grouped(group: Group | None, each: FailedMessage) -> Group:
-    """The group with one more, which is older than all that it has."""
-    if group is not None:
-        return msgspec.structs.replace(group, count=group.count + 1, oldest=each.failed_at)
+def _group(newest: FailedMessage, count: int, oldest: Row) -> Group:
     return Group(
-        consumer=each.consumer,
-        origin=each.origin,
-        name=each.name,
-        code=each.code,
-        count=1,
-        oldest=each.failed_at,
-        newest=each.failed_at,
-        reason=each.reason,
+        consumer=newest.consumer,
+        origin=newest.origin,
+        name=newest.name,
+        code=newest.code,
+        count=count,
+        oldest=moment_of(oldest[2]),
+        newest=newest.failed_at,
+        reason=newest.reason,
     )
 
 

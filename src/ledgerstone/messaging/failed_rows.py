@@ -90,6 +90,40 @@ class FailedMessage(msgspec.Struct, frozen=True, kw_only=True):
         return self.headers.get(_BODY) == _BASE64
 
 
+class Cause(msgspec.Struct, frozen=True):
+    """Why a message is in the failed table, as filters ask for it and groups share it."""
+
+    consumer: str | None
+    origin: str | None
+    name: str
+    code: str
+
+
+class _Headers(msgspec.Struct):
+    """What a row of ours says of its cause, read without making anything of the rest."""
+
+    consumer: str | None = msgspec.field(name=_CONSUMER, default=None)
+    origin: str | None = msgspec.field(name=_ORIGIN, default=None)
+    name: str = msgspec.field(name=envelope.TYPE, default="")
+    code: str = msgspec.field(name=_CODE, default="")
+
+
+_headers = msgspec.json.Decoder(_Headers)
+_NO_DAY = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def cause_of(headers: str) -> Cause:
+    """Why a row with these headers is there, as `made` says it."""
+    try:
+        found = _headers.decode(headers)
+    except msgspec.DecodeError:
+        found = _Headers()
+    if found.origin is not None and found.name and found.code:
+        return Cause(found.consumer, found.origin, found.name, found.code)
+    whole = made((0, headers, _NO_DAY), "")
+    return Cause(whole.consumer, whole.origin, whole.name, whole.code)
+
+
 def raw_of(delivery: Delivery) -> Raw:
     """What is kept of an arrival that could not be read."""
     return Raw(

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-from sqlalchemy import bindparam, delete, func, insert, select
+from sqlalchemy import BigInteger, bindparam, case, column, delete, func, insert, select
 
 from ledgerstone.errors import BadInput, KeyConflict, NotAllowedNow, NotFound
 from ledgerstone.messaging import envelope, lanes, parked, publishing, retention
+from ledgerstone.messaging.heads import waiting_index
 from ledgerstone.messaging.lanes import LaneRow
 from ledgerstone.messaging.publishing import Accepted, NewMessage, Published, channel_of
 from ledgerstone.messaging.record import Entry, record
 from ledgerstone.messaging.states import LaneState, What
-from ledgerstone.messaging.tables import Shared, pause
-from ledgerstone.store.expressions import now_ms
+from ledgerstone.messaging.tables import Shared, available_index, pause
+from ledgerstone.store.batch import WithRows
+from ledgerstone.store.expressions import by_index, now_ms
 from ledgerstone.store.moments import moment_of
 from ledgerstone.store.pages import Keyset, Page
 from ledgerstone.store.statement import Row, Statement
@@ -39,6 +41,8 @@ _resume = Statement("outbox.resume", delete(pause).where(pause.c.queue_name == _
 _paused = Statement("outbox.paused", select(pause.c.queue_name).order_by(pause.c.queue_name))
 
 
+FEW_MAX = 1000
+"""Messages of a destination that are sorted to list them."""
 COUNTED_MAX = 10_000
 """Messages of a destination that are counted: looking has a bounded cost."""
 
@@ -120,14 +124,28 @@ class Outbox:
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[OutboxRow]:
-        """Messages in the outbox, newest first."""
+        """Messages in the outbox, newest first; those that wait in the order in which they leave.
+
+        With a destination a page may hold fewer than asked for, even none, and yet have a next one.
+        """
         self._ready()
         if destination is not None:
             self._known(destination)
-        reading = _reading(self._office.shared)
-        by = {"destination": destination} if destination is not None else {}
-        page = reading[destination is not None, waiting]
-        return page.read(self._tx, limit=limit, cursor=cursor, **by)
+        lists = _lists(self._office.shared)
+        if waiting:
+            by = {"destination": destination} if destination is not None else {}
+            found = lists.waiting[destination is not None]
+            return found.read(self._tx, limit=limit, cursor=cursor, **by)
+        if destination is None:
+            return lists.all.read(self._tx, limit=limit, cursor=cursor)
+        given = {"destination": destination}
+        if len(lists.some.rows(self._tx, **given)) <= FEW_MAX:
+            return lists.few.read(self._tx, limit=limit, cursor=cursor, **given)
+        places = lists.many.sifted(
+            self._tx, lambda place: place.fits, limit=limit, cursor=cursor, **given
+        )
+        rows = lists.whole.rows(self._tx, sorted((each.id,) for each in places.rows))
+        return Page(sorted(map(_row, rows), key=lambda row: -row.place), places.next)
 
     def backlog(self, *, counted_max: int = COUNTED_MAX) -> list[Backlog]:
         """What waits, for each destination: counted up to a most, the oldest among those."""
@@ -213,8 +231,7 @@ class Outbox:
         - `dry_run` only answers which would.
         """
         self._known(destination)
-        codes = () if code is None else (code,)
-        found = parked.find(self._tx, destination, codes=codes, limit=limit)
+        found = parked.find(self._tx, destination, code=code, limit=limit)
         return found if dry_run else parked.resume(self._tx, destination, found, by=by)
 
     def gone(self) -> list[str]:
@@ -258,36 +275,71 @@ def _state_of(state: LaneState | str | None) -> LaneState | None:
         raise BadInput(f"{state!r} is no state of a partition", hint=f"use {words}") from None
 
 
-@cache
-def _reading(shared: Shared) -> dict[tuple[bool, bool], Keyset[OutboxRow]]:
-    """Lists by whether they are of one destination and only of what waits."""
-    return {
-        (one, waiting): _list(shared, one=one, waiting=waiting)
-        for one in (False, True)
-        for waiting in (False, True)
-    }
+class _Place(NamedTuple):
+    id: int
+    fits: bool
 
 
-def _list(shared: Shared, *, one: bool, waiting: bool) -> Keyset[OutboxRow]:
-    outbox = shared.outbox
-    query = select(
-        outbox.c.id,
-        outbox.c.queue_name,
-        outbox.c.partition_key,
-        outbox.c.headers,
-        outbox.c.body,
-        outbox.c.created_at,
-        outbox.c.available_at,
-        outbox.c.delivered_at,
-    )
-    if one:
-        query = query.where(
-            outbox.c.queue_name == bindparam("destination", type_=outbox.c.queue_name.type)
+class _Lists:
+    """The lists of an outbox of some name.
+
+    No index has all messages of a destination in their order: few are sorted, many are met soon by
+    looking through the newest of all. A cursor of the one list leads on in the other.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        outbox = shared.outbox
+        columns = (
+            outbox.c.id,
+            outbox.c.queue_name,
+            outbox.c.partition_key,
+            outbox.c.headers,
+            outbox.c.body,
+            outbox.c.created_at,
+            outbox.c.available_at,
+            outbox.c.delivered_at,
         )
-    if waiting:
-        query = query.where(outbox.c.delivered_at.is_(None))
-    name = f"outbox.list{'_of_one' if one else ''}{'_waiting' if waiting else ''}"
-    return Keyset(name, query, order=(outbox.c.id,), descending=True, make=_row)
+        newest = (outbox.c.id,)
+        its = outbox.c.queue_name == bindparam("destination", type_=outbox.c.queue_name.type)
+        self.all = Keyset("outbox.list", select(*columns), order=newest, descending=True, make=_row)
+        some = select(outbox.c.id).where(its).limit(FEW_MAX + 1)
+        self.some = Statement("outbox.some", by_index(some, outbox, available_index(outbox)))
+        self.few = Keyset(
+            "outbox.list_of_one",
+            by_index(select(*columns).where(its), outbox, available_index(outbox)),
+            order=newest,
+            descending=True,
+            make=_row,
+        )
+        self.many = Keyset(
+            "outbox.list_of_one",
+            select(outbox.c.id, case((its, 1), else_=0).label("fits")),
+            order=newest,
+            descending=True,
+            make=_Place._make,
+        )
+        self.whole = WithRows(
+            "outbox.whole",
+            incoming=(column("place", BigInteger()),),
+            build=lambda row: select(*columns).where(outbox.c.id.in_(select(row.place))),
+        )
+        waits = by_index(
+            select(*columns).where(outbox.c.delivered_at.is_(None)), outbox, waiting_index(outbox)
+        )
+        leaving = (outbox.c.queue_name, outbox.c.partition_key, outbox.c.id)
+        self.waiting = {
+            False: Keyset("outbox.list_waiting", waits, order=leaving, crowded=True, make=_row),
+            True: Keyset(
+                "outbox.list_of_one_waiting",
+                waits.where(its),
+                order=leaving[1:],
+                crowded=True,
+                make=_row,
+            ),
+        }
+
+
+_lists = cache(_Lists)
 
 
 def _row(row: Row) -> OutboxRow:

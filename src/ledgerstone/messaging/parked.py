@@ -24,26 +24,30 @@ RESUME_MAX = 1000
 
 _queue = bindparam("queue", type_=lane.c.queue_name.type)
 _limit = bindparam("limit_", type_=BigInteger())
-_after = bindparam("after", type_=lane.c.partition_key.type)
 _is_parked = (lane.c.queue_name == _queue) & STANDING & (lane.c.state == literal_column("'parked'"))
-_every = Statement(
-    "lanes.every_parked",
-    select(lane.c.partition_key)
-    .where(_is_parked, lane.c.partition_key > _after)
-    .order_by(lane.c.partition_key)
-    .limit(_limit),
-)
-_first = Statement(
-    "lanes.first_parked",
-    select(lane.c.partition_key).where(_is_parked, lane.c.partition_key == "").limit(_limit),
-)
-_of_code = Statement(
-    "lanes.parked_of_code",
-    select(lane.c.partition_key)
-    .where(_is_parked, lane.c.code == bindparam("code", type_=lane.c.code.type))
-    .order_by(lane.c.changed_at_ms)
-    .limit(_limit),
-)
+_of_code = lane.c.code == bindparam("code", type_=lane.c.code.type)
+
+
+def _finding(name: str, *, coded: bool, behind: bool) -> Statement:
+    """Parked partitions in their order, of one code or of any, all or those behind one."""
+    query = select(lane.c.partition_key).where(_is_parked)
+    if coded:
+        query = query.where(_of_code)
+    if behind:
+        after = bindparam("after", type_=lane.c.partition_key.type)
+        query = query.where(lane.c.partition_key > after)
+    return Statement(name, query.order_by(lane.c.partition_key).limit(_limit))
+
+
+_find = {
+    (coded, behind): _finding(
+        f"lanes.parked{'_for' if coded else ''}{'.next' if behind else ''}",
+        coded=coded,
+        behind=behind,
+    )
+    for coded in (False, True)
+    for behind in (False, True)
+}
 _standing = Statement(
     "lanes.standing",
     select(lane.c.state, lane.c.code, lane.c.lease_until_ms, lane.c.attempts).where(
@@ -68,24 +72,23 @@ _resume = ChangeEach(
 
 
 def find(
-    tx: Transaction, queue: str, *, codes: Sequence[str] = (), limit: int, after: str | None = None
+    tx: Transaction,
+    queue: str,
+    *,
+    code: str | None = None,
+    limit: int,
+    after: str | None = None,
 ) -> list[str]:
-    """Partitions of a destination that are parked, for one of these reasons or for any.
+    """Parked partitions of a destination in their order, for this reason or for any.
 
-    With codes those that were parked first come first; without, in order, from `after` on.
+    `after`: only those behind this one.
     """
     if not 1 <= limit <= RESUME_MAX:
         raise BadInput(f"the limit is 1 to {RESUME_MAX}, not {limit}")
-    if not codes:
-        begin = [] if after is not None else _first.rows(tx, queue=queue, limit_=1)
-        rest = _every.rows(tx, queue=queue, after=after or "", limit_=limit)
-        return [str(row[0]) for row in [*begin, *rest]][:limit]
-    found: list[str] = []
-    for code in codes:
-        if len(found) < limit:
-            rows = _of_code.rows(tx, queue=queue, code=code, limit_=limit - len(found))
-            found += [str(row[0]) for row in rows]
-    return found
+    given = {"code": code, "after": after}
+    given = {name: value for name, value in given.items() if value is not None}
+    finding = _find[code is not None, after is not None]
+    return [str(row[0]) for row in finding.rows(tx, queue=queue, limit_=limit, **given)]
 
 
 def resume(tx: Transaction, queue: str, partitions: Sequence[str], *, by: str | None) -> list[str]:

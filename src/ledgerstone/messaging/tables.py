@@ -135,6 +135,16 @@ lane_standing_indexes = partial_index(
     leading=(),
 )
 
+lane_code_indexes = partial_index(
+    "idx_outbox_lane__code",
+    lane.c.queue_name,
+    lane.c.state,
+    lane.c.code,
+    lane.c.partition_key,
+    where=STANDING,
+    leading=(),
+)
+
 pause = Table(
     "outbox_pause",
     tables,
@@ -269,7 +279,15 @@ def _failed(name: str, collection: MetaData) -> Table:
     )
     for column in ("queue_name", "available_at", "delivered_at"):
         Index(_named(table, f"idx_{column}"), table.c[column])
+    # Ours: the failed messages of a queue by when they failed. Symfony keeps others in this table.
+    columns = table.c
+    Index(failed_index(table), columns.queue_name, columns.created_at, columns.id)
     return table
+
+
+def failed_index(failed: Table) -> str:
+    """The name of the index of failed messages by queue, in the order in which they failed."""
+    return _named(failed, "idx_failed_at")
 
 
 def _receipt(name: str) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -275,16 +276,18 @@ class _Beyond(FunctionElement[bool]):
     type = Boolean()
     inherit_cache = True
 
-    def __init__(self, columns: Sequence[Any], place: Sequence[Any]) -> None:
+    def __init__(self, columns: Sequence[Any], place: Sequence[Any], *, descending: bool) -> None:
         super().__init__(*columns, *place)
         self.width = len(columns)
+        self.descending = descending
 
 
 @compiles(_Beyond)
 def _row_beyond(element: Any, compiler: Any, **kw: Any) -> str:
     parts = [compiler.process(part, **kw) for part in element.clauses]
     columns, place = parts[: element.width], parts[element.width :]
-    return f"({', '.join(columns)}) > ({', '.join(place)})"
+    sign = "<" if element.descending else ">"
+    return f"({', '.join(columns)}) {sign} ({', '.join(place)})"
 
 
 @compiles(_Beyond, "mysql")
@@ -292,16 +295,20 @@ def _row_beyond(element: Any, compiler: Any, **kw: Any) -> str:
 def _mysql_beyond(element: Any, compiler: Any, **kw: Any) -> str:
     clauses = list(element.clauses)
     columns, place = clauses[: element.width], clauses[element.width :]
+    farther = operator.lt if element.descending else operator.gt
+    lead = operator.le if element.descending else operator.ge
     steps = [
-        and_(*[columns[j] == place[j] for j in range(i)], columns[i] > place[i])
+        and_(*[columns[j] == place[j] for j in range(i)], farther(columns[i], place[i]))
         for i in range(element.width)
     ]
-    return str(compiler.process(and_(columns[0] >= place[0], or_(*steps)), **kw))
+    return str(compiler.process(and_(lead(columns[0], place[0]), or_(*steps)), **kw))
 
 
-def beyond(columns: Sequence[Any], place: Sequence[Any]) -> ColumnElement[bool]:
-    """Rows that come after a place in the order of these columns, all of them ascending."""
-    return _Beyond(columns, place)
+def beyond(
+    columns: Sequence[Any], place: Sequence[Any], *, descending: bool = False
+) -> ColumnElement[bool]:
+    """Rows that come after a place in the order of these columns, all of them in one direction."""
+    return _Beyond(columns, place, descending=descending)
 
 
 class _DefaultNow(FunctionElement[Any]):

@@ -19,6 +19,7 @@ import msgspec
 from sqlalchemy import BigInteger, Select, and_, bindparam, or_, select, union_all
 
 from ledgerstone.errors import BadInput
+from ledgerstone.store.expressions import beyond
 from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 LIMIT_MAX = 1000
+STEP_ROWS = 1000
+STEPS_MAX = 10
+"""Steps in which rows are looked through for those that fit."""
 CURSOR_CHARS_MAX = 2048
 _CHECK_BYTES = 12
 
@@ -46,6 +50,7 @@ class Keyset(Generic[T]):
     - The order's columns are among those selected, and together unique.
     - `split`, if given, are conditions of which exactly one holds for each row, and an index leads
       to the first rows of each in this order: a page is chosen from a page of each.
+    - `crowded`: many rows may have the same first value; the whole place is looked up in the index.
     - `where` filters are part of `query`; their parameters are given at each read and are tied to
       the cursor: a cursor of another filter is refused.
     """
@@ -58,6 +63,7 @@ class Keyset(Generic[T]):
         order: Sequence[ColumnElement[Any]],
         descending: bool = False,
         split: Sequence[ColumnElement[bool]] = (),
+        crowded: bool = False,
         make: Callable[[Row], T],
     ) -> None:
         self.name = name
@@ -67,17 +73,59 @@ class Keyset(Generic[T]):
         self._positions = [names.index(column.key) for column in order]
         page = partial(_page, order=order, descending=descending, split=split)
         self._first = Statement(f"{name}.first_page", page(query))
-        behind = query.where(_behind(order, descending))
+        behind = query.where(
+            beyond(order, _after(order), descending=descending)
+            if crowded
+            else _behind(order, descending=descending)
+        )
         self._next = Statement(f"{name}.next_page", page(behind))
 
     def read(
         self, tx: Transaction, *, limit: int, cursor: str | None = None, **filters: Any
     ) -> Page[T]:
         """One page."""
-        if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
-            message = f"a page has 1 to {LIMIT_MAX} rows, not {limit!r}"
-            raise BadInput(message)
+        _check_limit(limit)
         key = self._key(tx, filters)
+        rows, more = self._rows(tx, limit, cursor, key, filters)
+        return Page(
+            [self._make(row) for row in rows], self._behind(rows[-1], key) if more else None
+        )
+
+    def sifted(
+        self,
+        tx: Transaction,
+        fits: Callable[[T], bool],
+        *,
+        limit: int,
+        cursor: str | None = None,
+        **filters: Any,
+    ) -> Page[T]:
+        """A page of those that fit, of which no index knows, in a bounded number of steps.
+
+        It may hold fewer than asked for, even none, and yet have a next one.
+        """
+        _check_limit(limit)
+        key = self._key(tx, filters)
+        found: list[T] = []
+        for _ in range(STEPS_MAX):
+            rows, more = self._rows(tx, STEP_ROWS, cursor, key, filters)
+            for row in rows:
+                made = self._make(row)
+                if not fits(made):
+                    continue
+                found.append(made)
+                if len(found) == limit:
+                    more = more or row is not rows[-1]
+                    return Page(found, self._behind(row, key) if more else None)
+            if not more:
+                return Page(found, None)
+            cursor = self._behind(rows[-1], key)
+        return Page(found, cursor)
+
+    def _rows(
+        self, tx: Transaction, limit: int, cursor: str | None, key: bytes, filters: dict[str, Any]
+    ) -> tuple[list[Row], bool]:
+        """So many rows, and whether there are more."""
         if cursor is None:
             rows = self._first.rows(tx, limit=limit + 1, **filters)
         else:
@@ -85,14 +133,19 @@ class Keyset(Generic[T]):
             if len(after) != len(self._positions):
                 raise _foreign()
             rows = self._next.rows(tx, limit=limit + 1, **filters, **after)
-        more = len(rows) > limit
-        rows = rows[:limit]
-        last = [rows[-1][i] for i in self._positions] if more else None
-        return Page([self._make(row) for row in rows], _sealed(last, key) if last else None)
+        return rows[:limit], len(rows) > limit
+
+    def _behind(self, row: Row, key: bytes) -> str:
+        return _sealed([row[i] for i in self._positions], key)
 
     def _key(self, tx: Transaction, filters: dict[str, Any]) -> bytes:
         named = msgspec.json.encode([self.name, filters], order="deterministic")
         return hashlib.sha256(tx.database.identity_in(tx).encode() + named).digest()
+
+
+def _check_limit(limit: Any) -> None:
+    if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
+        raise BadInput(f"a page has 1 to {LIMIT_MAX} rows, not {limit!r}")
 
 
 def _page(
@@ -115,19 +168,23 @@ def _page(
     return first(select(every), [every.c[str(column.key)] for column in order])
 
 
-def _behind(order: Sequence[ColumnElement[Any]], descending: bool) -> ColumnElement[bool]:
+def _behind(order: Sequence[ColumnElement[Any]], *, descending: bool) -> ColumnElement[bool]:
     """Rows behind the cursor, in a form that all databases answer from an index.
 
     For (a, b): a <= :a AND (a < :a OR (a = :a AND b < :b)).
     """
-    after = [bindparam(f"after_{i}", type_=column.type) for i, column in enumerate(order)]
+    after = _after(order)
     steps = []
     for i, column in enumerate(order):
-        beyond = column < after[i] if descending else column > after[i]
+        farther = column < after[i] if descending else column > after[i]
         same = [order[j] == after[j] for j in range(i)]
-        steps.append(and_(*same, beyond))
+        steps.append(and_(*same, farther))
     lead = order[0] <= after[0] if descending else order[0] >= after[0]
     return and_(lead, or_(*steps))
+
+
+def _after(order: Sequence[ColumnElement[Any]]) -> list[ColumnElement[Any]]:
+    return [bindparam(f"after_{i}", type_=column.type) for i, column in enumerate(order)]
 
 
 def _sealed(values: Sequence[Any], key: bytes) -> str:

@@ -28,6 +28,7 @@ from ledgerstone.messaging.tables import (
 from ledgerstone.messaging.transport import DELIVERED
 from ledgerstone.messaging.transports.local import LocalTransport
 from ledgerstone.settings import DestinationSettings
+from ledgerstone.store import pages
 from ledgerstone.store.moments import moment_of
 from ledgerstone.testing.clock import ManualClock
 from tests.contract.messaging.inbox import new_office
@@ -219,23 +220,23 @@ class FailedContract:
         for i in range(20):
             put(ledger, office, consumer="mailer" if i % 7 == 0 or i in {1, 2} else "biller")
         expected = [each.id for each in found(ledger, office) if each.consumer == "mailer"]
-        monkeypatch.setattr(failed, "STEP_ROWS", 3)
-        monkeypatch.setattr(failed, "STEPS_MAX", 2)
+        monkeypatch.setattr(pages, "STEP_ROWS", 3)
+        monkeypatch.setattr(pages, "STEPS_MAX", 2)
 
-        pages = []
+        seen = []
         cursor = None
         with ledger.reading() as tx:
             while True:
                 page = Failed(tx, office).find(consumer="mailer", limit=2, cursor=cursor)
-                pages.append([each.id for each in page.rows])
+                seen.append([each.id for each in page.rows])
                 cursor = page.next
                 if cursor is None:
                     break
 
-        ids = [each for page in pages for each in page]
+        ids = [each for page in seen for each in page]
         assert ids == expected
         assert len(ids) == 5
-        assert max(map(len, pages)) <= 2
+        assert max(map(len, seen)) <= 2
 
     def test_groups(self, ledger: Ledger, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
         """They are told by cause, the most frequent first; if not all were counted, that is too."""
@@ -246,7 +247,7 @@ class FailedContract:
         with ledger.reading() as tx:
             told = Failed(tx, office).groups()
             (one_consumer,) = Failed(tx, office).groups(consumer="biller").groups
-            monkeypatch.setattr(failed, "STEPS_MAX", 1)
+            monkeypatch.setattr(failed, "COUNTED_MAX", 3)
             monkeypatch.setattr(failed, "LIMIT_MAX", 3)
             some = Failed(tx, office).groups()
 

@@ -12,8 +12,9 @@ import pytest
 
 from ledgerstone.errors import BadInput, KeyConflict, NotFound, StoreBusy, TooLarge
 from ledgerstone.ledger import Transaction
-from ledgerstone.messaging import envelope
+from ledgerstone.messaging import envelope, outbox
 from ledgerstone.messaging.message import HEADERS_MAX
+from ledgerstone.messaging.outbox import OutboxRow
 from ledgerstone.messaging.publishing import (
     AVAILABLE_DAYS_MAX,
     MESSAGES_MAX,
@@ -21,6 +22,7 @@ from ledgerstone.messaging.publishing import (
     NewMessage,
     Published,
 )
+from ledgerstone.store import pages
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from tests.contract.messaging.destination import NAME, SHOP, Shop
@@ -356,25 +358,55 @@ class PublishingContract(Opened):
         assert {message.partition for message in shop.shelf.kept} == {odd.strip()}
         assert {message.headers["a"] for message in shop.shelf.kept} == {"'\"\\%s🦊"}
 
-    def test_the_list_shows_all(self, opening: Opening) -> None:
-        """The list shows what is there, newest first, by destination, page by page."""
+    @pytest.mark.parametrize("many", [False, True])
+    def test_the_list_shows_all(
+        self, opening: Opening, monkeypatch: pytest.MonkeyPatch, *, many: bool
+    ) -> None:
+        """The list shows what is there, newest first, by destination, page by page.
+
+        What waits is shown in the order in which it leaves.
+        """
+        if many:
+            monkeypatch.setattr(outbox, "FEW_MAX", 1)
+            monkeypatch.setattr(outbox, "_lists", outbox._Lists)
+            monkeypatch.setattr(pages, "STEP_ROWS", 3)
+            monkeypatch.setattr(pages, "STEPS_MAX", 2)
         shop = opening()
         shop.publish(1, 2, 3)
         shop.publish(4, name="stock.counted")
         shop.tick()
         shop.publish(5)
+        shop.publish(7, 8, partition="b")
+        shop.publish(6, partition="a")
 
         with shop.ledger.reading() as tx:
             first = tx.outbox.find(limit=2)
             second = tx.outbox.find(limit=2, cursor=first.next)
-            waiting = tx.outbox.find(waiting=True)
-            ours = tx.outbox.find(destination=SHOP, waiting=True)
+            waiting = every_page(tx, waiting=True)
+            ours = every_page(tx, destination=SHOP, waiting=True)
+            every = every_page(tx, destination=SHOP)
+            none = tx.outbox.find(destination="retry")
             with pytest.raises(NotFound):
                 tx.outbox.find(destination="nowhere")
 
-        assert [row.body for row in (*first.rows, *second.rows)] == ["5", "4", "3", "2"]
-        assert [row.body for row in waiting.rows] == ["5", "4"]
-        assert [(row.body, row.name, row.destination) for row in ours.rows] == [("5", NAME, SHOP)]
+        assert [row.body for row in (*first.rows, *second.rows)] == ["6", "8", "7", "5"]
+        assert [row.body for row in waiting] == ["4", "5", "6", "7", "8"]
+        assert [row.body for row in ours] == ["5", "6", "7", "8"]
+        assert {(row.name, row.destination) for row in ours} == {(NAME, SHOP)}
+        assert [row.body for row in every] == ["6", "8", "7", "5", "3", "2", "1"]
+        assert (none.rows, none.next) == ([], None)
+
+
+def every_page(tx: Transaction, **given: Any) -> list[OutboxRow]:
+    """All rows of a list, two at a time."""
+    found: list[OutboxRow] = []
+    cursor = None
+    while True:
+        page = tx.outbox.find(limit=2, cursor=cursor, **given)
+        assert len(page.rows) <= 2
+        found += page.rows
+        if (cursor := page.next) is None:
+            return found
 
 
 @pytest.mark.filterwarnings("ignore:SQLite .* has the WAL-reset bug:RuntimeWarning")

@@ -53,6 +53,27 @@ class MissingTargetContract(Opened):
         resumed = [entry for entry in shop.record() if entry.what is What.RESUMED]
         assert {entry.who for entry in resumed} == {"relay"}
 
+    def test_a_target_that_stays_missing(self, opening: Opening, clock: ManualClock) -> None:
+        """While it is away, others that are back go on, and one of its messages a turn is tried."""
+        shop = opening(on_failure="park", max_attempts=1)
+        away, back = [f"a{number}" for number in range(3)], [f"b{number}" for number in range(3)]
+        for partition in (*away, *back):
+            shop.shelf.tell(partition, MISSING)
+            shop.publish(partition, partition=partition)
+        shop.tick(2)
+        for partition in back:
+            shop.shelf.forgive(partition)
+
+        turns = 12
+        for _ in range(turns):
+            clock.advance(60)
+            shop.tick(3)
+
+        assert sorted(shop.shelf.bodies) == back
+        tries = [message for message in shop.shelf.sent if message.partition in away]
+        # Once at first, once when the others went on.
+        assert 2 * len(away) < len(tries) <= 2 * len(away) + turns
+
     def test_parked_partitions_are_resumed_in_bulk(self, opening: Opening) -> None:
         """All that were parked for a reason are resumed, so many a call, or only named."""
         shop = opening(on_failure="park", max_attempts=1)

@@ -14,6 +14,7 @@ from sqlalchemy import BigInteger, Column, Index, String, Table, bindparam, inse
 from ledgerstone.errors import BadInput
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger, Transaction
+from ledgerstone.store import pages
 from ledgerstone.store.pages import LIMIT_MAX, Keyset
 from ledgerstone.store.schema import MYSQL_TABLE, id_type, metadata
 from ledgerstone.testing.fixtures import Home
@@ -50,6 +51,17 @@ of_kind = Keyset(
 )
 by_kind = Keyset(
     "entries.by_kind", _columns, order=(entry.c.kind, entry.c.at_ms, entry.c.id), make=_entry
+)
+crowded = Keyset(
+    "entries.crowded", _columns, order=(entry.c.kind, *_order), crowded=True, make=_entry
+)
+crowded_backwards = Keyset(
+    "entries.crowded_backwards",
+    _columns,
+    order=(entry.c.kind, *_order),
+    descending=True,
+    crowded=True,
+    make=_entry,
 )
 
 # Few moments and kinds, so that many entries are at the same one.
@@ -138,6 +150,8 @@ class PageContract:
                 forwards = gathered(tx, oldest_first, limit=limit)
                 backwards = gathered(tx, newest_first, limit=limit)
                 three_deep = gathered(tx, by_kind, limit=limit)
+                as_one = gathered(tx, crowded, limit=limit)
+                from_the_end = gathered(tx, crowded_backwards, limit=limit)
                 filtered = gathered(tx, of_kind, limit=limit, kind="a")
 
                 expected = sorted(added, key=by_moment)
@@ -146,8 +160,33 @@ class PageContract:
                 assert sorted(three_deep, key=by_moment) == expected
                 assert filtered == [row for row in expected if row[2] == "a"]
                 assert grouped(three_deep)
+                assert as_one == three_deep
+                assert from_the_end == three_deep[::-1]
 
         page_through()
+
+    @pytest.mark.parametrize("limit", [1, 3, 10])
+    def test_sifted(self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, *, limit: int) -> None:
+        """Pages of those that fit lead through all of them, each in a bounded number of steps."""
+        monkeypatch.setattr(pages, "STEP_ROWS", 4)
+        monkeypatch.setattr(pages, "STEPS_MAX", 2)
+        rows = add(ledger, [(i // 3, "b" if i in {0, 1, 19, 20} else "a") for i in range(24)])
+        expected = [row for row in sorted(rows, key=by_moment) if row[2] == "b"]
+
+        seen = []
+        cursor = None
+        with ledger.reading() as tx:
+            while True:
+                page = oldest_first.sifted(
+                    tx, lambda row: row[2] == "b", limit=limit, cursor=cursor
+                )
+                assert len(page.rows) <= limit
+                seen += page.rows
+                cursor = page.next
+                if cursor is None:
+                    break
+
+        assert seen == expected
 
     def test_limits(self, ledger: Ledger) -> None:
         """A page has 1 to 1000 rows; any other limit is BadInput."""

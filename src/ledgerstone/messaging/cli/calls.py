@@ -1,15 +1,22 @@
-"""What calls about messages share: the tables that they need."""
+"""What calls about messages share: the tables that they need, and pages that have something."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from sqlalchemy import Table
 
 from ledgerstone.console.application import ledger_of
 from ledgerstone.console.call import Call
 from ledgerstone.ledger import Ledger, Transaction
+from ledgerstone.store.pages import Page
+
+PAGES_MAX = 20
+"""Pages that are read until one has something: filters leave rows out."""
+
+T = TypeVar("T")
 
 
 def ready(ledger: Ledger, *tables: Table) -> None:
@@ -26,3 +33,13 @@ def looking_at(call: Call, name: str) -> Iterator[tuple[Ledger, Transaction]]:
         ready(ledger, getattr(ledger.office.shared, name))
         with ledger.reading() as tx:
             yield ledger, tx
+
+
+def first_with_rows(read: Callable[[str | None], Page[T]], cursor: str | None) -> Page[T]:
+    """The first page that has something, among so many; from the cursor on."""
+    page = read(cursor)
+    for _ in range(PAGES_MAX):
+        if page.rows or page.next is None:
+            break
+        page = read(page.next)
+    return page

@@ -23,12 +23,10 @@ from ledgerstone.errors import NotAllowedNow, NotFound
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.messaging import record
 from ledgerstone.messaging.cli import failed_views
-from ledgerstone.messaging.cli.calls import looking_at, ready
+from ledgerstone.messaging.cli.calls import first_with_rows, looking_at, ready
 from ledgerstone.messaging.failed import RETRY_MAX, Chosen
 
 PREVIEW_ROWS = 5
-PAGES_MAX = 20
-"""Pages that are read until one has something: filters leave rows out."""
 
 IdsArgument = Annotated[
     list[int] | None, typer.Argument(metavar="ID", help="The ids, as `failed show` lists them.")
@@ -119,11 +117,7 @@ def _show_groups(call: Call, filters: dict[str, Any]) -> None:
 
 def _show_list(call: Call, filters: dict[str, Any], limit: int, cursor: str | None) -> None:
     with looking_at(call, "failed") as (_, tx):
-        page = tx.failed.find(**filters, limit=limit, cursor=cursor)
-        for _ in range(PAGES_MAX):
-            if page.rows or page.next is None:
-                break
-            page = tx.failed.find(**filters, limit=limit, cursor=page.next)
+        page = first_with_rows(lambda at: tx.failed.find(**filters, limit=limit, cursor=at), cursor)
         now = now_of(tx)
     facts = {"failed": [failed_views.facts(row) for row in page.rows], "next": page.next}
     seen = failed_views.listing(page.rows, now) if page.rows else _none(filters)

@@ -18,7 +18,7 @@ from ledgerstone.console.pages import LIST_ROWS, CursorOption, LimitOption
 from ledgerstone.console.steps import removed_in_steps
 from ledgerstone.errors import BadInput, KeyConflict
 from ledgerstone.messaging.cli import outbox_views
-from ledgerstone.messaging.cli.calls import looking_at
+from ledgerstone.messaging.cli.calls import first_with_rows, looking_at
 from ledgerstone.messaging.cli.parked import confirmed, resume_parked
 from ledgerstone.messaging.cli.relay import relay
 from ledgerstone.messaging.publishing import Accepted, Published
@@ -47,10 +47,17 @@ def list_(
 ) -> None:
     """List the messages in the outbox, newest first, a page at a time.
 
+    With --waiting those of each partition in the order in which they leave.
+
     Example: ledgerstone outbox list --waiting --destination broker
     """
     with looking_at(call, "outbox") as (_, tx):
-        page = tx.outbox.find(destination=destination, waiting=waiting, limit=limit, cursor=cursor)
+        page = first_with_rows(
+            lambda at: tx.outbox.find(
+                destination=destination, waiting=waiting, limit=limit, cursor=at
+            ),
+            cursor,
+        )
         now = now_of(tx)
     seen: RenderableType = outbox_views.messages(page.rows, now)
     if not page.rows:
