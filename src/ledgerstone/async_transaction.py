@@ -1,11 +1,15 @@
-"""The calls of a transaction, awaited: what an event loop uses."""
+"""A transaction for an event loop: the same calls, awaited."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
-from ledgerstone.room import Room
+from ledgerstone.blobs.async_calls import AsyncBlobs
+from ledgerstone.jobs.async_calls import AsyncJobs, AsyncSchedules
+from ledgerstone.messaging.async_calls import AsyncFailed, AsyncInbox, AsyncOutbox
+from ledgerstone.protocols.async_calls import AsyncProtocols
+from ledgerstone.store.async_calls import Ask
 
 if TYPE_CHECKING:
     from ledgerstone.ledger import Transaction
@@ -13,76 +17,51 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Carry(Protocol):
-    """Does work in a transaction while an event loop goes on."""
-
-    def __call__(self, work: Callable[[Transaction], T], /) -> Awaitable[T]: ...
-
-
 class AsyncTransaction:
-    """The same calls, awaited: `await tx.jobs.enqueue(…)`."""
+    """The same calls, awaited: `await tx.jobs.enqueue(…)`.
 
-    def __init__(self, carry: Carry) -> None:
+    Whatever else a transaction can do is done by `run`: a room of your own, as in
+    `await tx.run(lambda tx: tx.room(ACME).enter("order-7"))`, or statements of your own.
+    """
+
+    def __init__(self, carry: Ask[Transaction]) -> None:
         self._carry = carry
 
     @property
-    def jobs(self) -> Any:
-        """Functions to be run later; each call is awaited."""
-        return _AsyncRoom(self, "jobs")
+    def jobs(self) -> AsyncJobs:
+        """Functions to be run later."""
+        return AsyncJobs(lambda ask: self.run(lambda tx: ask(tx.jobs)))
 
     @property
-    def schedules(self) -> Any:
-        """Jobs that come again and again; each call is awaited."""
-        return _AsyncRoom(self, "schedules")
+    def schedules(self) -> AsyncSchedules:
+        """Jobs that come again and again."""
+        return AsyncSchedules(lambda ask: self.run(lambda tx: ask(tx.schedules)))
 
     @property
-    def outbox(self) -> Any:
-        """Messages to be carried elsewhere; each call is awaited."""
-        return _AsyncRoom(self, "outbox")
+    def outbox(self) -> AsyncOutbox:
+        """Messages to be carried elsewhere."""
+        return AsyncOutbox(lambda ask: self.run(lambda tx: ask(tx.outbox)))
 
     @property
-    def inbox(self) -> Any:
-        """Messages that were handled; each call is awaited."""
-        return _AsyncRoom(self, "inbox")
+    def inbox(self) -> AsyncInbox:
+        """Messages that were handled."""
+        return AsyncInbox(lambda ask: self.run(lambda tx: ask(tx.inbox)))
 
     @property
-    def failed(self) -> Any:
-        """Messages that could not be handled or delivered; each call is awaited."""
-        return _AsyncRoom(self, "failed")
-
-    def room(self, room: Room[Any, Any]) -> Any:
-        """What the room can be asked in this transaction; each call is awaited."""
-        return _AsyncRoom(self, room)
+    def failed(self) -> AsyncFailed:
+        """Messages that could not be handled or delivered."""
+        return AsyncFailed(lambda ask: self.run(lambda tx: ask(tx.failed)))
 
     @property
-    def blobs(self) -> Any:
-        """Files in slices; each call is awaited."""
-        return _AsyncRoom(self, "blobs")
+    def blobs(self) -> AsyncBlobs:
+        """Files in slices."""
+        return AsyncBlobs(lambda ask: self.run(lambda tx: ask(tx.blobs)))
 
     @property
-    def protocols(self) -> Any:
-        """Events that come in; each call is awaited."""
-        return _AsyncRoom(self, "protocols")
+    def protocols(self) -> AsyncProtocols:
+        """Events that come in, and what becomes of them."""
+        return AsyncProtocols(lambda ask: self.run(lambda tx: ask(tx.protocols)))
 
     async def run(self, work: Callable[[Transaction], T]) -> T:
         """`work(tx)` inside the transaction."""
         return await self._carry(work)
-
-
-class _AsyncRoom:
-    """A room whose calls are awaited."""
-
-    def __init__(self, tx: AsyncTransaction, room: str | Room[Any, Any]) -> None:
-        self._tx = tx
-        self._room = room
-
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        async def call(*arguments: Any, **named: Any) -> Any:
-            return await self._tx.run(
-                lambda tx: getattr(self._calls(tx), name)(*arguments, **named)
-            )
-
-        return call
-
-    def _calls(self, tx: Transaction) -> Any:
-        return getattr(tx, self._room) if isinstance(self._room, str) else tx.room(self._room)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast, overload
 from uuid import UUID
 from weakref import WeakSet
 
@@ -15,7 +15,7 @@ import msgspec
 
 from ledgerstone import failpoints
 from ledgerstone import protocols as events
-from ledgerstone.async_transaction import AsyncTransaction, Carry
+from ledgerstone.async_transaction import AsyncTransaction
 from ledgerstone.blobs.blobs import Blobs
 from ledgerstone.blobs.room import BLOBS
 from ledgerstone.blobs.store import BlobStore
@@ -43,6 +43,7 @@ from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.settings.registered import rooms_of
 from ledgerstone.signing.room import SIGNING
 from ledgerstone.store import migrating
+from ledgerstone.store.async_calls import Ask
 from ledgerstone.store.clock import Clock
 from ledgerstone.store.database import Database
 from ledgerstone.store.endings import Ending
@@ -53,7 +54,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sqlalchemy import Connection
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
 
     from ledgerstone.signing.duty_store import Access
     from ledgerstone.signing.relay import Announcement
@@ -67,8 +69,16 @@ RELAY_TURN_STEPS_MAX = 4
 """A duty's turn: two times published and confirmed."""
 SHIPPED: tuple[Room[Any, Any], ...] = (JOBS, MESSAGING, PROTOCOLS, SIGNING, BLOBS)
 """The rooms that every ledger has."""
-SyncJoinable = Any
-"""A SQLAlchemy Connection or Session, a Django connection, or one of psycopg, sqlite3, PyMySQL."""
+
+
+class DriverConnection(Protocol):
+    """A connection of psycopg, sqlite3 or PyMySQL, or Django's."""
+
+    def cursor(self) -> object: ...
+
+    def commit(self) -> None: ...
+
+    def rollback(self) -> None: ...
 
 
 class Transaction(StoreTransaction):
@@ -129,7 +139,7 @@ class Transaction(StoreTransaction):
         """Events that come in, and what becomes of them."""
         return self.room(PROTOCOLS)
 
-    def awaited(self, carry: Carry) -> AsyncTransaction:
+    def awaited(self, carry: Ask[Transaction]) -> AsyncTransaction:
         """The same transaction for an event loop, if `carry` does its work beside the loop."""
         return AsyncTransaction(carry)
 
@@ -231,10 +241,14 @@ class Ledger:
         return self.database.run(work)
 
     @overload
-    def join(self, joined: AsyncConnection | AsyncSession) -> AsyncTransaction: ...
+    def join(
+        self, joined: AsyncConnection | AsyncSession | async_scoped_session[AsyncSession]
+    ) -> AsyncTransaction: ...
 
     @overload
-    def join(self, joined: SyncJoinable) -> Transaction: ...
+    def join(
+        self, joined: Connection | Session | scoped_session[Session] | DriverConnection
+    ) -> Transaction: ...
 
     def join(self, joined: object) -> Transaction | AsyncTransaction:
         """The caller's transaction: SQLAlchemy's, Django's or a driver's, sync or async."""

@@ -10,7 +10,7 @@ import pytest
 from reminders import REMINDERS, Reminders
 from sqlalchemy import create_engine, inspect, text
 
-from ledgerstone import Ledger, errors
+from ledgerstone import AsyncTransaction, Ledger, errors
 from ledgerstone.cli.program import COMMANDS
 from ledgerstone.ledger import SHIPPED
 from ledgerstone.room import Room
@@ -106,16 +106,11 @@ def test_it_joins_a_transaction(ledger: Ledger) -> None:
 
 
 def test_it_is_awaited(ledger: Ledger) -> None:
-    """Under asyncio each of its calls is awaited."""
+    """Under asyncio it is asked in the transaction, and the answer is awaited."""
 
     async def ask() -> int:
-        from ledgerstone import AsyncTransaction
-
-        async def carry(work: object) -> object:
-            return ledger.run(work)  # type: ignore[arg-type]
-
-        waiting: int = await AsyncTransaction(carry).room(REMINDERS).waiting()  # type: ignore[arg-type]
-        return waiting
+        tx = AsyncTransaction(lambda work: asyncio.to_thread(ledger.run, work))
+        return await tx.run(lambda tx: tx.room(REMINDERS).waiting())
 
     assert asyncio.run(ask()) == 0
 

@@ -122,7 +122,7 @@ def test_nonsense_is_refused(tmp_path: Path, nonsense: object) -> None:
     """What is no connection is BadInput, and the hint lists what can be joined."""
     with opened(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         with pytest.raises(errors.BadInput) as raised:
-            ledger.join(nonsense)
+            ledger.join(nonsense)  # type: ignore[call-overload]
 
         assert "psycopg" in str(raised.value)
 
@@ -135,7 +135,7 @@ def test_what_holds_no_transaction_is_refused(ledger: Ledger, home: Home) -> Non
 
     for nothing in (engine, closed, Session()):
         with pytest.raises(errors.BadInput):
-            ledger.join(nothing)
+            ledger.join(nothing)  # type: ignore[arg-type]
 
 
 def library(home: Home) -> dict[str, Any]:

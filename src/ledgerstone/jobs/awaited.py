@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, overload
 
 from ledgerstone.engine.aside import Aside
 from ledgerstone.errors import BadInput, NotAllowedNow
 
 if TYPE_CHECKING:
+    from ledgerstone.async_transaction import AsyncTransaction
     from ledgerstone.jobs.running import Job
+    from ledgerstone.ledger import Transaction
 
+P = ParamSpec("P")
 T = TypeVar("T")
 THREAD = "ledgerstone-async-job"
 """What the thread of a job is called."""
@@ -66,14 +69,14 @@ class AsyncJob:
     def step(
         self,
         name: str,
-        call: Callable[..., Coroutine[Any, Any, T]],
-        *arguments: Any,
-        **named: Any,
+        call: Callable[P, Coroutine[Any, Any, T]],
+        *arguments: P.args,
+        **named: P.kwargs,
     ) -> Coroutine[Any, Any, T]: ...
 
     @overload
     def step(
-        self, name: str, call: Callable[..., T], *arguments: Any, **named: Any
+        self, name: str, call: Callable[P, T], *arguments: P.args, **named: P.kwargs
     ) -> Coroutine[Any, Any, T]: ...
 
     def step(
@@ -89,7 +92,7 @@ class AsyncJob:
         work = partial(call, *arguments, **named)
         return self._asked("step", lambda: self._step(name, work))
 
-    def transaction(self, result: Any = None) -> AbstractAsyncContextManager[Any]:
+    def transaction(self, result: object = None) -> AbstractAsyncContextManager[AsyncTransaction]:
         """A transaction that ends the job: what it writes and its success are one commit.
 
         `async with job.transaction() as tx:`, and then `await tx.jobs.enqueue(…)`, or
@@ -97,7 +100,7 @@ class AsyncJob:
         """
         return _Block(self._job, self._aside, result, self._opened)
 
-    def complete(self, tx: Any, result: Any = None) -> Coroutine[Any, Any, None]:
+    def complete(self, tx: AsyncTransaction, result: object = None) -> Coroutine[Any, Any, None]:
         """End the job in a transaction of the caller's: if it commits, the job has succeeded.
 
         `tx` is what `ledger.join` answers for an AsyncSession or an AsyncConnection. The handler
@@ -199,10 +202,10 @@ class _Block:
         self._aside = aside
         self._result = result
         self._opened = opened
-        self._begun: Any = None
-        self._tx: Any = None
+        self._begun: AbstractContextManager[Transaction] | None = None
+        self._tx: Transaction | None = None
 
-    async def __aenter__(self) -> Any:
+    async def __aenter__(self) -> AsyncTransaction:
         self._opened(self)
         try:
             tx = await self._aside.run(self._begin)
@@ -241,7 +244,7 @@ class _Block:
         with suppress(NotAllowedNow):
             self._aside.give(partial(self._end, type(undone), undone, None))
 
-    def _begin(self) -> Any:
+    def _begin(self) -> Transaction:
         begun = self._job.transaction(self._result)
         self._tx = tx = begun.__enter__()
         self._begun = begun
@@ -251,7 +254,7 @@ class _Block:
         begun, self._begun, self._tx = self._begun, None, None
         return begun.__exit__(*raised) if begun is not None else None
 
-    async def _carry(self, work: Callable[[Any], T]) -> T:
+    async def _carry(self, work: Callable[[Transaction], T], /) -> T:
         def carried() -> T:
             if self._tx is None:
                 message = "the transaction of the job has ended"

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, SupportsFloat, TypeVar
 
 import msgspec
 from sqlalchemy import BigInteger, Double, bindparam, func, insert, select, update
@@ -35,9 +35,11 @@ from ledgerstone.store.statement import Statement
 
 if TYPE_CHECKING:
     from ledgerstone.jobs.settling import JobClaim, Rules
+    from ledgerstone.ledger import Transaction as LedgerTransaction
     from ledgerstone.store.database import Database
     from ledgerstone.store.transaction import Transaction
 
+P = ParamSpec("P")
 T = TypeVar("T")
 LOOK_SECONDS = 0.5
 """How often `canceled` asks the database."""
@@ -159,7 +161,7 @@ class Job:
 
         self._database.run(tell)
 
-    def step(self, name: str, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    def step(self, name: str, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """What the step answered when it finished, in this attempt or an earlier one.
 
         The answer is kept as JSON. A step that was finished and not remembered, because the process
@@ -215,7 +217,7 @@ class Job:
         return decode(text)
 
     @contextmanager
-    def transaction(self, result: Any = None) -> Iterator[Any]:
+    def transaction(self, result: object = None) -> Iterator[LedgerTransaction]:
         """A transaction that ends the job: what it writes and its success are one commit.
 
         - There is one: another one, inside it or after it, is refused before anything is done.
@@ -239,7 +241,7 @@ class Job:
             self._ending = False
         self._settled = True
 
-    def complete(self, tx: Transaction, result: Any = None) -> None:
+    def complete(self, tx: Transaction, result: object = None) -> None:
         """End the job in a transaction of the caller's: if it commits, the job has succeeded.
 
         The handler commits and returns after that, nothing or the same result. One that returns

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
 from datetime import datetime
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import msgspec
 from sqlalchemy import (
@@ -112,8 +111,22 @@ class Chosen(msgspec.Struct, frozen=True):
     dry_run: bool
 
 
+class Filters(TypedDict, total=False):
+    """Which failed messages are meant; what is left out or None does not matter.
+
+    - `consumer`, `name`, `code`, `origin` are compared as a whole.
+    - `since`: those that failed at this moment, which has a time zone, or later.
+    """
+
+    consumer: str | None
+    name: str | None
+    code: str | None
+    origin: str | None
+    since: datetime | None
+
+
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which failed messages are meant; what is None does not matter."""
+    """The filters as they are compared."""
 
     consumer: str | None = None
     name: str | None = None
@@ -290,9 +303,9 @@ class Failed:
         self._office = office
 
     def find(
-        self, *, limit: int = 50, cursor: str | None = None, **filters: Any
+        self, *, limit: int = 50, cursor: str | None = None, **filters: Unpack[Filters]
     ) -> Page[FailedMessage]:
-        """Those that meet the filters (see `Filter`), newest first.
+        """Those that meet the filters (see `Filters`), newest first.
 
         A page may hold fewer than asked for, even none, and yet have a next one.
         """
@@ -311,7 +324,7 @@ class Failed:
             raise NotFound(f"no failed message has the id {failed_id}")
         return made(row, self._origin)
 
-    def groups(self, **filters: Any) -> Groups:
+    def groups(self, **filters: Unpack[Filters]) -> Groups:
         """Those that meet the filters, by cause."""
         wanted = _filter(filters)
         newest = self._ready().newest
@@ -355,7 +368,7 @@ class Failed:
         cursor: str | None = None,
         dry_run: bool = False,
         by: str | None = None,
-        **filters: Any,
+        **filters: Unpack[Filters],
     ) -> Chosen:
         """Retry those that meet the filters, the oldest first, at most so many."""
         page = self._oldest(limit, RETRY_MAX, cursor, filters)
@@ -380,7 +393,7 @@ class Failed:
         cursor: str | None = None,
         dry_run: bool = False,
         by: str | None = None,
-        **filters: Any,
+        **filters: Unpack[Filters],
     ) -> Chosen:
         """Remove those that meet the filters, the oldest first, at most so many."""
         page = self._oldest(limit, REMOVE_MAX, cursor, filters)
@@ -395,7 +408,7 @@ class Failed:
         return _statements(self._office.shared.failed)
 
     def _oldest(
-        self, limit: int, limit_max: int, cursor: str | None, filters: Mapping[str, Any]
+        self, limit: int, limit_max: int, cursor: str | None, filters: Filters
     ) -> Page[FailedMessage]:
         if not 1 <= limit <= limit_max:
             message = f"one call takes 1 to {limit_max} failed messages, not {limit}"
@@ -467,7 +480,7 @@ class Failed:
         record(self._tx, [_undone(What.RETRIED, found, by)])
 
 
-def _filter(given: Mapping[str, Any]) -> Filter:
+def _filter(given: Filters) -> Filter:
     unknown = set(given) - set(Filter.__struct_fields__)
     if unknown:
         known = ", ".join(Filter.__struct_fields__)

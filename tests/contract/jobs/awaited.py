@@ -435,7 +435,7 @@ class AwaitedSessionContract:
                 async with AsyncSession(engine) as session:
                     await session.execute(insert(note).values(name="mine", count=1))
                     with pytest.raises(BadInput, match="AsyncTransaction"):
-                        await job.complete(session)
+                        await job.complete(session)  # type: ignore[arg-type]
                     await job.complete(ledger.join(session), {"n": 2})
                     await (session.commit() if commits else session.rollback())
                 await engine.dispose()

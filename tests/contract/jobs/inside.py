@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from decimal import Decimal
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import pytest
@@ -152,7 +151,7 @@ class InsideContract(OwnTable):
         @ledger.job("a")
         def work(job: Job) -> list[int]:
             with ThreadPoolExecutor(2) as threads:
-                return list(threads.map(partial(job.step, "meet", meet), (1, 2)))
+                return list(threads.map(lambda number: job.step("meet", meet, number), (1, 2)))
 
         job_id = enqueue(ledger, work)
 

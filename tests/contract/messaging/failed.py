@@ -213,7 +213,7 @@ class FailedContract:
         put(ledger, office)
 
         with ledger.transaction() as tx, pytest.raises(BadInput, match="kind"):
-            Failed(tx, office).remove_all(kind="mailer")
+            Failed(tx, office).remove_all(kind="mailer")  # type: ignore[call-arg]
 
     def test_pages(self, ledger: Ledger, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
         """Pages of a filtered list lead through all of it, each row once."""

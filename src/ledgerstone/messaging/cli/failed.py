@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, cast
 
 import msgspec
 import typer
@@ -24,7 +24,7 @@ from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.messaging import record
 from ledgerstone.messaging.cli import failed_views
 from ledgerstone.messaging.cli.calls import first_with_rows, looking_at, ready
-from ledgerstone.messaging.failed import RETRY_MAX, Chosen
+from ledgerstone.messaging.failed import RETRY_MAX, Chosen, Filters
 
 PREVIEW_ROWS = 5
 
@@ -92,12 +92,12 @@ def show(
         _show_list(call, filters, limit, cursor)
 
 
-def _filters(**given: str | None) -> dict[str, Any]:
+def _filters(**given: str | None) -> Filters:
     """Those that were given, a moment as one."""
-    filters: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if "since" in filters:
-        filters["since"] = moments.given_or_ago("--since", given["since"])
-    return filters
+    found: dict[str, object] = {name: text for name, text in given.items() if text is not None}
+    if "since" in found:
+        found["since"] = moments.given_or_ago("--since", given["since"])
+    return cast("Filters", found)
 
 
 def _show_one(call: Call, failed_id: int) -> None:
@@ -108,14 +108,14 @@ def _show_one(call: Call, failed_id: int) -> None:
     output.show(facts, failed_views.portrait(found, events, now), json=call.json)
 
 
-def _show_groups(call: Call, filters: dict[str, Any]) -> None:
+def _show_groups(call: Call, filters: Filters) -> None:
     with looking_at(call, "failed") as (_, tx):
         found, now = tx.failed.groups(**filters), now_of(tx)
     seen: RenderableType = failed_views.groups(found, now)
     output.show(found, seen if found.groups else _none(filters), json=call.json)
 
 
-def _show_list(call: Call, filters: dict[str, Any], limit: int, cursor: str | None) -> None:
+def _show_list(call: Call, filters: Filters, limit: int, cursor: str | None) -> None:
     with looking_at(call, "failed") as (_, tx):
         page = first_with_rows(lambda at: tx.failed.find(**filters, limit=limit, cursor=at), cursor)
         now = now_of(tx)
@@ -125,7 +125,7 @@ def _show_list(call: Call, filters: dict[str, Any], limit: int, cursor: str | No
     output.say_next(page.next, json=call.json)
 
 
-def _none(filters: dict[str, Any]) -> str:
+def _none(filters: Filters) -> str:
     return "no failed message meets these filters" if filters else "no message has failed"
 
 
@@ -219,7 +219,7 @@ def _do(
     call: Call,
     act: _Act,
     ids: list[int],
-    filters: dict[str, Any],
+    filters: Filters,
     *,
     every: bool,
     dry_run: bool,

@@ -1,0 +1,57 @@
+"""The calls that can be made in a transaction, awaited by an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import update_wrapper
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+
+CallsT = TypeVar("CallsT")
+CallsT_co = TypeVar("CallsT_co", covariant=True)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Ask(Protocol[CallsT_co]):
+    """Asks something in a transaction while the event loop goes on."""
+
+    def __call__(self, question: Callable[[CallsT_co], T], /) -> Awaitable[T]: ...
+
+
+class AsyncCalls(Generic[CallsT]):
+    """The calls of a class, each of them awaited.
+
+    class AsyncJobs(AsyncCalls[Jobs]):
+        get = awaited(Jobs.get)
+    """
+
+    def __init__(self, ask: Ask[CallsT]) -> None:
+        self.ask = ask
+
+
+class awaited(Generic[CallsT, P, T]):  # noqa: N801 - it is used like a decorator
+    """A method of the class, with the same parameters and the same answer."""
+
+    def __init__(self, method: Callable[Concatenate[CallsT, P], T]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    @overload
+    def __get__(self, calls: None, kind: type) -> Self: ...
+
+    @overload
+    def __get__(
+        self, calls: AsyncCalls[CallsT], kind: type
+    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
+
+    def __get__(
+        self, calls: AsyncCalls[CallsT] | None, kind: type
+    ) -> Self | Callable[P, Coroutine[Any, Any, T]]:
+        if calls is None:
+            return self
+        ask, method = calls.ask, self._method
+
+        async def call(*arguments: P.args, **named: P.kwargs) -> T:
+            return await ask(lambda asked: method(asked, *arguments, **named))
+
+        return update_wrapper(call, method)
