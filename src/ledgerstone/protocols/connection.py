@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import column, table, text
+from sqlalchemy import bindparam, column, select, table, text
 from sqlalchemy.sql.selectable import TableClause
 
 from ledgerstone.errors import BadInput, NotAllowedNow
 from ledgerstone.protocols.results import Reason
 from ledgerstone.protocols.values import Values
+from ledgerstone.store.pages import Keyset, Page
 from ledgerstone.store.rows import InsertRows, PutRow
 from ledgerstone.store.statement import Row, Statement
 from ledgerstone.store.transaction import Transaction
@@ -60,6 +61,34 @@ class Reading:
     def exists(self, sql: str, **parameters: Any) -> bool:
         """Whether the query answers a row."""
         return bool(self.rows(sql, **parameters))
+
+    def page(
+        self,
+        of: str,
+        columns: Sequence[str],
+        *,
+        order: Sequence[str],
+        limit: int,
+        cursor: str | None = None,
+        back: bool = False,
+        ascending: bool = False,
+        where: Mapping[str, Any] | None = None,
+    ) -> Page[Row]:
+        """One page of a table, the newest rows first.
+
+        - `order` is a time and what tells rows of one time apart, and is among the columns.
+        - `where` are values that columns have: an index that begins with them and goes on with the
+          order makes each page as cheap as the first.
+        - `cursor` is one of the page before; `back` reads the page in front of it.
+        """
+        values = dict(where or {})
+        list_ = _listing(of, tuple(columns), tuple(order), tuple(values), ascending)
+        filters = {f"{name}_": value for name, value in values.items()}
+        if not back:
+            return list_.read(self._tx, limit=limit, cursor=cursor, **filters)
+        if cursor is None:
+            raise BadInput("a page before another one begins at a cursor")
+        return list_.read_back(self._tx, limit=limit, cursor=cursor, **filters)
 
 
 class Projecting(Reading):
@@ -115,6 +144,27 @@ def _inserting(into: str, names: tuple[str, ...]) -> InsertRows:
 @lru_cache(maxsize=STATEMENTS_MAX)
 def _putting(into: str, key: tuple[str, ...], names: tuple[str, ...]) -> PutRow:
     return PutRow(f"protocols.put {into}", _table(into, names), key=key, columns=names)
+
+
+@lru_cache(maxsize=STATEMENTS_MAX)
+def _listing(
+    of: str,
+    columns: tuple[str, ...],
+    order: tuple[str, ...],
+    filtered: tuple[str, ...],
+    ascending: bool,
+) -> Keyset[Row]:
+    listed = table(of, *[column(each) for each in dict.fromkeys((*columns, *filtered))])
+    query = select(*[listed.c[each] for each in columns]).where(
+        *[listed.c[each] == bindparam(f"{each}_") for each in filtered]
+    )
+    return Keyset(
+        f"protocols.page {of} {' '.join(order)}",
+        query,
+        order=[listed.c[each] for each in order],
+        descending=not ascending,
+        make=tuple,
+    )
 
 
 def _table(name: str, names: Sequence[str]) -> TableClause:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from sqlalchemy import BigInteger, bindparam, select
 
 from ledgerstone.protocols.events import Envelope, data_of, identity_of, payload_of
@@ -72,6 +73,13 @@ def identified(protocol: Protocol, envelope: Envelope, now: int) -> tuple[Envelo
         created_at_ms=envelope.created_at_ms or now,
     )
     return made, payload
+
+
+def dated(envelope: Envelope, now: int) -> Envelope:
+    """The envelope with a moment."""
+    if envelope.created_at_ms:
+        return envelope
+    return msgspec.structs.replace(envelope, created_at_ms=now)
 
 
 def append(tx: Transaction, protocol: str, event: Envelope, payload: bytes) -> bool:

@@ -78,6 +78,7 @@ PROTOCOLS: Room[Protocols, Registry] = Room(
             "protocols.rechecked",
             "protocols.drained",
             "protocols.job_ran",
+            "protocols.imported",
         }
     ),
     history=("events",),

@@ -8,19 +8,22 @@ chat.work()                 what a worker does, here and now
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ledgerstone.engine.source import Source
 from ledgerstone.engine.worker import Worker
-from ledgerstone.protocols import incoming
+from ledgerstone.protocols import incoming, log
 from ledgerstone.protocols.commands import Commands, SliceKeeper
+from ledgerstone.protocols.connection import Reading
 from ledgerstone.protocols.deferred import DeferredSource
+from ledgerstone.protocols.events import Envelope
 from ledgerstone.protocols.incoming import IncomingSource, Wire
 from ledgerstone.protocols.install import install
+from ledgerstone.protocols.moving import Importer, Moved, exported
 from ledgerstone.protocols.outgoing import OutgoingSource
 from ledgerstone.protocols.protocol import Protocol, load
 from ledgerstone.protocols.rechecking import RecheckSource
@@ -29,7 +32,9 @@ from ledgerstone.protocols.ticking import Ticked, Ticker
 from ledgerstone.settings import Settings
 from ledgerstone.store.database import Database
 
+T = TypeVar("T")
 ROUNDS_MAX = 1_000_000
+IMPORT_EVENTS = 500
 
 
 class Worked(msgspec.Struct, frozen=True):
@@ -88,6 +93,32 @@ class Running:
         return self.database.run(
             lambda tx: incoming.receive(tx, self.protocol, made, bytes_max=bytes_max)
         )
+
+    def import_events(
+        self,
+        envelopes: Iterable[Envelope],
+        *,
+        name: str | None = None,
+        batch: int = IMPORT_EVENTS,
+        progress: Callable[[Moved], None] = lambda _: None,
+    ) -> Moved:
+        """Apply many events, so many a commit; one that has a name can be resumed."""
+        importer = Importer(
+            self.database,
+            self.protocol,
+            batch=batch,
+            retry_seconds=self._settings.protocols.retry_seconds,
+        )
+        return importer.run(envelopes, name=name, progress=progress)
+
+    def export_events(self, *, after: int = 0) -> Iterator[tuple[int, Envelope]]:
+        """Every event of the log behind a number, with its number."""
+        return exported(self.database, self.protocol, after=after)
+
+    def read(self, work: Callable[[Reading], T]) -> T:
+        """`work(db)` in a transaction that only reads."""
+        with self.database.reading() as tx:
+            return work(Reading(tx, self.protocol.name, log.now_of(tx)))
 
     def tick(self) -> Ticked:
         """Run the jobs that are due, unless another process does."""

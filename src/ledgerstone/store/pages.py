@@ -12,7 +12,6 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -38,10 +37,14 @@ T = TypeVar("T")
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):
-    """Some rows, and the cursor that leads to the next ones; None at the end."""
+    """Some rows, and the cursors that lead to those behind and before them; None at an end.
+
+    A page that was read without a cursor is the first one.
+    """
 
     rows: list[T]
     next: str | None
+    previous: str | None = None
 
 
 class Keyset(Generic[T]):
@@ -71,14 +74,22 @@ class Keyset(Generic[T]):
         selected = list(query.selected_columns)
         names = [column.key for column in selected]
         self._positions = [names.index(column.key) for column in order]
-        page = partial(_page, order=order, descending=descending, split=split)
-        self._first = Statement(f"{name}.first_page", page(query))
-        behind = query.where(
-            beyond(order, _after(order), descending=descending)
-            if crowded
-            else _behind(order, descending=descending)
-        )
-        self._next = Statement(f"{name}.next_page", page(behind))
+
+        def page(kind: str, rows: Select[Any], *, descending: bool) -> Statement:
+            expression = _page(rows, order=order, descending=descending, split=split)
+            return Statement(f"{name}.{kind}_page", expression)
+
+        def behind(*, descending: bool) -> Select[Any]:
+            return query.where(
+                beyond(order, _after(order), descending=descending)
+                if crowded
+                else _behind(order, descending=descending)
+            )
+
+        self._first = page("first", query, descending=descending)
+        self._next = page("next", behind(descending=descending), descending=descending)
+        before = behind(descending=not descending)
+        self._previous = page("previous", before, descending=not descending)
 
     def read(
         self, tx: Transaction, *, limit: int, cursor: str | None = None, **filters: Any
@@ -88,7 +99,22 @@ class Keyset(Generic[T]):
         key = self._key(tx, filters)
         rows, more = self._rows(tx, limit, cursor, key, filters)
         return Page(
-            [self._make(row) for row in rows], self._behind(rows[-1], key) if more else None
+            [self._make(row) for row in rows],
+            self._behind(rows[-1], key) if more else None,
+            self._behind(rows[0], key) if rows and cursor is not None else None,
+        )
+
+    def read_back(self, tx: Transaction, *, limit: int, cursor: str, **filters: Any) -> Page[T]:
+        """The page that ends before the cursor, in the same order."""
+        _check_limit(limit)
+        key = self._key(tx, filters)
+        after = self._cursor(cursor, key)
+        rows = self._previous.rows(tx, limit=limit + 1, **filters, **after)
+        more, rows = len(rows) > limit, rows[:limit][::-1]
+        return Page(
+            [self._make(row) for row in rows],
+            self._behind(rows[-1], key) if rows else None,
+            self._behind(rows[0], key) if more else None,
         )
 
     def sifted(
@@ -129,11 +155,15 @@ class Keyset(Generic[T]):
         if cursor is None:
             rows = self._first.rows(tx, limit=limit + 1, **filters)
         else:
-            after = {f"after_{i}": value for i, value in enumerate(_opened(cursor, key))}
-            if len(after) != len(self._positions):
-                raise _foreign()
+            after = self._cursor(cursor, key)
             rows = self._next.rows(tx, limit=limit + 1, **filters, **after)
         return rows[:limit], len(rows) > limit
+
+    def _cursor(self, cursor: str, key: bytes) -> dict[str, Any]:
+        after = {f"after_{i}": value for i, value in enumerate(_opened(cursor, key))}
+        if len(after) != len(self._positions):
+            raise _foreign()
+        return after
 
     def _behind(self, row: Row, key: bytes) -> str:
         return _sealed([row[i] for i in self._positions], key)

@@ -1,0 +1,115 @@
+"""Many events: imported in batches, exported, and read page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ledgerstone import Ledger, errors
+from ledgerstone.protocols import Envelope, Reading, Running
+from tests.protocols.letters import count, given_key, letters, rows, seat, words_of, written
+
+
+def mixed() -> list[Envelope]:
+    """Events that are new, known, waiting and failing."""
+    return [
+        written("early"),
+        given_key(),
+        *[written(f"{i}", at=i // 3 + 1) for i in range(20)],
+        written("3", at=2),
+        Envelope(type="broken"),
+        seat("b", "a"),
+        *[Envelope(type="note", data={"n": i}) for i in range(20)],
+        seat("a"),
+    ]
+
+
+def state_of(running: Running) -> list[object]:
+    """What the tables hold, without numbers and moments."""
+    return [
+        sorted(rows(running, "SELECT words, room, received_by FROM letter")),
+        sorted(rows(running, "SELECT name, after FROM seat")),
+        sorted(rows(running, "SELECT event_type, event_id FROM events")),
+        rows(running, "SELECT event_type FROM blocked"),
+        rows(running, "SELECT status FROM incoming"),
+    ]
+
+
+@pytest.mark.parametrize("batch", [1, 7, 1000])
+def test_an_import(ledger: Ledger, batch: int) -> None:
+    """Whatever the size of its batches, the end is the same."""
+    running = ledger.protocol(letters())
+
+    moved = running.import_events(mixed(), batch=batch)
+    running.work()
+
+    assert (moved.new, moved.known, moved.blocked, moved.failed) == (42, 1, 2, 1)
+    assert len(words_of(running)) == 21
+    assert count(running, "events") == 44
+    assert rows(running, "SELECT name FROM seat ORDER BY name") == [("a",), ("b",)]
+    assert rows(running, "SELECT status FROM incoming") == [("queued",)]
+
+
+def test_an_import_is_resumed(running: Running) -> None:
+    """One that was broken off goes on behind its last batch."""
+
+    def broken_off() -> Iterator[Envelope]:
+        yield from mixed()[:13]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        running.import_events(broken_off(), name="file", batch=5)
+    kept = count(running, "events")
+
+    moved = running.import_events(mixed(), name="file", batch=5)
+    running.work()
+
+    assert (kept, moved.resumed, moved.known) == (9, 10, 1)
+    assert count(running, "events") == 44
+
+
+def test_an_export(running: Running) -> None:
+    """What was exported, and imported elsewhere, is the same."""
+    running.import_events(mixed())
+    running.work()
+    exported = [event for _, event in running.export_events()]
+
+    again = running.import_events(exported)
+
+    assert (len(exported), again.known, again.new) == (44, 44, 0)
+
+
+def test_pages(running: Running) -> None:
+    """Newest first, forward and back, without gaps and repetitions, also among equal times."""
+    running.import_events(mixed())
+    columns, order = ("words", "sent_at_ms", "event_id"), ("sent_at_ms", "event_id")
+
+    def page(cursor: str | None = None, *, back: bool = False):  # type: ignore[no-untyped-def] # noqa: ANN202
+        def read(db: Reading):  # type: ignore[no-untyped-def] # noqa: ANN202
+            return db.page(
+                "letter",
+                columns,
+                order=order,
+                limit=8,
+                cursor=cursor,
+                back=back,
+                where={"received_by": "ann"},
+            )
+
+        return running.read(read)
+
+    first = page()
+    second = page(first.next)
+    third = page(second.next)
+    back = page(third.previous, back=True)
+    front = page(back.previous, back=True)
+
+    seen = [*first.rows, *second.rows, *third.rows]
+    assert [row[1:] for row in seen] == sorted((row[1:] for row in seen), reverse=True)
+    assert len({row[0] for row in seen}) == 20
+    assert (third.next, first.previous) == (None, None)
+    assert (back.rows, front.rows) == (second.rows, first.rows)
+    assert (back.next, front.previous) == (second.next, None)
+    with pytest.raises(errors.BadInput, match="begins at a cursor"):
+        page(back=True)
