@@ -223,6 +223,9 @@ def test_a_decoder(ledger: Ledger) -> None:
         "PRAGMA user_version = 1",
         "SET autocommit = 1",
         "TRUNCATE TABLE seat",
+        "SELECT 1 -- it's\n; COMMIT -- '",
+        "SELECT '--' ; COMMIT",
+        "SELECT 1 /*! ; COMMIT */",
     ],
 )
 def test_a_projector_cannot_end_the_transaction(ledger: Ledger, sql: str) -> None:
