@@ -26,11 +26,7 @@ LOST_ANSWERS = 8
 HOUR_MS = 3_600_000
 COMMITS = {"postgresql": (b"COMMIT", b"S\x00\x00\x00\x04"), "mysql": (b"COMMIT",)}
 """What a commit is on the wire; what ends a trip to PostgreSQL commits what came with it."""
-HELD = {
-    "sqlite": "BEGIN IMMEDIATE",
-    "postgresql": "SELECT id FROM job WHERE status = 'running' LIMIT 3 FOR UPDATE SKIP LOCKED",
-    "mysql": "SELECT id FROM job WHERE status = 'running' LIMIT 3 FOR UPDATE",
-}
+HELD = "SELECT id FROM job WHERE status = 'running' LIMIT 3"
 
 Server = PrivatePostgres | PrivateMariaDB
 
@@ -93,7 +89,12 @@ class Faults:
         cursor = connection.cursor()
         if self._kind == "postgresql":
             cursor.execute("SET search_path TO public, ledgerstone")
-        cursor.execute(HELD[self._kind])
+        if self._kind == "sqlite":
+            cursor.execute("BEGIN IMMEDIATE")
+        else:
+            cursor.execute(HELD)
+            for (job,) in sorted(cursor.fetchall()):
+                cursor.execute(f"SELECT id FROM job WHERE id = '{job}' FOR UPDATE")  # noqa: S608
         _wait(LEASE_SECONDS * 1.5)
         connection.rollback()
         connection.close()
