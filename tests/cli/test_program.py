@@ -10,7 +10,8 @@ import pytest
 import typer
 
 from ledgerstone import __version__
-from ledgerstone.cli.program import app
+from ledgerstone.cli.program import COMMANDS as PLACES
+from ledgerstone.cli.program import SUMMARIES, app
 from ledgerstone.testing.server import free_port
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.cli.program import COLUMNS, Program
@@ -29,6 +30,16 @@ def test_alone_it_shows_its_help(program: Program) -> None:
     assert ended.code == 0
     assert "Exit codes" in ended.out
     assert all(f"│ {name} " in ended.out for name in COMMANDS)
+
+
+def test_the_list_says_what_each_help_says() -> None:
+    """The list of commands says the first sentence of the help of each."""
+    group: Any = typer.main.get_command(app)
+    context = typer.Context(group)
+    helps = {name: group.get_command(context, name).help for name in PLACES}
+
+    said = {name: " ".join(words.partition("\n\n")[0].split()) for name, words in helps.items()}
+    assert said == SUMMARIES
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
@@ -238,8 +249,9 @@ def test_little_is_imported(program: Program, arguments: list[str]) -> None:
     assert not any(name.startswith("ledgerstone.testing") for name in packages)
 
 
-def test_less_is_imported_without_a_database(program: Program) -> None:
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_less_is_imported_without_a_database(program: Program, argument: str) -> None:
     """What needs no database imports neither SQLAlchemy nor the ledger."""
-    packages = imported(program, "--version")
+    packages = imported(program, argument)
 
     assert packages & {"sqlalchemy", "ledgerstone.ledger", "ledgerstone.engine"} == set()

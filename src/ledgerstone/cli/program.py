@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ledgerstone import __version__
 from ledgerstone.console import output
@@ -45,15 +45,47 @@ COMMANDS = {
 The groups of the shipped rooms are written here again: to read them off the rooms would
 import all of them before the help is shown.
 """
+SUMMARIES = {
+    "up": (
+        "Run everything in one process: the jobs and consumers of your code, schedules and relays."
+    ),
+    "work": "Run the jobs and the consumers of your code until Ctrl-C or SIGTERM.",
+    "status": "Show the database, its schema, the workers, the leases, jobs and waiting messages.",
+    "doctor": "Check settings, database, schema, clocks and workers; say what to do.",
+    "migrate": "Bring Ledgerstone's tables up to date.",
+    "demo": (
+        "See it work: real processes, one killed, one paused; nothing lost, nothing done twice."
+    ),
+    "jobs": "Accept, list, show, watch, cancel, retry and explain jobs.",
+    "queues": "List the queues; pause, resume and limit one.",
+    "schedules": "List the schedules; pause, resume, trigger or remove one.",
+    "outbox": "Publish messages, carry them, and see what waits.",
+    "inbox": "Receive messages for your consumers, and see what was handled.",
+    "failed": "Look at messages that failed, send them again, or remove them.",
+    "messaging": "Set up the tables of messages, and what a broker has to have.",
+    "signing": "Sign payments as a group: M of N members agree and sign before money moves.",
+}
+"""The first sentence of each help, again: to list the commands loads none of them."""
 
 
 class Commands(TyperGroup):
-    """The commands, loaded when they are asked for."""
+    """The commands, loaded when they are called."""
+
+    _is_listing = False
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._is_listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._is_listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS, *_of_rooms(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if self._is_listing and cmd_name in SUMMARIES:
+            return TyperCommand(cmd_name, help=SUMMARIES[cmd_name])
         if cmd_name not in self.commands:
             place = COMMANDS.get(cmd_name) or _of_rooms(ctx).get(cmd_name)
             if place is not None:
