@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ledgerstone.errors import EventReplayed, KeyConflict, NotFound
-from ledgerstone.signing import sweeping
+from ledgerstone.signing import hashes, sweeping
 from ledgerstone.signing.keys import (
     ContextKey,
     EventIdKey,
@@ -19,7 +19,8 @@ from ledgerstone.signing.keys import (
     VolumeKey,
     parse,
 )
-from ledgerstone.signing.life import records
+from ledgerstone.signing.life import archive, records
+from ledgerstone.signing.life.archive import DeletedRows
 from ledgerstone.signing.values import Aborted, RequestId, Stored
 from tests.signing.people import DAY, KAS, NOW, payment
 from tests.signing.world import World, Worlds
@@ -119,6 +120,22 @@ def test_a_spent_event_is_never_paid_again(worlds: Worlds, finalized: bool) -> N
         world.event(payment(timestamp_nanos=NOW + 1))
 
 
+def test_a_spent_event_that_was_lost(worlds: Worlds) -> None:
+    """An event that was signed for is known by its hash, also where nothing else of it is left."""
+    world = worlds()
+    request = world.signed()
+    world.abort(request)
+    lost = world.signing.get_request(request).event_hash
+    world.delete(EventKey(event_hash=lost))
+    world.delete(EventIdKey(source_hash=hashes.source_hash(payment())))
+
+    world.signing.archive_old_requests(NOW + 1)
+    world.signing.delete_old_archives(NOW + 1)
+
+    with pytest.raises(EventReplayed, match="r1"):
+        world.event(payment())
+
+
 def test_an_event_with_another_request(worlds: Worlds) -> None:
     """The event stays while a later request of it is there."""
     world = worlds()
@@ -151,6 +168,37 @@ def test_deleted_in_bounded_transactions(worlds: Worlds, monkeypatch: pytest.Mon
     assert Family.PARTIAL_SIG not in {family for family, _ in world.rows()}
 
 
+def test_a_transaction_of_a_deletion_is_bounded(worlds: Worlds) -> None:
+    """It deletes no more rows of votes, inputs and signatures than it may, over all their kinds."""
+    world = worlds()
+    world.abort(world.signed())
+    world.signing.archive_old_requests(NOW + 1)
+    steps: list[DeletedRows] = []
+
+    while not (steps and steps[-1].done):
+        with world.store.transaction() as tx:
+            steps.append(
+                archive.delete_archived(
+                    tx, RequestId("r1"), before_nanos=NOW + 1, publish=False, rows_max=3
+                )
+            )
+
+    assert len(steps) > 4
+    assert {step.rows for step in steps[:-1]} == {3}
+
+
+def test_what_ended_at_the_moment_is_kept(worlds: Worlds) -> None:
+    """Archived and deleted is what ended before the moment."""
+    world = worlds()
+    world.abort(world.propose())
+
+    early = world.signing.archive_old_requests(NOW)
+    archived = world.signing.archive_old_requests(NOW + 1)
+    kept = world.signing.delete_old_archives(NOW)
+
+    assert (early.archived, archived.archived, kept.requests) == ([], ["r1"], [])
+
+
 def test_what_waits_for_its_message_is_kept(worlds: Worlds) -> None:
     """Where ends are published, a request is deleted only after its message is confirmed."""
     world = worlds()
@@ -172,6 +220,7 @@ def test_requests_of_another_program(worlds: Worlds) -> None:
     for key in (
         ContextKey(request_id=RequestId("r1")),
         EventUseKey(event_hash=world.signing.get_request(RequestId("r1")).event_hash),
+        EventIdKey(source_hash=hashes.source_hash(payment())),
     ):
         world.delete(key)
 
@@ -182,6 +231,8 @@ def test_requests_of_another_program(worlds: Worlds) -> None:
     assert (kept.archived, archived.archived, deleted.requests) == ([], ["r1"], ["r1"])
     with pytest.raises(EventReplayed):
         world.event(payment())
+    with pytest.raises(EventReplayed, match="source gave the id"):
+        world.event(payment(timestamp_nanos=NOW + 1))
 
 
 def test_one_damaged_request_stops_no_other(worlds: Worlds) -> None:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from ledgerstone.errors import EventReplayed
+from ledgerstone.signing import hashes
 from ledgerstone.signing.keys import (
     ArchivedRequestKey,
     EventKey,
@@ -103,6 +104,34 @@ def test_several_requests_elsewhere(worlds: Worlds) -> None:
     adopted = world.signing.adopt_request(RequestId("b"), group_id=world.group_id)
 
     assert adopted is Stored.NEW
+
+
+def test_one_id_elsewhere_and_here(worlds: Worlds) -> None:
+    """An event that another program stored is not requested beside ours with the same id."""
+    here, elsewhere = payment(timestamp_nanos=7), payment()
+    late, early = worlds(), worlds()
+    for world in (late, early):
+        with world.store.transaction() as tx:
+            key = EventKey(event_hash=hashes.event_hash(elsewhere))
+            records.save(tx, key, elsewhere)
+
+    late.propose("ours", here)
+    with pytest.raises(EventReplayed, match="source gave the id"):
+        late.request(late.new_request("theirs", elsewhere))
+    early.request(early.new_request("theirs", elsewhere))
+    with pytest.raises(EventReplayed, match="source gave the id"):
+        early.event(here)
+
+
+def test_an_open_request_elsewhere(worlds: Worlds) -> None:
+    """Beside one that ended, the open one counts: it may still be paid."""
+    world = worlds()
+    stored_elsewhere(world, "a", Expired())
+    stored_elsewhere(world, "b", Pending())
+    stored_elsewhere(world, "c", Expired())
+
+    with pytest.raises(EventReplayed, match="'b'"):
+        world.propose("ours")
 
 
 def test_an_adopted_request_has_its_event(worlds: Worlds) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ import pytest
 from ledgerstone import Ledger, failpoints
 from ledgerstone.failpoints import FailpointHit
 from ledgerstone.signing import upkeep
-from ledgerstone.signing.relay import announce
+from ledgerstone.signing.relay import Announcement, announce
 from ledgerstone.signing.values import RequestId
 from ledgerstone.testing.clock import ManualClock
-from tests.signing.people import DAY, KAS, NOW, payment
+from tests.signing.people import DAY, KAS, NOW, group, payment
 from tests.signing.world import MINUTE, World, Worlds
 
 
@@ -176,6 +176,31 @@ def test_a_store_that_was_restored(ledger: Ledger, world: World, tmp_path: Path)
 
     assert (first, second, waiting) == (1, 2, [])
     assert sorted(each["request_id"] for each in bodies(ledger)) == ["next", "paid", "paid"]
+
+
+def test_the_partition_of_a_group(worlds: Worlds) -> None:
+    """The messages of one group have one partition, which is no other group's."""
+    world = worlds()
+    other = world.signing.upsert_group_config(group(1, 2))
+    for number in (1, 2, 3):
+        event = payment(number)
+        world.event(event)
+        request = world.new_request(f"r{number}", event, inputs=0)
+        group_id = other if number == 3 else world.group_id
+        world.signing.insert_request(request, group_id=group_id)
+        for voter in (1, 2):
+            world.vote(request.request_id, voter, accept=False)
+    told: list[Announcement] = []
+
+    def publish(messages: Sequence[Announcement]) -> list[bool]:
+        told.extend(messages)
+        return [False] * len(messages)
+
+    world.signing.relay(publish)
+
+    first, second, third = (each.partition for each in told)
+    assert first == second == f"signing-{world.group_id.hex()}"
+    assert third == f"signing-{other.hex()}"
 
 
 def test_the_message_is_the_same_each_time(world: World) -> None:

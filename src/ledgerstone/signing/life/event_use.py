@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ledgerstone.errors import EventReplayed
 from ledgerstone.signing import hashes
 from ledgerstone.signing.access import Reader, Transaction
 from ledgerstone.signing.keys import (
@@ -61,10 +62,23 @@ def lock_event(tx: Transaction, event_hash: EventHash) -> LockedEvent:
     return LockedEvent(by_id, use)
 
 
-def accepted_here(reader: Reader, event: SigningEvent, event_hash: EventHash) -> bool:
-    """Whether the event was accepted by `insert_event`, or taken over from another program."""
+def is_accepted(reader: Reader, event: SigningEvent, event_hash: EventHash) -> bool:
+    """Whether the event is known by the id that its source gave it.
+
+    EventReplayed if another event is: this one could be that one, to be paid twice.
+    """
     link = records.find(reader, EventLink, EventIdKey(source_hash=hashes.source_hash(event)))
-    return link is not None and link.event_hash == event_hash
+    if link is not None and link.event_hash != event_hash:
+        raise EventReplayed(
+            f"the source gave the id {event.event_id!r} to the event {link.event_hash.hex()}"
+        )
+    return link is not None
+
+
+def accept(tx: Transaction, event: SigningEvent, event_hash: EventHash) -> None:
+    """Let the event be known by the id that its source gave it; the caller holds its locks."""
+    by_id = EventIdKey(source_hash=hashes.source_hash(event))
+    records.save(tx, by_id, EventLink(event_hash=event_hash))
 
 
 def find_foreign_use(reader: Reader, event_hash: EventHash) -> EventUse | None:

@@ -12,7 +12,13 @@ from ledgerstone.signing.access import Reader, Transaction
 from ledgerstone.signing.kaspa import derivation_index
 from ledgerstone.signing.keys import EventIdKey, EventKey, EventUseKey
 from ledgerstone.signing.life import records
-from ledgerstone.signing.life.event_use import EventLink, EventUse, find_foreign_use
+from ledgerstone.signing.life.event_use import (
+    EventLink,
+    EventUse,
+    accept,
+    find_foreign_use,
+    is_accepted,
+)
 from ledgerstone.signing.values import EventHash, SigningEvent, Stored
 
 EVENT_ID_BYTES_MAX = 256
@@ -40,19 +46,15 @@ def insert_event(tx: Transaction, event: SigningEvent) -> InsertedEvent:
     """
     check_event(event)
     event_hash = hashes.event_hash(event)
-    by_id = EventIdKey(source_hash=hashes.source_hash(event))
-    known = records.lock(tx, EventLink, by_id)
-    if known is not None and known.event_hash != event_hash:
-        raise EventReplayed(
-            f"the source gave the id {event.event_id!r} to the event {known.event_hash.hex()}"
-        )
+    records.lock(tx, EventLink, EventIdKey(source_hash=hashes.source_hash(event)))
+    known = is_accepted(tx, event, event_hash)
     use = records.lock(tx, EventUse, EventUseKey(event_hash=event_hash))
     if use is not None and use.spent:
         raise EventReplayed(f"the event had the request {use.request_id!r}")
     stored = records.insert(tx, EventKey(event_hash=event_hash), event, "event with this hash")
-    if known is None:
+    if not known:
         _take_over(tx, event_hash, use, stored)
-        records.save(tx, by_id, EventLink(event_hash=event_hash))
+        accept(tx, event, event_hash)
     return InsertedEvent(event_hash, stored)
 
 

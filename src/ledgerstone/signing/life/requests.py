@@ -31,9 +31,10 @@ from ledgerstone.signing.life.event_use import (
     EventLink,
     EventUse,
     LockedEvent,
-    accepted_here,
+    accept,
     find_foreign_use,
     has_signatures,
+    is_accepted,
     lock_event,
 )
 from ledgerstone.signing.life.events import get_event
@@ -89,11 +90,12 @@ def insert_request(
       KeyConflict.
     - NotFound unless event and group are there; NotAMember unless the coordinator is a member.
     - EventReplayed if the event has another request, unless that one ended without being finalized
-      and without a signature: a transaction with signatures may still be sent.
+      and without a signature: a transaction with signatures may still be sent. Also if its source
+      gave the same id to another event that was accepted.
     """
     _check_new(request)
-    # Locked before the event is read: nobody deletes the event meanwhile.
-    used_by = records.lock(tx, EventUse, EventUseKey(event_hash=request.event_hash))
+    # Locked before it is read for good: nobody deletes the event meanwhile.
+    locked = lock_event(tx, request.event_hash)
     event = get_event(tx, request.event_hash)
     config = get_group_config(tx, group_id)
     member_key(roster(config), request.coordinator_peer_id)
@@ -107,8 +109,11 @@ def insert_request(
         raise BadInput("expires_at_nanos is in the past")
     if request.expires_at_nanos > now_nanos + LIFE_NANOS_MAX:
         raise BadInput("expires_at_nanos is more than a year ahead")
-    if used_by is None and not accepted_here(tx, event, request.event_hash):
-        used_by = find_foreign_use(tx, request.event_hash)
+    used_by = locked.use
+    if not is_accepted(tx, event, request.event_hash):
+        # Another program stored it; from now on it is known by the id of its source, too.
+        used_by = used_by or find_foreign_use(tx, request.event_hash)
+        accept(tx, event, request.event_hash)
     if used_by is not None and not _is_over(tx, used_by):
         raise EventReplayed(f"the event has the request {used_by.request_id!r}")
     records.save(
