@@ -11,8 +11,9 @@ from sqlalchemy import BigInteger, Text, bindparam, delete, false, select, true
 from ledgerstone.blobs import folder, rows
 from ledgerstone.blobs.blobs import BlobsState
 from ledgerstone.blobs.rows import file_id_
-from ledgerstone.blobs.tables import blobs, slices
+from ledgerstone.blobs.tables import blobs, slices, uploads
 from ledgerstone.engine.duties import Duty
+from ledgerstone.store.batch import WithRows
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.statement import Statement
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 EVERY_SECONDS = 60.0
 BLOBS_MAX = 100
 """Expired blobs that one turn looks at."""
+UPLOADS_MAX = 1000
+"""Uploads by HTTP that one turn forgets."""
 SLICES_MAX = 1000
 """Slices that one turn removes: it holds others up for no longer than that."""
 
@@ -47,6 +50,17 @@ _remove = Statement(
     "blobs.remove_slices",
     delete(slices).where(slices.c.file_id == file_id_, slices.c.slice_no <= _last),
 )
+_old = Statement(
+    "blobs.old_uploads",
+    select(uploads.c.upload_id).where(uploads.c.expires_at_ms <= now_ms()).limit(_limit),
+)
+_forget = WithRows(
+    "blobs.forget_uploads",
+    incoming=(uploads.c.upload_id,),
+    build=lambda row: delete(uploads).where(
+        uploads.c.upload_id.in_(select(row.upload_id)), uploads.c.expires_at_ms <= now_ms()
+    ),
+)
 _kept = Statement(
     "blobs.kept",
     select(blobs.c.file_id).where(
@@ -70,6 +84,9 @@ def duty(state: BlobsState) -> Duty:
 
 def expire(tx: Transaction, state: BlobsState) -> Collected:
     """Remove expired uploads and files that were removed, a bounded piece."""
+    old = _old.rows(tx, limit_=UPLOADS_MAX)
+    if old:
+        _forget.run(tx, sorted(old))
     removed, left = 0, SLICES_MAX
     for file_id, disk_name in _overdue.rows(tx, limit_=BLOBS_MAX):
         found = _some.rows(tx, file_id_=file_id, limit_=left + 1)

@@ -56,4 +56,5 @@ BLOBS: Room[Blobs, BlobsState] = Room(
     # Files belong to no organisation.
     security=RowSecurity(refused=tuple(tables.tables)),
     failpoints=frozenset({"blobs.assembled", "blobs.intended", "blobs.renamed"}),
+    cli={"blobs": "ledgerstone.blobs.cli.commands:app"},
 )

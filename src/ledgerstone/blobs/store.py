@@ -77,11 +77,11 @@ def _nothing(_: object, __: Progress) -> None:
 
 
 class BlobStore:
-    """Files of one ledger: `ledger.blobs`."""
+    """Files of one ledger: `ledger.blobs`; `database` and `state` are where and how they lie."""
 
     def __init__(self, database: Database[Any], state: BlobsState) -> None:
-        self._database = database
-        self._state = state
+        self.database = database
+        self.state = state
 
     def put(
         self,
@@ -117,12 +117,12 @@ class BlobStore:
 
     def get(self, file_id: str) -> Progress | None:
         """How far a file is; None if it is not there or has expired."""
-        with self._database.reading() as tx:
+        with self.database.reading() as tx:
             return self._calls(tx).progress(file_id)
 
     def find(self, *, limit: int = 100, cursor: str | None = None) -> Page[Progress]:
         """Files and uploads, the newest first."""
-        with self._database.reading() as tx:
+        with self.database.reading() as tx:
             return self._calls(tx).find(limit=limit, cursor=cursor)
 
     def read(self, file_id: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -132,7 +132,16 @@ class BlobStore:
         """
         row = completed(self._row(rows.checked_hash(file_id)), file_id)
         start, end = checked_range(row, start, end)
-        return self._pieces(place_of(row, self._state.folder), start, end)
+        return self._pieces(place_of(row, self.state.folder), start, end)
+
+    def copy(self, part: str, upload_id: str, offset: int) -> int:
+        """Append the bytes of one whole upload to another; answers where that ends then."""
+        row = self._row(rows.checked_id(part))
+        check_whole(row)
+        for piece in self._pieces(Place(row.file_id, None), 0, row.bytes):
+            self._run(partial(_append, upload_id=upload_id, offset=offset, data=[piece]))
+            offset += len(piece)
+        return offset
 
     def verify(self, file_id: str) -> bool:
         """Whether every byte of a completed file is there and as its hash says."""
@@ -150,7 +159,7 @@ class BlobStore:
 
     def collect(self) -> expiry.Collected:
         """Remove now what has expired, and files of the folder that no row names."""
-        return expiry.collect(self._database, self._state)
+        return expiry.collect(self.database, self.state)
 
     def _put_file(
         self, file: BinaryIO, *, mime: str | None, owner: str | None, on_progress: OnProgress
@@ -179,7 +188,7 @@ class BlobStore:
         upload = self._run(lambda calls: calls.begin_unnamed(mime=mime))
         began, digest, sent = time.monotonic(), hashlib.sha256(), 0
         try:
-            for batch in _batches(stream, self._state.settings.slice_bytes):
+            for batch in _batches(stream, self.state.settings.slice_bytes):
                 done = self._run(partial(_append, upload_id=upload, offset=sent, data=batch))
                 for piece in batch:
                     digest.update(piece)
@@ -195,7 +204,7 @@ class BlobStore:
         self, row: BlobRow, *, owner: str | None, found: str | None = None, then: Then = _nothing
     ) -> Progress:
         """The end of every upload; `found` is its hash where every slice was seen already."""
-        home = self._state.folder_for(row.bytes)
+        home = self.state.folder_for(row.bytes)
         if home is None or row.completed:
             found = row.file_id if row.completed else found or self._hash_of(row)
             self._check_hash(row, found)
@@ -204,7 +213,7 @@ class BlobStore:
             found = self._hash_of(row, file)
             self._check_hash(row, found)
             hit("blobs.assembled")
-            self._database.run(partial(_intend.run, file_id_=row.file_id, name_=found))
+            self.database.run(partial(_intend.run, file_id_=row.file_id, name_=found))
             hit("blobs.intended")
             with folder.publishing(home):
                 folder.publish(home, row.file_id, file, found)
@@ -219,9 +228,9 @@ class BlobStore:
         def start_over(tx: Transaction) -> None:
             locked = rows.lock(tx, row.file_id)
             if locked is not None and not locked.completed and _same(locked, row):
-                rows.start_over(tx, locked, keep_ms=self._state.keep_ms)
+                rows.start_over(tx, locked, keep_ms=self.state.keep_ms)
 
-        self._database.run(start_over)
+        self.database.run(start_over)
         message = f"what was stored as {row.file_id} has the hash {found}: its slices were removed"
         raise HashMismatch(message)
 
@@ -249,8 +258,8 @@ class BlobStore:
         for _ in range(FINISH_TRIES_MAX - 1):
             # Two uploads of one content may be completed at once: the second finds the first.
             with suppress(Duplicate):
-                return self._database.run(finish)
-        return self._database.run(finish)
+                return self.database.run(finish)
+        return self.database.run(finish)
 
     def _hash_of(self, row: BlobRow, file: BinaryIO | None = None) -> str:
         """The hash of all slices, which are copied into the file if there is one."""
@@ -264,20 +273,20 @@ class BlobStore:
     def _pieces(self, place: Place, start: int, end: int) -> Iterator[bytes]:
         while start < end:
             # A transaction for each piece: a slow reader must not keep one open.
-            with self._database.reading() as tx:
+            with self.database.reading() as tx:
                 piece = piece_at(tx, place, start, end=end)
             yield piece
             start += len(piece)
 
     def _row(self, file_id: str) -> BlobRow:
-        with self._database.reading() as tx:
+        with self.database.reading() as tx:
             return rows.known(rows.look(tx, file_id), file_id)
 
     def _run(self, work: Callable[[Blobs], T]) -> T:
-        return self._database.run(lambda tx: work(Blobs(tx, self._state)))
+        return self.database.run(lambda tx: work(Blobs(tx, self.state)))
 
     def _calls(self, tx: Transaction) -> Blobs:
-        return Blobs(tx, self._state)
+        return Blobs(tx, self.state)
 
 
 def _append(calls: Blobs, *, upload_id: str, offset: int, data: list[bytes]) -> Progress:

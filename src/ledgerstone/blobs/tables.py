@@ -92,3 +92,18 @@ owners = Table(
     Column("file_id", file_id_type(), primary_key=True),
 )
 owned = Index("idx_blob_owners_file_id", owners.c.file_id)
+
+uploads = Table(
+    "blob_uploads",
+    tables,
+    Column("upload_id", file_id_type(), primary_key=True),
+    # The hash of what was uploaded; NULL: it is not finished.
+    Column("file_id", file_id_type()),
+    Column("owner", words_type(OWNER_CHARS_MAX)),
+    Column("total_size", BigInteger, nullable=False),
+    # What the client said, as it said it.
+    Column("metadata", Text),
+    Column("concat", Text),
+    Column("expires_at_ms", BigInteger, nullable=False),
+)
+forgotten = Index("idx_blob_uploads_expires_at_ms", uploads.c.expires_at_ms)

@@ -39,6 +39,7 @@ COMMANDS = {
     "failed": "ledgerstone.messaging.cli.failed:app",
     "messaging": "ledgerstone.messaging.cli.messaging:app",
     "signing": "ledgerstone.signing.cli.commands:app",
+    "blobs": "ledgerstone.blobs.cli.commands:app",
 }
 """Where each is; only the one that is called is loaded.
 

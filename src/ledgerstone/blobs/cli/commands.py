@@ -1,0 +1,188 @@
+"""`ledgerstone blobs`: put, get, list and verify files, and remove what has expired."""
+
+from __future__ import annotations
+
+import mimetypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import typer
+
+from ledgerstone.blobs.cli import views
+from ledgerstone.blobs.cli.bars import bar
+from ledgerstone.console import output
+from ledgerstone.console.application import ledger_of
+from ledgerstone.console.call import EXIT_REFUSED, Call, command
+from ledgerstone.console.groups import group
+from ledgerstone.console.pages import LIST_ROWS, CursorOption, LimitOption
+from ledgerstone.errors import BadInput, NotFound
+from ledgerstone.ledger import Ledger
+
+STDIO = "-"
+PAGE_ROWS = 1000
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The SHA-256 of the file.")]
+IdsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID]...", help="Which; otherwise every file.")
+]
+OwnerOption = Annotated[
+    str | None, typer.Option("--owner", metavar="NAME", help="What it belongs to, as message:7.")
+]
+MimeOption = Annotated[
+    str | None,
+    typer.Option("--mime", metavar="TYPE", help="Its type; otherwise what its name says."),
+]
+OutputOption = Annotated[
+    str,
+    typer.Option("--output", "-o", metavar="FILE", help="Where to; otherwise to stdout."),
+]
+StartOption = Annotated[
+    int, typer.Option("--start", metavar="BYTE", min=0, help="From this byte on.")
+]
+EndOption = Annotated[
+    int | None, typer.Option("--end", metavar="BYTE", min=0, help="Up to before this byte.")
+]
+
+
+def put(
+    call: Call,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file, or - for stdin.")],
+    mime: MimeOption = None,
+    owner: OwnerOption = None,
+) -> None:
+    """Store a file; one that was interrupted goes on where it stopped.
+
+    Example: ledgerstone blobs put film.mp4 --owner message:7
+    """
+    source = sys.stdin.buffer if file == STDIO else _there(Path(file))
+    named = mime or mimetypes.guess_type(file)[0]
+    size = source.stat().st_size if isinstance(source, Path) else None
+    with ledger_of(call) as ledger, bar(f"put {file}", size, json=call.json) as shown:
+        put_ = ledger.blobs.put(
+            source, mime=named, owner=owner, on_progress=lambda told: shown(told.bytes)
+        )
+    output.show(views.facts(put_), views.one(put_), json=call.json)
+
+
+def get(
+    call: Call,
+    file_id: IdArgument,
+    to: OutputOption = STDIO,
+    start: StartOption = 0,
+    end: EndOption = None,
+) -> None:
+    """Write a file, or a range of it, to a file or to stdout.
+
+    Example: ledgerstone blobs get 9f86d0… -o film.mp4
+    """
+    if to == STDIO and call.json:
+        raise typer.BadParameter("--json needs --output: stdout has the bytes of the file")
+    with ledger_of(call, tell=to != STDIO) as ledger:
+        pieces = ledger.blobs.read(file_id, start, end)
+        found = ledger.blobs.get(file_id)
+        if found is None:
+            raise NotFound(f"there is no file {file_id}")
+        size = (found.bytes if end is None else end) - start
+        with _written(to) as file, bar("get", size, json=call.json or to == STDIO) as shown:
+            written = 0
+            for piece in pieces:
+                file.write(piece)
+                written += len(piece)
+                shown(written)
+    if to != STDIO:
+        words = output.Text(f"{to} has {written:,} bytes")
+        output.show({"file": to, "bytes": written}, words, json=call.json)
+
+
+def listed(call: Call, limit: LimitOption = LIST_ROWS, cursor: CursorOption = None) -> None:
+    """List files and uploads, the newest first.
+
+    Example: ledgerstone blobs list --limit 100
+    """
+    with ledger_of(call) as ledger:
+        page = ledger.blobs.find(limit=limit, cursor=cursor)
+    facts = {"blobs": [views.facts(each) for each in page.rows], "next": page.next}
+    output.show(facts, views.table(page.rows), json=call.json)
+    output.say_next(page.next, json=call.json)
+
+
+def verify(call: Call, ids: IdsArgument = None) -> None:
+    """Compare files with their hashes; exit 1 if a byte is missing or wrong.
+
+    Example: ledgerstone blobs verify
+    """
+    checked, damaged = 0, []
+    with ledger_of(call) as ledger, bar("verify", None, json=call.json) as shown:
+        size = 0
+        for file_id in ids or _every(ledger):
+            found = ledger.blobs.get(file_id)
+            if found is None:
+                if ids:
+                    raise NotFound(f"there is no file {file_id}")
+                continue
+            checked += 1
+            if not ledger.blobs.verify(file_id):
+                damaged.append(file_id)
+            size += found.bytes
+            shown(size)
+    facts = {"checked": checked, "damaged": damaged}
+    output.show(facts, views.verdict(checked, damaged), json=call.json)
+    if damaged:
+        raise typer.Exit(EXIT_REFUSED)
+
+
+def gc(call: Call) -> None:
+    """Remove uploads that have expired, and files of the folder that nothing names.
+
+    Example: ledgerstone blobs gc
+    """
+    with ledger_of(call) as ledger:
+        done = ledger.blobs.collect()
+    words = f"removed {done.uploads:,} uploads with {done.slices:,} slices, {done.files:,} files"
+    output.show(done, output.Text(words), json=call.json)
+
+
+def _there(path: Path) -> Path:
+    if not path.is_file():
+        raise BadInput(f"there is no file {path}", hint="name a file, or - for stdin")
+    return path
+
+
+@contextmanager
+def _written(to: str) -> Iterator[BinaryIO]:
+    """Where the bytes go; a file has its name when all of them are there."""
+    if to == STDIO:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    path, part = Path(to), Path(f"{to}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+def _every(ledger: Ledger) -> Iterator[str]:
+    """Every completed file."""
+    cursor = None
+    while True:
+        page = ledger.blobs.find(limit=PAGE_ROWS, cursor=cursor)
+        yield from (each.file_id for each in page.rows if each.completed)
+        cursor = page.next
+        if cursor is None:
+            return
+
+
+app = group("Files in slices: stored, resumed, verified, read by ranges.")
+app.command("put")(command(put))
+app.command("get")(command(get))
+app.command("list")(command(listed))
+app.command("verify")(command(verify))
+app.command("gc")(command(gc))
