@@ -1,0 +1,1 @@
+"""Files in slices, beside the bare driver."""
