@@ -187,6 +187,7 @@ def test_a_vote_is_final(treasury: Treasury) -> None:
 
     assert ended.code == 1
     assert ended.json["error"]["code"] == "vote_changed"
+    assert "`ledgerstone signing audit REQUEST`" in ended.json["error"]["hint"]
     assert ended.json["error"]["message"] == "'ann' has already accepted the request"
     last = treasury.call("audit", "r1")["trail"][-1]
     assert last["happened"] == {"type": "VoteRefused", "accept": False}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from ledgerstone.errors import Malformed, StoreCorrupt
-from ledgerstone.signing.keys import Family
-from ledgerstone.signing.life import volume
+from ledgerstone.signing.keys import ContextKey, Family
+from ledgerstone.signing.life import records, volume
 from ledgerstone.signing.values import Approved, Rejected
 from tests.signing.people import DAY, KAS, NOW, payment
 from tests.signing.world import Worlds
@@ -68,6 +69,23 @@ def test_since(worlds: Worlds) -> None:
         assert volume.volume_since(tx, NOW + DAY) == 30
         assert volume.volume_since(tx, NOW + DAY + DAY // 3) == 30
         assert volume.volume_since(tx, NOW + 2 * DAY) == 0
+
+
+def test_a_request_that_reserved_nothing(worlds: Worlds) -> None:
+    """What is paid counts, whatever was reserved of it."""
+    world = worlds()
+    request = world.signed()
+    report = world.signing.audit_request(request)
+    assert report.context is not None
+    with world.store.transaction() as tx:
+        context = msgspec.structs.replace(report.context, reserved_sompi=0)
+        records.save(tx, ContextKey(request_id=request), context)
+        volume.release(tx, 10 * KAS)
+
+    world.finalize(request)
+
+    assert world.signing.volume_today() == 10 * KAS
+    assert world.signing.reserved_volume() == 0
 
 
 def test_a_damaged_sum(worlds: Worlds) -> None:

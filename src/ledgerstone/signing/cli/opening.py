@@ -12,7 +12,18 @@ import msgspec
 import typer
 
 from ledgerstone.console.call import Call
-from ledgerstone.errors import NotFound, StoreLocked
+from ledgerstone.errors import (
+    EventReplayed,
+    LedgerstoneError,
+    MoveNotAllowed,
+    NotAllowedNow,
+    NotAMember,
+    NotFound,
+    RequestExpired,
+    StoreLocked,
+    ThresholdNotMet,
+    VoteChanged,
+)
 from ledgerstone.settings import SigningSettings
 from ledgerstone.signing import check_extra
 from ledgerstone.signing.folder import store_folder
@@ -22,6 +33,19 @@ if TYPE_CHECKING:
 
 LOCKED_SECONDS = (0.2, 0.4, 0.8)
 """Pauses before a store that is locked is tried again. Few: each try begins a new file LOG."""
+
+_STANDING = "`ledgerstone signing request show REQUEST` shows where it stands"
+HINTS: dict[type[LedgerstoneError], str] = {
+    NotFound: "`ledgerstone signing request list`, `event list`, `group list` show what there is",
+    NotAMember: "`ledgerstone signing group show GROUP` shows the members and their keys",
+    EventReplayed: "`ledgerstone signing event list` and `request list` show the one before",
+    VoteChanged: "`ledgerstone signing audit REQUEST` shows the votes, and this attempt",
+    MoveNotAllowed: _STANDING,
+    NotAllowedNow: _STANDING,
+    ThresholdNotMet: "`ledgerstone signing sign REQUEST` adds the signatures of a member",
+    RequestExpired: "`ledgerstone signing propose` begins another request for its event",
+}
+"""What to do next, where the store does not say it."""
 
 DataOption = Annotated[
     Path | None,
@@ -48,7 +72,7 @@ def signing_of(call: Call, data: Path | None, *, make: bool = False) -> Iterator
     check_extra()
     if not make:
         _must_exist(store_folder(settings))
-    with _opened(settings) as signing:
+    with _hinted(), _opened(settings) as signing:
         yield signing
 
 
@@ -78,8 +102,18 @@ def reading_of(call: Call, data: Path | None) -> Iterator[Signing]:
     from ledgerstone.signing.signing import Signing
 
     _must_exist(store_folder(settings))
-    with Signing(settings=settings, read_only=True) as signing:
+    with _hinted(), Signing(settings=settings, read_only=True) as signing:
         yield signing
+
+
+@contextmanager
+def _hinted() -> Iterator[None]:
+    """Let a refusal of the store name the command that helps."""
+    try:
+        yield
+    except LedgerstoneError as error:
+        error.hint = error.hint or HINTS.get(type(error))
+        raise
 
 
 def _must_exist(folder: Path) -> None:
