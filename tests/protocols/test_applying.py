@@ -226,6 +226,9 @@ def test_a_decoder(ledger: Ledger) -> None:
         "SELECT 1 -- it's\n; COMMIT -- '",
         "SELECT '--' ; COMMIT",
         "SELECT 1 /*! ; COMMIT */",
+        "INSERT OR REPLACE INTO events (id) VALUES (1)",
+        'DELETE FROM "incoming"',
+        "UPDATE leases SET token = 0",
     ],
 )
 def test_a_projector_cannot_end_the_transaction(ledger: Ledger, sql: str) -> None:

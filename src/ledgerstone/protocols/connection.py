@@ -18,6 +18,7 @@ from sqlalchemy.sql.selectable import TableClause
 
 from ledgerstone.errors import BadInput, NotAllowedNow
 from ledgerstone.protocols.results import Reason
+from ledgerstone.protocols.tables import OURS
 from ledgerstone.protocols.values import Values
 from ledgerstone.store.pages import Keyset, Page
 from ledgerstone.store.rows import InsertRows, PutRow
@@ -35,6 +36,10 @@ _NO_CODE = re.compile(f"{_QUOTED}|{_COMMENT.pattern}", re.DOTALL)
 _READS = re.compile(r"\s*(?:SELECT|WITH)\b", re.IGNORECASE)
 _CHANGES = re.compile(r"\s*(?:SELECT|WITH|INSERT|UPDATE|DELETE)\b", re.IGNORECASE)
 _WRITES = re.compile(r"\b(?:INSERT|UPDATE|DELETE|REPLACE|MERGE)\b", re.IGNORECASE)
+_TARGETS = re.compile(
+    rf"\b(?:INTO|UPDATE|FROM)\s+[\"`\[]?(?:{'|'.join(OURS)})\b[\"`\]]?", re.IGNORECASE
+)
+_OWN = "a projector writes the tables of its protocol's schema.sql"
 _HINT = "the framework owns the transaction: a handler sends SELECT, INSERT, UPDATE and DELETE"
 
 
@@ -133,8 +138,11 @@ def _reading(sql: str) -> Statement:
 
 @lru_cache(maxsize=STATEMENTS_MAX)
 def _changing(sql: str) -> Statement:
-    if _CHANGES.match(_bare(sql)) is None:
+    bare = _bare(sql)
+    if _CHANGES.match(bare) is None:
         raise NotAllowedNow(f"a handler cannot send this: {_shown(sql)}", hint=_HINT)
+    if _WRITES.search(bare) and _TARGETS.search(_named(sql)):
+        raise NotAllowedNow(f"this table is not the protocol's: {_shown(sql)}", hint=_OWN)
     return _statement(sql, writes=True)
 
 
@@ -170,6 +178,8 @@ def _listing(
 
 
 def _table(name: str, names: Sequence[str]) -> TableClause:
+    if name.lower() in OURS:
+        raise NotAllowedNow(f"{name} is not a table of the protocol", hint=_OWN)
     if not names:
         raise BadInput(f"a row of {name} has values")
     return table(name, *[column(each) for each in names])
@@ -191,6 +201,11 @@ def _bare(sql: str) -> str:
     if ";" in bare.rstrip().removesuffix(";"):
         raise NotAllowedNow(f"one statement at a time: {_shown(sql)}", hint=_HINT)
     return bare
+
+
+def _named(sql: str) -> str:
+    """The text without literals and comments, with the names that are quoted."""
+    return _NO_CODE.sub(lambda found: found[0] if found[0][0] in '"`' else " ", sql)
 
 
 def _shown(sql: str) -> str:

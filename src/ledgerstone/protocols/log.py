@@ -63,7 +63,7 @@ def identified(protocol: Protocol, envelope: Envelope, now: int) -> tuple[Envelo
         event_id = protocol.identify(envelope) or ""
         if event_id:
             check_name(event_id, "the identity of an event", chars_max=KEY_CHARS_MAX)
-    if event_id and envelope.event_id and envelope.created_at_ms:
+    if envelope.event_id and envelope.created_at_ms:
         return envelope, payload
     made = Envelope(
         type=envelope.type,

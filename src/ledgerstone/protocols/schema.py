@@ -36,12 +36,10 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
 from ledgerstone.errors import BadInput
-from ledgerstone.protocols.tables import KEY_CHARS_MAX, NAME_CHARS_MAX
-from ledgerstone.protocols.tables import tables as ours
+from ledgerstone.protocols.tables import KEY_CHARS_MAX, NAME_CHARS_MAX, OURS
 from ledgerstone.store.schema import MYSQL_TABLE, serial_type, text_type
 
 TABLES_MAX = 200
-_TAKEN = {*ours.tables, "leases", "worker"}
 _COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 _TABLE = re.compile(
     r"CREATE\s+TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?(\w+)\s*\((.*)\)\s*\Z", re.IGNORECASE | re.DOTALL
@@ -186,7 +184,7 @@ def _entries(body: str) -> Iterator[str]:
 
 
 def _defined(name: str, body: str, where: str) -> Definition:
-    if len(name) > NAME_CHARS_MAX or name.lower() in _TAKEN:
+    if len(name) > NAME_CHARS_MAX or name.lower() in OURS:
         raise BadInput(
             f"{where}: a protocol cannot have a table {name}", hint="choose another name"
         )

@@ -274,3 +274,5 @@ ADOPTED = {
     "recheck_queue": "partition_key reason_type available_at_ms attempts",
 }
 """Documented tables that another program may have made: they get what they lack."""
+OURS = frozenset({*tables.tables, "leases", "worker", "history_permit"})
+"""Tables that no protocol has, and that no handler writes."""

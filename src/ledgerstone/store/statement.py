@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,12 @@ class Compiled:
         if self._order is None:
             return values
         return tuple([values[name] for name in self._order])
+
+    def many(self, rows: Sequence[dict[str, Any]]) -> Sequence[Any]:
+        """The same for each of these."""
+        if self._processors or self._fixed or self._order is None or len(self._order) == 1:
+            return [self.parameters(values) for values in rows]
+        return list(map(itemgetter(*self._order), rows))
 
     def wired(self, values: dict[str, Any]) -> tuple[bytes, list[bytes | None]] | None:
         """What PostgreSQL itself takes, without the driver; None if that must look at a value."""
@@ -214,7 +221,7 @@ class Statement:
         if compiled.takes_now:
             now = tx.database.clock.now_ms()
             rows = [{NOW: now, **values} for values in rows]
-        parameters = [compiled.parameters(values) for values in rows]
+        parameters = compiled.many(rows)
         cursor = tx.own_cursor()
         started = perf_counter()
         try:

@@ -32,7 +32,7 @@ def upgrade() -> None:
             op.execute(sa.text(step.sql.replace(":", "\\:")))
     words = "an event is never changed"
     permitted = steps.PERMITTED_BY_PARTITION if steps.is_mysql() else steps.PERMITTED
-    steps.keep_history("events", words, permitted=permitted)
+    steps.keep_history("events", words, permitted=permitted, replaced=True)
     if steps.dialect() == "postgresql":
         steps.look_up_permit_beside_history()
 

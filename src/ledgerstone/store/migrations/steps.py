@@ -90,8 +90,13 @@ def keep_history(
     *,
     verbs: Sequence[str] = ("UPDATE", "DELETE"),
     permitted: str = PERMITTED,
+    replaced: bool = False,
 ) -> None:
-    """No row is changed or removed but with a permit, whoever writes."""
+    """No row is changed or removed but with a permit, whoever writes.
+
+    `replaced`: on SQLite, a REPLACE may take its place; to refuse that, too, makes adding rows take
+    twice as long.
+    """
     if dialect() == "postgresql":
         _refuse_on_postgresql()
         op.execute(
@@ -105,7 +110,7 @@ def keep_history(
         return
     for verb in verbs:
         _trigger(f"tg_{table}__kept_{verb.lower()}", verb, table, f"NOT {permitted}", words)
-    if not is_mysql():
+    if not is_mysql() and not replaced:
         # SQLite's REPLACE removes the row that is in its way without a word.
         own = f"SELECT 1 FROM {table} WHERE id = NEW.id"  # noqa: S608 - a name of ours
         taken = f"EXISTS ({own}) AND NOT {PERMITTED}"
