@@ -70,7 +70,7 @@ def apply(tx: Transaction, protocol: Protocol, envelope: Envelope, now: int) -> 
     """Apply an event; raises what its projector raises, Blocked too: then undo it all."""
     if envelope.type == WIRE:
         return _apply_wire(tx, protocol, envelope, now)
-    projector = _projector_of(protocol, envelope)
+    projector = _projector_of(protocol, envelope.type)
     event, payload = log.identified(protocol, envelope, now)
     if not log.append(tx, protocol.name, event, payload):
         return Applied.KNOWN
@@ -113,16 +113,18 @@ def apply_all(
 
     Their rows are sent together, before the first projector runs.
     """
-    if any(each.type == WIRE for each in envelopes):
+    types = {each.type for each in envelopes}
+    if WIRE in types:
         raise Mixed
-    projectors = [_projector_of(protocol, each) for each in envelopes]
-    identified = [log.identified(protocol, each, now) for each in envelopes]
-    if log.append_all(tx, protocol.name, identified) < len(envelopes):
+    projectors = {kind: _projector_of(protocol, kind) for kind in types}
+    events = log.append_all(tx, protocol, envelopes, now)
+    if events is None:
         raise Mixed
     db = Projecting(tx, protocol.name, now)
     try:
-        for projector, (event, _) in zip(projectors, identified, strict=True):
-            if projector is not None:
+        # Events that are only kept are not made a second time.
+        for event in events if any(projectors.values()) else ():
+            if (projector := projectors[event.type]) is not None:
                 projector(db, event)
     except Blocked as blocked:
         raise Mixed from blocked
@@ -165,9 +167,8 @@ def _apply_wire(tx: Transaction, protocol: Protocol, wire: Envelope, now: int) -
     return apply(tx, protocol, inner, now)
 
 
-def _projector_of(protocol: Protocol, envelope: Envelope) -> Projector | None:
+def _projector_of(protocol: Protocol, kind: str) -> Projector | None:
     try:
-        return protocol.projectors[envelope.type]
+        return protocol.projectors[kind]
     except KeyError:
-        message = f"the protocol {protocol.name} knows no event {envelope.type!r}"
-        raise Hopeless(message) from None
+        raise Hopeless(f"the protocol {protocol.name} knows no event {kind!r}") from None

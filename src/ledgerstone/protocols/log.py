@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -58,21 +58,29 @@ def now_of(tx: Transaction) -> int:
 def identified(protocol: Protocol, envelope: Envelope, now: int) -> tuple[Envelope, bytes]:
     """The envelope with its identity and moment, and its content as the log keeps it."""
     payload = payload_of(envelope)
-    event_id = envelope.event_id
-    if not event_id and protocol.identify is not None:
-        event_id = protocol.identify(envelope) or ""
-        if event_id:
-            check_name(event_id, "the identity of an event", chars_max=KEY_CHARS_MAX)
     if envelope.event_id and envelope.created_at_ms:
         return envelope, payload
-    made = Envelope(
+    event_id = _identity(protocol, envelope, payload)
+    return _with(envelope, event_id, now), payload
+
+
+def _identity(protocol: Protocol, envelope: Envelope, payload: bytes) -> str:
+    if envelope.event_id:
+        return envelope.event_id
+    if protocol.identify is not None and (made := protocol.identify(envelope)):
+        check_name(made, "the identity of an event", chars_max=KEY_CHARS_MAX)
+        return made
+    return identity_of(envelope.type, payload)
+
+
+def _with(envelope: Envelope, event_id: str, now: int) -> Envelope:
+    return Envelope(
         type=envelope.type,
         data=envelope.data,
-        event_id=event_id or identity_of(envelope.type, payload),
+        event_id=event_id,
         received_by=envelope.received_by,
         created_at_ms=envelope.created_at_ms or now,
     )
-    return made, payload
 
 
 def dated(envelope: Envelope, now: int) -> Envelope:
@@ -84,22 +92,34 @@ def dated(envelope: Envelope, now: int) -> Envelope:
 
 def append(tx: Transaction, protocol: str, event: Envelope, payload: bytes) -> bool:
     """Write down an event; False if it is there already."""
-    return bool(_append.run(tx, [_row(protocol, event, payload)]))
+    moment = event.created_at_ms
+    return bool(_append.run(tx, [_row(protocol, event, payload, event.event_id, moment)]))
 
 
-def append_all(tx: Transaction, protocol: str, all_: Sequence[tuple[Envelope, bytes]]) -> int:
-    """The same for many; how many were new."""
-    return _append.run(tx, [_row(protocol, event, payload) for event, payload in all_])
+def append_all(
+    tx: Transaction, protocol: Protocol, envelopes: Sequence[Envelope], now: int
+) -> Iterator[Envelope] | None:
+    """Write down many; each with its identity, or None if one of them was there already."""
+    name, rows = protocol.name, list[dict[str, Any]]()
+    for each in envelopes:
+        payload = payload_of(each)
+        event_id = each.event_id or _identity(protocol, each, payload)
+        rows.append(_row(name, each, payload, event_id, each.created_at_ms or now))
+    if _append.run(tx, rows) < len(rows):
+        return None
+    return (_with(each, row["event_id_"], now) for each, row in zip(envelopes, rows, strict=True))
 
 
-def _row(protocol: str, event: Envelope, payload: bytes) -> dict[str, Any]:
+def _row(
+    protocol: str, event: Envelope, payload: bytes, event_id: str, moment: int
+) -> dict[str, Any]:
     return {
         "event_type_": event.type,
-        "created_at_ms_": event.created_at_ms,
+        "created_at_ms_": moment,
         "payload_": payload,
         "protocol_": protocol,
         "received_by_": event.received_by,
-        "event_id_": event.event_id,
+        "event_id_": event_id,
     }
 
 
