@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import insert, select
 
 from ledgerstone.engine.source import Failure
-from ledgerstone.ledger import Ledger
+from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.messaging import failed, record
+from ledgerstone.messaging.cli import failed as failed_commands
 from ledgerstone.messaging.failed_rows import Raw
 from ledgerstone.messaging.routing import RETRY
 from ledgerstone.testing.fixtures import Home
@@ -130,6 +132,7 @@ def test_one_is_sent_again_once(program: Program, home: Home, ledger: Ledger) ->
     assert dry.out == "1 would be sent again\n"
     assert untouched == [each]
     assert done.json == {
+        "count": 1,
         "retried": [each],
         "refused": [],
         "left": [],
@@ -184,6 +187,67 @@ def test_all_is_meant_only_with_force(program: Program, home: Home, ledger: Ledg
     assert rest.out == "2 sent again\n"
     assert none.out == "no failed message meets these filters\n"
     assert left(ledger) == [ids[-1]]
+
+
+def test_all_are_more_than_a_transaction_takes(program: Program, embedded: Ledger) -> None:
+    """Without --limit it goes on in steps until all are done, and a dry run shows the first."""
+    failed_ones(embedded, *["order.placed"] * 8)
+    table = embedded.office.shared.failed
+    columns = [column for column in table.c if column.name != "id"]
+    with embedded.transaction() as tx:
+        for _ in range(8):
+            every = insert(table).from_select([column.name for column in columns], select(*columns))
+            tx.connection.execute(every)
+
+    refused = program.run("failed", "retry", "--all")
+    some = program.run("failed", "retry", "--all", "--force", "--limit", 1100, "--json")
+    rest = program.run("failed", "retry", "--all", "--force")
+
+    assert "error: 1,000+ failed messages would be sent again" in refused.err
+    assert (some.json["count"], len(some.json["retried"])) == (1100, 1100)
+    assert some.json["next"] is not None
+    assert rest.out == "948 sent again\n"
+    assert left(embedded) == []
+
+
+def test_what_fails_again_meanwhile_is_left_alone(
+    embedded: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry of all ends, also if each message fails again at once."""
+    monkeypatch.setattr(failed_commands, "RETRY_MAX", 2)
+    ids = failed_ones(embedded, *["order.placed"] * 5)
+
+    def retry_in_vain(tx: Transaction, each: int) -> None:
+        found = tx.failed.get(each)
+        tx.failed.retry(each)
+        assert found.message is not None
+        failed.put(
+            tx,
+            embedded.office,
+            found.message,
+            consumer="mailer",
+            failure=Failure("LookupError", "again"),
+            attempts=1,
+            origin="local",
+        )
+
+    act = failed_commands._Act(
+        "retried",
+        ("", "", ""),
+        retry_in_vain,
+        lambda tx, most, at: tx.failed.retry_all(limit=most, cursor=at, dry_run=True),
+    )
+    with embedded.reading() as tx:
+        chosen, last_id = act.choose(tx, 2, None), tx.failed.last_id()
+    done = failed_commands._Done(count=0, ids=[], refused=[], left=[])
+    everything = failed_commands._All(None, None, last_id)
+    step = failed_commands._Steps(embedded, act, everything, chosen, done)
+
+    counts = list(iter(step, 0))
+
+    assert counts == [2, 2, 1]
+    assert (done.ids, done.next) == (ids, None)
+    assert len(left(embedded)) == len(ids)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,13 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ledgerstone.engine.source import Failure
 from ledgerstone.errors import BadInput
 from ledgerstone.ids import new_id
-from ledgerstone.messaging import envelope
+from ledgerstone.messaging import envelope, failed_rows
 from ledgerstone.messaging.amqp import wire
+from ledgerstone.messaging.failed_rows import Raw
 from ledgerstone.messaging.message import Message
 from tests.messaging.test_amqp_wire import Arrival
 
+ROOT = Path(__file__).resolve().parents[2]
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 STAMP = "X-Message-Stamp-"
@@ -186,3 +190,30 @@ def test_when_it_was_published() -> None:
 
     assert read(envelope.headers_of(message, put_back=True)).created_at == earlier
     assert read(envelope.headers_of(message)).created_at == NOW
+
+
+def test_the_reference_has_every_header() -> None:
+    """Whatever a row says of its message or of its failure stands in the reference."""
+    message = Message(
+        id=ID,
+        name="order.placed",
+        raw=b"\xff",
+        headers={"tenant": "seven"},
+        partition="ann",
+        key="k",
+        created_at=NOW,
+        place=7,
+        attempt=2,
+        consumer="mailer",
+    )
+    failure = Failure("LookupError", "no such order", "Traceback")
+    written = set(envelope.headers_in(envelope.headers_of(message, put_back=True)))
+    for item in (message, Raw(body=b"\xff")):
+        _, headers = failed_rows.row_of(
+            item, consumer="mailer", failure=failure, attempts=3, origin="local"
+        )
+        written |= set(envelope.headers_in(headers))
+
+    assert written - {"tenant"} == set(envelope.HEADERS) | set(failed_rows.HEADERS)
+    page = (ROOT / "docs" / "reference" / "messages.md").read_text(encoding="utf-8")
+    assert [header for header in written if f"`{header}`" not in page] == ["tenant"]

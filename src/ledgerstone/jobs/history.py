@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 import msgspec
 from sqlalchemy import BigInteger, Text, bindparam, cast, column, func, literal, select, update
@@ -186,7 +186,27 @@ def between(prev: Status | None, following: Status) -> dict[str, str | None]:
     return {"prev": prev.value if prev is not None else None, "next": following.value}
 
 
-def detail(**facts: Any) -> str:
+class Detail(TypedDict, total=False):
+    """The keys of `detail_json`, each only where it is known, and what it says."""
+
+    attempt: Annotated[int | None, "the attempt that begins, ended or was returned"]
+    worker: Annotated[str | None, "the worker that claimed the job, or that was refused"]
+    verdict: Annotated[
+        str, "how the attempt ended: done, failed, dead, snoozed, canceled, returned"
+    ]
+    crashes: Annotated[int | None, "how often workers have died with the job, this time included"]
+    delay_ms: Annotated[int | None, "how much later the job is due again"]
+    error: Annotated[dict[str, Any] | None, "`code`, `message` and `traceback` of the failure"]
+    reason: Annotated[str | None, "why: given by an operator, or in words of the house"]
+    by: Annotated[str | None, "who asked for it"]
+    cancel_requested: Annotated[bool, "a running job was asked to stop"]
+    progress: Annotated[float | None, "how much is done, from 0 to 1, by the handler"]
+    stage: Annotated[str | None, "what the handler is at"]
+    correlation_id: Annotated[str | None, "the correlation id with which the job was enqueued"]
+    refused: Annotated[str, "what a worker tried that had lost its lease"]
+
+
+def detail(**facts: Unpack[Detail]) -> str:
     """The detail of a move, without what is not known."""
     known = {name: value for name, value in facts.items() if value is not None}
     return msgspec.json.encode(known).decode()

@@ -32,6 +32,17 @@ ATTEMPT = "X-Ledgerstone-Attempt"
 CONSUMER = "X-Ledgerstone-Consumer"
 CREATED = "X-Ledgerstone-Created"
 """When a message was published that was put back later."""
+HEADERS = {
+    TYPE: "the name of the message; where Symfony wrote the row, the class of PHP",
+    CONTENT_TYPE: "the media type of `body`",
+    ID_STAMP: "`messageId`: the id of the message; the class may have another namespace",
+    NAME_STAMP: "`messageName`: its name",
+    KEY: "the key with which it was published",
+    ATTEMPT: "how often a competing destination has refused it",
+    CONSUMER: "the only consumer that is to handle it, or that could not; empty: none was found",
+    CREATED: "when it was published, where it was put back later",
+}
+"""What a row says of its message, and in which words the reference says so."""
 MESSAGE_ID = "MessageIdStamp"
 NAMES_KEPT_MAX = 1024
 _OURS = "x-ledgerstone-"

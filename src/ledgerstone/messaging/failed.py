@@ -133,7 +133,6 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     code: str | None = None
     origin: str | None = None
     since: datetime | None = None
-    until: datetime | None = None
 
     def fits(self, found: Cause) -> bool:
         return (
@@ -149,21 +148,12 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return (self.consumer, self.name, self.code, self.origin) == (None, None, None, None)
 
     @property
-    def moments(self) -> dict[str, int]:
-        """Between which moments it lies, as parameters."""
-        since, until = _ms("since", self.since), _ms("until", self.until)
-        return {
-            "since_ms": 0 if since is None else since,
-            "until_ms": LAST_MS if until is None else until,
-        }
-
-
-def _ms(name: str, moment: datetime | None) -> int | None:
-    if moment is None:
-        return None
-    if moment.tzinfo is None:
-        raise BadInput(f"{name} is a moment with a time zone, not {moment}")
-    return min(max(0, round(moment.timestamp() * 1000)), LAST_MS)
+    def since_ms(self) -> int:
+        if self.since is None:
+            return 0
+        if self.since.tzinfo is None:
+            raise BadInput(f"since is a moment with a time zone, not {self.since}")
+        return min(max(0, round(self.since.timestamp() * 1000)), LAST_MS)
 
 
 class _Statements:
@@ -177,7 +167,6 @@ class _Statements:
         there = or_(failed.c.delivered_at.is_(None), failed.c.delivered_at != deleted)
         ours = and_(or_(*queues), there)
         since = second(bindparam("since_ms", type_=BigInteger()))
-        until = second(bindparam("until_ms", type_=BigInteger()))
         about = select(failed.c.id, failed.c.headers, failed.c.created_at)
         self.add = AppendEach(
             "failed.put",
@@ -197,7 +186,7 @@ class _Statements:
         )
         self.remove = Statement("failed.remove", delete(failed).where(failed.c.id == one, ours))
         listed: Select[Any] = by_index(
-            about.where(there, failed.c.created_at >= since, failed.c.created_at <= until),
+            about.where(there, failed.c.created_at >= since),
             failed,
             failed_index(failed),
         )
@@ -215,6 +204,7 @@ class _Statements:
         self.oldest = Keyset(
             "failed.choose", listed, order=order, split=queues, crowded=True, make=_Listed.of
         )
+        self.last = Statement("failed.last", select(func.max(failed.c.id)))
         some = select(failed.c.id).where(ours).limit(bindparam("most", type_=BigInteger()))
         self.count = Statement(
             "failed.count", select(func.count()).select_from(some.subquery("some_failed"))
@@ -317,6 +307,11 @@ class Failed:
         row = _statements(self._office.shared.failed).count.one(self._tx, most=most)
         return int(row[0]) if row is not None else 0
 
+    def last_id(self) -> int:
+        """The highest id that there is: those that fail from now on get higher ones."""
+        row = self._ready().last.one(self._tx)
+        return int(row[0] or 0) if row is not None else 0
+
     def get(self, failed_id: int) -> FailedMessage:
         """One, with its body."""
         row = self._ready().get.one(self._tx, id_=_checked_id(failed_id))
@@ -332,7 +327,7 @@ class Failed:
         counted: dict[Cause, tuple[int, Row]] = {}
         cursor: str | None = None
         for _ in range(COUNTED_MAX // LIMIT_MAX):
-            page = newest.read(self._tx, limit=LIMIT_MAX, cursor=cursor, **wanted.moments)
+            page = newest.read(self._tx, limit=LIMIT_MAX, cursor=cursor, since_ms=wanted.since_ms)
             for each in page.rows:
                 if wanted.fits(each.cause):
                     if each.cause not in newest_of:
@@ -419,12 +414,15 @@ class Failed:
         self, rows: Keyset[_Listed], wanted: Filter, limit: int, cursor: str | None
     ) -> Page[FailedMessage]:
         """A page of those that fit: filters look into headers, which no index knows."""
-        given = wanted.moments
         if wanted.is_of_all:
-            page = rows.read(self._tx, limit=limit, cursor=cursor, **given)
+            page = rows.read(self._tx, limit=limit, cursor=cursor, since_ms=wanted.since_ms)
         else:
             page = rows.sifted(
-                self._tx, lambda each: wanted.fits(each.cause), limit=limit, cursor=cursor, **given
+                self._tx,
+                lambda each: wanted.fits(each.cause),
+                limit=limit,
+                cursor=cursor,
+                since_ms=wanted.since_ms,
             )
         return Page([made(each.row, self._origin) for each in page.rows], page.next)
 

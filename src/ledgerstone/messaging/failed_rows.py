@@ -48,6 +48,21 @@ _BODY = f"{_OURS}Body"
 _RAW = f"{_OURS}Raw"
 _BASE64 = "base64"
 _SYMFONY = f"{envelope.STAMP}Symfony\\Component\\Messenger\\Stamp\\"
+HEADERS = {
+    _ORIGIN: "the destination or the subscription that the message came from",
+    _CODE: "the code of the failure",
+    _REASON: "its message",
+    _TRACEBACK: "its traceback, the end of it",
+    _ATTEMPTS: "how often it was tried",
+    _PARTITION: "the partition that the message had",
+    _PLACE: "its place in the outbox",
+    _BODY: "`base64` where the body is no text",
+    _RAW: "headers, properties and content type of what could not be read",
+    f"{_SYMFONY}ErrorDetailsStamp": "the failure as Symfony has it",
+    f"{_SYMFONY}SentToFailureTransportStamp": "the origin as Symfony has it",
+    f"{_SYMFONY}RedeliveryStamp": "the number of retries as Symfony has it",
+}
+"""What a row says of a failure beside its message, and in which words the reference says so."""
 
 
 class Raw(msgspec.Struct, frozen=True, kw_only=True):

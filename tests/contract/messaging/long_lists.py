@@ -72,7 +72,6 @@ LOOKS: dict[str, Look] = {
     "failed": failed_listed(),
     "failed since": failed_listed(since=YESTERDAY),
     "failed tomorrow": failed_listed(since=TOMORROW),
-    "failed until": failed_listed(until=YESTERDAY),
     "to be retried": lambda tx: tx.failed.retry_all(limit=PAGE, since=TOMORROW, dry_run=True),
 }
 

@@ -19,6 +19,7 @@ from ledgerstone.console.groups import group
 from ledgerstone.console.moments import now_of
 from ledgerstone.console.output import Text
 from ledgerstone.console.pages import LIST_ROWS, CursorOption, LimitOption
+from ledgerstone.console.steps import removed_in_steps
 from ledgerstone.errors import NotAllowedNow, NotFound
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.messaging import record
@@ -27,6 +28,8 @@ from ledgerstone.messaging.cli.calls import first_with_rows, looking_at, ready
 from ledgerstone.messaging.failed import RETRY_MAX, Chosen, Filters
 
 PREVIEW_ROWS = 5
+NAMED_MAX = 10_000
+"""Ids that are named when it is done."""
 
 IdsArgument = Annotated[
     list[int] | None, typer.Argument(metavar="ID", help="The ids, as `failed show` lists them.")
@@ -53,8 +56,8 @@ SinceOption = Annotated[
 ]
 AllOption = Annotated[bool, flag("--all", help="All that the filters name, the oldest first.")]
 LimitOfAllOption = Annotated[
-    int,
-    typer.Option("--limit", metavar="N", min=1, max=RETRY_MAX, help="With --all: at most so many."),
+    int | None,
+    typer.Option("--limit", metavar="N", min=1, help="With --all: at most so many."),
 ]
 DryRunOption = Annotated[bool, flag("--dry-run", help="Only show what would be done.")]
 ForceOption = Annotated[bool, flag("--force", help="With --all: do not ask.")]
@@ -139,7 +142,7 @@ def retry(
     code: CodeOption = None,
     origin: OriginOption = None,
     since: SinceOption = None,
-    limit: LimitOfAllOption = RETRY_MAX,
+    limit: LimitOfAllOption = None,
     cursor: CursorOption = None,
     dry_run: DryRunOption = False,
     force: ForceOption = False,
@@ -156,9 +159,10 @@ def retry(
         "retried",
         ("Send {} again?", "sent again", "would be sent again"),
         lambda tx, each: tx.failed.retry(each, by=who(by)),
-        lambda tx: tx.failed.retry_all(**filters, limit=limit, cursor=cursor, dry_run=True),
+        lambda tx, most, at: tx.failed.retry_all(**filters, limit=most, cursor=at, dry_run=True),
     )
-    _do(call, act, ids or [], filters, every=every, dry_run=dry_run, force=force)
+    chosen = _All(limit, cursor) if every else None
+    _do(call, act, ids or [], filters, every=chosen, dry_run=dry_run, force=force)
 
 
 def remove(
@@ -171,7 +175,7 @@ def remove(
     code: CodeOption = None,
     origin: OriginOption = None,
     since: SinceOption = None,
-    limit: LimitOfAllOption = RETRY_MAX,
+    limit: LimitOfAllOption = None,
     cursor: CursorOption = None,
     dry_run: DryRunOption = False,
     force: ForceOption = False,
@@ -188,9 +192,10 @@ def remove(
         "removed",
         ("Remove {} for good?", "removed", "would be removed"),
         lambda tx, each: tx.failed.remove(each, by=who(by)),
-        lambda tx: tx.failed.remove_all(**filters, limit=limit, cursor=cursor, dry_run=True),
+        lambda tx, most, at: tx.failed.remove_all(**filters, limit=most, cursor=at, dry_run=True),
     )
-    _do(call, act, ids or [], filters, every=every, dry_run=dry_run, force=force)
+    chosen = _All(limit, cursor) if every else None
+    _do(call, act, ids or [], filters, every=chosen, dry_run=dry_run, force=force)
 
 
 class _Act(msgspec.Struct, frozen=True):
@@ -200,12 +205,27 @@ class _Act(msgspec.Struct, frozen=True):
     words: tuple[str, str, str]
     """The question, what is said afterwards, and what in a dry run."""
     do: Callable[[Transaction, int], None]
-    choose: Callable[[Transaction], Chosen]
+    choose: Callable[[Transaction, int, str | None], Chosen]
+    """At most so many of those that are meant, from a cursor on; nothing is done to them."""
 
 
-class _Done(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of those that were meant."""
+class _All(msgspec.Struct, frozen=True):
+    """All that the filters name: at most so many, from a cursor on."""
 
+    limit: int | None
+    cursor: str | None
+    last_id: int = 2**63 - 1
+    """What failed later, perhaps again meanwhile, is left alone."""
+
+    def page(self, done: int = 0) -> int:
+        """How many are taken at once, when so many are done."""
+        return RETRY_MAX if self.limit is None else min(RETRY_MAX, self.limit - done)
+
+
+class _Done(msgspec.Struct, kw_only=True):
+    """What became of those that were meant; of very many the first are named."""
+
+    count: int
     ids: list[int]
     refused: list[dict[str, object]]
     """Those it could not be done to, each with the reason."""
@@ -221,21 +241,22 @@ def _do(
     ids: list[int],
     filters: Filters,
     *,
-    every: bool,
+    every: _All | None,
     dry_run: bool,
     force: bool,
 ) -> None:
-    if bool(ids) is every:
+    if bool(ids) is (every is not None):
         raise typer.BadParameter("name one ID or more, or --all")
     if ids and (filters or force):
         raise typer.BadParameter("filters and --force go with --all")
     with ledger_of(call) as ledger, _hinting():
         ready(ledger, ledger.office.shared.outbox, ledger.office.shared.failed)
-        if every:
-            done = _do_all(call, ledger, act, dry_run=dry_run, force=force)
+        if every is not None:
+            done = _do_all(call, ledger, act, every, dry_run=dry_run, force=force)
         else:
             done = _do_some(ledger, act, list(dict.fromkeys(ids)), dry_run=dry_run)
     facts = {
+        "count": done.count,
         act.key: done.ids,
         "refused": done.refused,
         "left": done.left,
@@ -262,7 +283,7 @@ def _do_some(ledger: Ledger, act: _Act, ids: list[int], *, dry_run: bool) -> _Do
             refused.append({"id": each, **output.told(error)})
         else:
             done.append(each)
-    return _Done(ids=done, refused=refused, left=[])
+    return _Done(count=len(done), ids=done, refused=refused, left=[])
 
 
 class _Undo(Exception):
@@ -275,22 +296,66 @@ def _do_one(tx: Transaction, *, act: _Act, each: int, dry_run: bool) -> None:
         raise _Undo
 
 
-def _do_all(call: Call, ledger: Ledger, act: _Act, *, dry_run: bool, force: bool) -> _Done:
+def _do_all(
+    call: Call, ledger: Ledger, act: _Act, every: _All, *, dry_run: bool, force: bool
+) -> _Done:
     with ledger.reading() as tx:
-        chosen, now = act.choose(tx), now_of(tx)
+        chosen, now = act.choose(tx, every.page(), every.cursor), now_of(tx)
         rows = [tx.failed.get(each) for each in chosen.ids[:PREVIEW_ROWS]]
+        every = msgspec.structs.replace(every, last_id=tx.failed.last_id())
+    # As many as one step takes: those behind them are not counted.
+    more = "+" if chosen.next is not None and len(chosen.ids) == RETRY_MAX != every.limit else ""
     if chosen.ids and not call.json and (dry_run or not force):
         parts: list[RenderableType] = [failed_views.listing(rows, now)]
         if len(chosen.ids) > len(rows):
-            parts.append(f"and {len(chosen.ids) - len(rows):,} more (--json names them)")
+            rest = f"{len(chosen.ids) - len(rows):,}{more}"
+            parts.append(f"and {rest} more (--json names {'some' if more else 'them'})")
         output.say_database()
         output.console().print(Group(*parts, ""))
+    done = _Done(count=0, ids=[], refused=[], left=chosen.left, next=chosen.next)
     if dry_run or not chosen.ids:
-        return _Done(ids=chosen.ids, refused=[], left=chosen.left, next=chosen.next)
+        done.count, done.ids = len(chosen.ids), chosen.ids
+        return done
     if not force:
-        _confirm(call, act, len(chosen.ids))
-    ids, refused = ledger.run(lambda tx: _done_to_these(tx, act, chosen.ids))
-    return _Done(ids=ids, refused=refused, left=chosen.left, next=chosen.next)
+        _confirm(call, act, f"{len(chosen.ids):,}{more}")
+    steps = _Steps(ledger, act, every, chosen, done)
+    removed_in_steps(steps, "Failed messages", json=call.json, verb=act.words[1])
+    return done
+
+
+class _Steps:
+    """Does it to those that are meant, RETRY_MAX in a transaction, beginning with those shown."""
+
+    def __init__(self, ledger: Ledger, act: _Act, every: _All, chosen: Chosen, done: _Done) -> None:
+        self._ledger = ledger
+        self._act = act
+        self._every = every
+        self._chosen: Chosen | None = chosen
+        self._done = done
+
+    def __call__(self) -> int:
+        """One step; how many it were, 0 at the end."""
+        while self._chosen is not None:
+            ids = [each for each in self._chosen.ids if each <= self._every.last_id]
+            did, refused = self._ledger.run(partial(_done_to_these, act=self._act, ids=ids))
+            done = self._done
+            done.count += len(did)
+            done.ids += did[: NAMED_MAX - len(done.ids)]
+            done.refused += refused[: NAMED_MAX - len(done.refused)]
+            self._chosen = self._following(self._chosen.next)
+            if did:
+                return len(did)
+        return 0
+
+    def _following(self, cursor: str | None) -> Chosen | None:
+        self._done.next = cursor
+        most = self._every.page(self._done.count)
+        if cursor is None or most <= 0:
+            return None
+        with self._ledger.reading() as tx:
+            chosen = self._act.choose(tx, most, cursor)
+        self._done.left += chosen.left[: NAMED_MAX - len(self._done.left)]
+        return chosen
 
 
 def _done_to_these(
@@ -309,7 +374,7 @@ def _done_to_these(
     return done, refused
 
 
-def _confirm(call: Call, act: _Act, count: int) -> None:
+def _confirm(call: Call, act: _Act, count: str) -> None:
     """Ask whoever sits there; where nobody does, --force must have been said."""
     question, _, would = act.words
     if call.json or not sys.stdin.isatty():
@@ -322,14 +387,14 @@ def _confirm(call: Call, act: _Act, count: int) -> None:
         raise typer.Exit(EXIT_REFUSED)
 
 
-def _counted(count: int) -> str:
-    return f"{count:,} failed message{'s' if count > 1 else ''}"
+def _counted(count: str) -> str:
+    return f"{count} failed message{'' if count == '1' else 's'}"
 
 
 def _told(act: _Act, done: _Done, *, dry_run: bool) -> RenderableType:
     _, did, would = act.words
-    lines = [Text(f"{len(done.ids):,} {would if dry_run else did}")]
-    if not done.ids and not done.refused and not done.left:
+    lines = [Text(f"{done.count:,} {would if dry_run else did}")]
+    if not done.count and not done.refused and not done.left:
         lines = [Text("no failed message meets these filters")]
     for each in done.refused:
         lines.append(Text(f"{each['id']}: {each['message']}", "red"))
