@@ -172,6 +172,18 @@ def test_the_limiter_is_bounded() -> None:
     assert limiter.allows("a")
 
 
+def test_silence_saves_nothing_up() -> None:
+    """A peer that was silent for an hour sends a burst at once, and no more."""
+    clock = Clock()
+    limiter = RateLimiter(clock, burst=5, per_second=2)
+    limiter.allows("a")
+    clock.nanos += 3600 * SECOND
+
+    allowed = [limiter.allows("a") for _ in range(10)]
+
+    assert allowed == [True] * 5 + [False] * 5
+
+
 @given(st.lists(st.integers(0, 3 * SECOND), max_size=60))
 def test_the_rate_in_the_long_run(pauses: list[int]) -> None:
     """Never more messages than the burst and the rate allow, and never fewer than the rate."""
