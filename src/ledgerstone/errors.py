@@ -20,7 +20,6 @@
     │   ├── RequestExpired       its time has run out
     │   └── ThresholdNotMet      signatures are missing
     ├── NotAMember           the peer or key is not in the group
-    ├── PolicyViolated       the group's policy does not allow the payment
     ├── EnvelopeRefused      a peer's message failed a check
     │   ├── MessageReplayed
     │   └── RateLimited
@@ -191,12 +190,6 @@ class NotAMember(LedgerstoneError):
     """Check the peer id and the key against the group. Nothing was written."""
 
     code = "not_a_member"
-
-
-class PolicyViolated(LedgerstoneError):
-    """Change the payment or the group's policy; the message names every check that failed."""
-
-    code = "policy_violated"
 
 
 class EnvelopeRefused(LedgerstoneError):

@@ -10,6 +10,7 @@ import pytest
 from ledgerstone.errors import KeyConflict, Malformed
 from ledgerstone.signing import Signing, export
 from ledgerstone.signing.keys import Family, GroupKey
+from ledgerstone.signing.values import RequestId
 from tests.signing.people import payment
 from tests.signing.world import World, Worlds
 
@@ -38,6 +39,22 @@ def test_there_and_back(world: World, worlds: Worlds, monkeypatch: pytest.Monkey
     rows = world.rows()
     assert other.rows() == rows
     assert (first, second) == ((len(rows), 0), (0, len(rows)))
+
+
+def test_an_export_is_of_one_moment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written after its beginning is not in it."""
+    monkeypatch.setattr(export, "STEP_ROWS", 1)
+    before = world.rows()
+    lines = world.signing.export_lines()
+    begun = [next(lines), next(lines)]
+
+    world.vote(RequestId("r2"), 2)
+    world.propose("r3", payment(3))
+    documents = [msgspec.json.decode(line) for line in [*begun, *lines]]
+
+    keys = {(each["family"], bytes.fromhex(each["key"])) for each in documents[1:-1]}
+    assert keys == set(before)
+    assert {bytes.fromhex(each["value"]) for each in documents[1:-1]} == set(before.values())
 
 
 def test_readable(world: World) -> None:

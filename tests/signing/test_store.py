@@ -162,15 +162,6 @@ def test_insert_if_absent(store: Store) -> None:
     assert store.get(Family.REQUEST, b"evt:a") is None
 
 
-def test_replace_compares(store: Store) -> None:
-    """Only who knows the present value replaces it; None stands for no value."""
-    assert store.replace(Family.REQUEST, b"req:a", expected=None, value=b"1")
-    assert not store.replace(Family.REQUEST, b"req:a", expected=None, value=b"2")
-    assert not store.replace(Family.REQUEST, b"req:a", expected=b"0", value=b"2")
-    assert store.replace(Family.REQUEST, b"req:a", expected=b"1", value=b"2")
-    assert store.get(Family.REQUEST, b"req:a") == b"2"
-
-
 def test_a_block_is_all_or_nothing(store: Store) -> None:
     """An exception undoes every family."""
     with pytest.raises(RuntimeError), store.transaction() as tx:
@@ -199,8 +190,6 @@ def test_bounds_are_refused(store: Store) -> None:
             tx.put(Family.EVENT, b"evt:a", bytes(1025))
         with pytest.raises(TooLarge):
             tx.insert(Family.EVENT, b"evt:a", bytes(1025))
-        with pytest.raises(TooLarge):
-            tx.replace(Family.EVENT, b"evt:a", expected=None, value=bytes(1025))
         for key in (b"", bytes(4097)):
             with pytest.raises(BadInput):
                 tx.put(Family.EVENT, key, b"")
@@ -297,9 +286,6 @@ def test_volumes_saturate(store: Store) -> None:
     for amount in (-1, VOLUME_MAX + 1):
         with pytest.raises(BadInput):
             store.add_volume(DAY, amount)
-    with pytest.raises(BadInput):
-        store.run(lambda tx: tx.subtract_volume(b"vol:other", 1))
-    assert store.run(lambda tx: tx.subtract_volume(DAY, VOLUME_MAX - 3)) == 3
 
 
 def test_operands_of_the_original_are_added_up(folder: Path) -> None:
@@ -421,23 +407,6 @@ def test_eight_threads_add_to_one_day(store: Store) -> None:
 
     assert store.volume(DAY) == 3 * THREADS * each
     assert sorted(totals) == [3 * number for number in range(1, THREADS * each + 1)]
-
-
-@pytest.mark.torture
-def test_eight_threads_replace_one_value(store: Store) -> None:
-    """Each version is replaced by one thread only."""
-    store.insert(Family.REQUEST, b"req:a", b"0")
-    won: list[int] = []
-
-    def count_up(_: int) -> None:
-        while (now := int(store.get(Family.REQUEST, b"req:a") or b"0")) < 50:
-            value = b"%d" % (now + 1)
-            if store.replace(Family.REQUEST, b"req:a", expected=b"%d" % now, value=value):
-                won.append(now)
-
-    race(count_up)
-
-    assert sorted(won) == list(range(50))
 
 
 @pytest.mark.torture

@@ -165,3 +165,14 @@ def test_nothing_is_overwritten(store: Store, tmp_path: Path) -> None:
         upkeep.restore_backup(tmp_path / "none", tmp_path / "restored")
     with pytest.raises(NotFound, match="none"):
         upkeep.verify(tmp_path / "none")
+
+
+def test_little_room_is_a_problem(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Health says so before the disk is full."""
+    plenty = upkeep.health(store)
+    monkeypatch.setattr(upkeep, "FREE_BYTES_MIN", plenty.free_bytes * 2)
+
+    found = upkeep.health(store)
+
+    assert plenty.ok
+    assert [problem for problem in found.problems if "are free on the disk" in problem]

@@ -12,7 +12,7 @@ from unicodedata import category
 
 import msgspec
 
-from ledgerstone.errors import AddressInvalid, PolicyViolated
+from ledgerstone.errors import AddressInvalid
 from ledgerstone.signing.kaspa import Address, format_kas, parse_address
 from ledgerstone.signing.values import GroupConfig, SigningEvent
 
@@ -56,11 +56,6 @@ class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
     def reason(self) -> str:
         """Every violation in one line; empty if there is none."""
         return "; ".join(f"{found.check.value}: {found.detail}" for found in self.violations)
-
-    def enforce(self) -> None:
-        """PolicyViolated with every violation, if there is one."""
-        if self.violations:
-            raise PolicyViolated(self.reason)
 
 
 def evaluate(

@@ -184,30 +184,11 @@ class StoreTransaction:
             raise KeyConflict(f"{key!r:.200} holds another value")
         return Stored.SAME
 
-    def replace(self, family: Family, key: bytes, *, expected: bytes | None, value: bytes) -> bool:
-        """Store the value if the key still holds the expected one (none: nothing)."""
-        if self.get_for_update(family, key) != expected:
-            return False
-        self._put(family, key, value)
-        return True
-
-    def volume_for_update(self, key: bytes) -> int:
-        """The number under a key of the volume family, which nobody else changes meanwhile."""
-        return volume_of(self.get_for_update(Family.VOLUME, key), key)
-
     def add_volume(self, key: bytes, amount: int) -> int:
         """Add the amount to the number under the key, saturating; the new number."""
-        volume = added(self.volume_for_update(key), amount)
+        volume = added(volume_of(self.get_for_update(Family.VOLUME, key), key), amount)
         self._put(Family.VOLUME, key, volume_value(volume))
         return volume
-
-    def subtract_volume(self, key: bytes, amount: int) -> int:
-        """Take the amount from the number under the key; one that is larger is refused."""
-        volume = self.volume_for_update(key)
-        if not 0 <= amount <= volume:
-            raise BadInput(f"{amount} cannot be taken from a volume of {volume}")
-        self._put(Family.VOLUME, key, volume_value(volume - amount))
-        return volume - amount
 
     def _put(self, family: Family, key: bytes, value: bytes) -> None:
         if len(value) > self._value_bytes_max:
@@ -337,10 +318,6 @@ class Store:
     def insert(self, family: Family, key: bytes, value: bytes) -> Stored:
         """Store the value if the key is free; of several callers at once one gets NEW."""
         return self.run(lambda tx: tx.insert(family, key, value))
-
-    def replace(self, family: Family, key: bytes, *, expected: bytes | None, value: bytes) -> bool:
-        """Store the value if the key still holds the expected one."""
-        return self.run(lambda tx: tx.replace(family, key, expected=expected, value=value))
 
     def add_volume(self, key: bytes, amount: int) -> int:
         """Add the amount to the number under the key, saturating; the new number."""

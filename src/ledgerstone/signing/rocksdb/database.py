@@ -198,28 +198,6 @@ class Database:
                 raise BadInput(f"RocksDB has no numeric property {name!r}")
             return value.value
 
-    def approximate_bytes(self, family: str, *, start: bytes, end: bytes) -> int:
-        """About how many bytes of data files the rows from `start` to before `end` take."""
-        library = self.library
-        size = c_uint64()
-        bounds = [(c_char_p * 1)(bound) for bound in (start, end)]
-        sizes = [(c_size_t * 1)(len(bound)) for bound in (start, end)]
-        with self.guard:
-            checked(
-                library,
-                self.guard.what,
-                library.approximate_sizes_cf,
-                self._handles.pointer,
-                self.family(family),
-                1,
-                bounds[0],
-                sizes[0],
-                bounds[1],
-                sizes[1],
-                byref(size),
-            )
-        return size.value
-
     def file_bytes(self) -> dict[str, int]:
         """By family, the bytes of its data files."""
         library = self.library

@@ -72,10 +72,6 @@ _WAITING: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "transactiondb_release_snapshot": (None, (_POINTER, _POINTER)),
     "flush_cf": (None, (_POINTER, _POINTER, _POINTER, _ERROR)),
     "compact_range_cf": (None, (_POINTER, _POINTER, *_BYTES, *_BYTES)),
-    "approximate_sizes_cf": (
-        None,
-        (_POINTER, _POINTER, c_int, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _ERROR),
-    ),
     "property_value_cf": (_POINTER, (_POINTER, _POINTER, c_char_p)),
     "property_int_cf": (c_int, (_POINTER, _POINTER, c_char_p, POINTER(c_uint64))),
     "livefiles": (_POINTER, (_POINTER,)),
@@ -134,7 +130,6 @@ _QUICK: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "livefiles_count": (c_int, (_POINTER,)),
     "livefiles_column_family_name": (_POINTER, (_POINTER, c_int)),
     "livefiles_size": (_SIZE, (_POINTER, c_int)),
-    "livefiles_entries": (c_uint64, (_POINTER, c_int)),
     "backup_engine_info_count": (c_int, (_POINTER,)),
     "backup_engine_info_timestamp": (c_int64, (_POINTER, c_int)),
     "backup_engine_info_backup_id": (c_uint32, (_POINTER, c_int)),
