@@ -1,16 +1,7 @@
 """Publishing: a message is checked, encoded and written, one row for each of its destinations.
 
-Where order is kept, a row's number is its place in its partition, and places follow the order of
-the commits, not of the inserts. The database counts when a row is inserted, and one that was
-inserted first may be committed last; so the last thing before a commit is to compare with the lane
-of the partition, which then stays locked until the commit is through:
-
-    lane.last_id < our first place    the usual case: it becomes our last place
-    lane.last_id > our first place    others, who began later, have committed: our rows move behind
-
-No publisher waits for another before its commit, and lanes are locked in the order of their ids, so
-that two of them never wait in a circle. In a transaction that was joined the end is out of sight:
-there the lane is locked when the message is published.
+Where order is kept, a lane is the head of the stream of a partition (see `store/commit_order.py`):
+a row's number is its place, and places follow the commits.
 """
 
 from __future__ import annotations
@@ -24,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_OID, uuid5
 
 import msgspec
-from sqlalchemy import BigInteger, bindparam, case, column, delete, func, select, update
+from sqlalchemy import BigInteger, bindparam, case, column, func, select
 
 from ledgerstone.errors import BadInput, StoreBusy, TooLarge
 from ledgerstone.ids import new_id
@@ -38,8 +29,9 @@ from ledgerstone.messaging.message import (
 )
 from ledgerstone.messaging.states import LaneState
 from ledgerstone.messaging.tables import Shared, key, lane
-from ledgerstone.store.batch import AddEach, InsertEach, UpdateEach, WithRows
+from ledgerstone.store.batch import AddEach, InsertEach
 from ledgerstone.store.body import encode
+from ledgerstone.store.commit_order import CommitOrder, OrderedRows, Stream
 from ledgerstone.store.expressions import now_ms, second
 from ledgerstone.store.names import check_name
 from ledgerstone.store.statement import Row, Statement
@@ -87,23 +79,6 @@ class Published(msgspec.Struct, frozen=True):
         return self.accepted is Accepted.CREATED
 
 
-class Placed(msgspec.Struct):
-    """The rows that a transaction wrote into one lane."""
-
-    queue: str
-    partition: str
-    places: list[int]
-    due_ms: int | None
-    """When the first of them may leave; None is at once."""
-    returned: int | None = None
-    """The highest place into which a message was put back: then the lane looks at once."""
-
-    @property
-    def last(self) -> int:
-        """The highest of all."""
-        return max([*self.places, self.returned or 0])
-
-
 def lane_id(queue: str, partition: str) -> str:
     """The id of a lane, which follows from what it is the lane of."""
     return str(uuid5(NAMESPACE_OID, f"{queue}\0{partition}"))
@@ -126,11 +101,6 @@ _by_key = Statement(
         key.c.key == bindparam("key_", type_=key.c.key.type)
     ),
 )
-_known_lanes = WithRows(
-    "outbox.known_lanes",
-    incoming=(lane.c.id,),
-    build=lambda row: select(lane.c.id).where(lane.c.id.in_(select(row.id))),
-)
 _due = column("due_ms", BigInteger())
 
 
@@ -139,21 +109,13 @@ def _due_then(row: Any) -> Any:
     return func.coalesce(lane.c.due_at_ms, row.due_ms, now_ms())
 
 
-_follow = UpdateEach(
-    "outbox.follow",
+ORDER = CommitOrder(
+    "outbox",
     key=lane.c.id,
-    incoming=(lane.c.id, column("first", BigInteger()), column("last", BigInteger()), _due),
-    build=lambda row: (
-        update(lane)
-        .where(lane.c.id == row.id, lane.c.last_id < row.first)
-        .values(last_id=row.last, due_at_ms=_due_then(row))
-    ),
-)
-_open_lanes = InsertEach(
-    "outbox.open_lane",
-    lane,
-    incoming=(lane.c.id, lane.c.queue_name, lane.c.partition_key, lane.c.last_id, _due),
-    values=lambda row: {
+    last=lane.c.last_id,
+    named=(lane.c.queue_name, lane.c.partition_key),
+    told=(_due,),
+    opened=lambda row: {
         "state": LaneState.OPEN.value,
         "due_at_ms": func.coalesce(row.due_ms, now_ms()),
         # Higher than any that a lane of this name had before it was removed.
@@ -162,13 +124,8 @@ _open_lanes = InsertEach(
         "crashes": 0,
         "changed_at_ms": now_ms(),
     },
-    locks=True,
-)
-_lock_lane = Statement(
-    "outbox.lock_lane",
-    select(lane.c.last_id)
-    .where(lane.c.id == bindparam("id_", type_=lane.c.id.type))
-    .with_for_update(),
+    followed=lambda row: {"due_at_ms": _due_then(row)},
+    again={"due_at_ms": now_ms()},
 )
 
 
@@ -177,8 +134,7 @@ class Statements:
 
     def __init__(self, shared: Shared) -> None:
         outbox = shared.outbox
-        moved = [c for c in outbox.c if c.name not in {"id", "queue_name", "partition_key"}]
-        self.add = AddEach(
+        add = AddEach(
             "outbox.publish",
             outbox,
             incoming=(
@@ -211,30 +167,7 @@ class Statements:
                 "available_at": second(now_ms()),
             },
         )
-        self.copy = AddEach(
-            "outbox.move",
-            outbox,
-            incoming=(
-                outbox.c.queue_name,
-                outbox.c.partition_key,
-                column("place", BigInteger()),
-            ),
-            values=lambda row: {
-                c.name: select(c).where(outbox.c.id == row.place).scalar_subquery() for c in moved
-            },
-        )
-        self.remove = WithRows(
-            "outbox.remove",
-            incoming=(column("place", BigInteger()),),
-            build=lambda row: delete(outbox).where(outbox.c.id.in_(select(row.place))),
-        )
-        self.there = WithRows(
-            "outbox.there",
-            incoming=(column("place", BigInteger()),),
-            build=lambda row: (
-                select(outbox.c.id).where(outbox.c.id.in_(select(row.place))).order_by(outbox.c.id)
-            ),
-        )
+        self.rows = OrderedRows("outbox", add, named=(outbox.c.queue_name, outbox.c.partition_key))
 
 
 def publish(tx: Transaction, office: Office, messages: Sequence[NewMessage]) -> list[Published]:
@@ -249,22 +182,8 @@ def publish(tx: Transaction, office: Office, messages: Sequence[NewMessage]) -> 
         raise TooLarge(words, hint="call it several times")
     made = [_made(office, new) for new in messages]
     office.setup.ensure(tx, office.shared.outbox)
-    if not tx.joined:
+    with ORDER.all_or_nothing(tx):
         return _written(tx, office, made)
-    # The caller may catch the error and commit: on MySQL a lock that was waited for in vain undoes
-    # its own statement alone.
-    before = {
-        each: msgspec.structs.replace(placed, places=[*placed.places])
-        for each, placed in _noted(tx).items()
-    }
-    try:
-        with tx.savepoint():
-            return _written(tx, office, made)
-    except BaseException:
-        noted = _noted(tx)
-        noted.clear()
-        noted.update(before)
-        raise
 
 
 def _written(
@@ -300,26 +219,13 @@ def put_back(
         _place(tx, office, [(*row, None)])
         return
     # It is behind none that were committed since: the lane only has to look.
-    new = Placed(queue, message.partition, [], None)
-    placed = _noted(tx).setdefault(lane_id(queue, message.partition), new)
-    placed.returned = max(placed.returned or 0, place)
+    ORDER.came_back(tx, office.statements.rows, _stream(queue, message.partition, None), place)
     tx.wake(channel_of(queue))
-    tx.at_commit("outbox.order", lambda: _follow_commits(tx, office))
 
 
 def open_lanes(tx: Transaction, queue: str, partitions: Sequence[str]) -> None:
     """Lanes for partitions that others wrote into; those that are there stay as they are."""
-    rows = [(lane_id(queue, each), queue, each, 0, None) for each in partitions]
-    if rows:
-        _open_lanes.run(tx, sorted(rows))
-
-
-_look_again = Statement(
-    "outbox.look_again",
-    update(lane)
-    .where(lane.c.id == bindparam("id_", type_=lane.c.id.type))
-    .values(due_at_ms=now_ms()),
-)
+    ORDER.open(tx, [_stream(queue, each, None) for each in partitions])
 
 
 def _made(office: Office, new: NewMessage) -> tuple[Message, int | None]:
@@ -395,85 +301,15 @@ def _content_hash(message: Message) -> str:
 
 def _place(tx: Transaction, office: Office, rows: Sequence[Row]) -> None:
     """Write the rows, and have the lanes follow before the commit."""
-    places = office.statements.add.run(tx, rows)
-    lanes = _noted(tx)
-    for (_, _, queue, partition, at_ms), place in zip(rows, places, strict=True):
+    new = []
+    for row in rows:
+        _, _, queue, partition, at_ms = row
         tx.wake(channel_of(queue))
-        if not office.keeps_order(queue, tx.database):
-            continue
-        found = lanes.setdefault(lane_id(queue, partition), Placed(queue, partition, [], at_ms))
-        found.places.append(place)
-    if lanes:
-        tx.at_commit("outbox.order", lambda: _follow_commits(tx, office))
+        ordered = office.keeps_order(queue, tx.database)
+        new.append((_stream(queue, partition, at_ms) if ordered else None, row))
+    ORDER.add(tx, office.statements.rows, new)
 
 
-def _noted(tx: Transaction) -> dict[str, Placed]:
-    lanes: dict[str, Placed] = tx.notes.setdefault("outbox.placed", {})
-    return lanes
-
-
-def _follow_commits(tx: Transaction, office: Office) -> None:
-    """Make the places of this transaction the last ones of their lanes."""
-    lanes = dict(sorted(_noted(tx).items()))
-    _noted(tx).clear()
-    # Not in a joined one: at REPEATABLE READ, MySQL locks the gap in which a new lane is missing.
-    if (len(lanes) == 1 and not tx.joined) or tx.database.dialect.one_writer:
-        rows = [
-            _following(each, placed)
-            for each, placed in lanes.items()
-            if placed.places and placed.returned is None
-        ]
-        left = {rows[i][0] for i in _follow.run(tx, rows)} if rows else set()
-        done = {row[0] for row in rows} - left
-        lanes = {each: placed for each, placed in lanes.items() if each not in done}
-    if lanes:
-        _take_places(tx, office, lanes)
-
-
-def _take_places(tx: Transaction, office: Office, lanes: Mapping[str, Placed]) -> None:
-    """The same for lanes that may be new, or in which others have committed meanwhile.
-
-    New ones are made before any other is locked, and both in the order of their ids: so whoever
-    waits for a lane holds none that another could wait for in turn.
-    """
-    known = {str(row[0]) for row in _known_lanes.rows(tx, [(each,) for each in lanes])}
-    new = [
-        (each, placed.queue, placed.partition, placed.last, placed.due_ms)
-        for each, placed in lanes.items()
-        if each not in known
-    ]
-    if new:
-        _open_lanes.run(tx, new)
-    locked = [(each, _lock_lane.later(tx, id_=each)) for each in lanes]
-    rows = []
-    for each, answer in locked:
-        found = answer()
-        if not found:
-            message = "the lane of a partition was removed at this very moment"
-            raise StoreBusy(message, hint="run the transaction again")
-        last, placed = found[0][0], lanes[each]
-        if placed.returned is not None:
-            _look_again.run(tx, id_=each)
-        if not placed.places or last == max(placed.places):
-            # It is as this transaction has just made it: nobody else was given this place.
-            continue
-        if last > min(placed.places):
-            placed.places = _moved(tx, office, placed)
-        rows.append(_following(each, placed))
-    if rows:
-        _follow.run(tx, rows)
-
-
-def _following(each: str, placed: Placed) -> Row:
-    return each, min(placed.places), max(placed.places), placed.due_ms
-
-
-def _moved(tx: Transaction, office: Office, placed: Placed) -> list[int]:
-    """Put the rows behind all others; those that a savepoint took back are left out."""
-    statements = office.statements
-    there = statements.there.rows(tx, [(place,) for place in placed.places])
-    if not there:
-        return placed.places
-    moved = statements.copy.run(tx, [(placed.queue, placed.partition, row[0]) for row in there])
-    statements.remove.run(tx, [(row[0],) for row in there])
-    return moved
+def _stream(queue: str, partition: str, due_ms: int | None) -> Stream:
+    """The stream of a partition; its lane is due then, or at once."""
+    return Stream(lane_id(queue, partition), (queue, partition), (due_ms,))
