@@ -38,6 +38,8 @@ COMMANDS = {
     "inbox": "ledgerstone.messaging.cli.inbox:app",
     "failed": "ledgerstone.messaging.cli.failed:app",
     "messaging": "ledgerstone.messaging.cli.messaging:app",
+    "protocols": "ledgerstone.protocols.cli.protocols:app",
+    "events": "ledgerstone.protocols.cli.events:app",
     "signing": "ledgerstone.signing.cli.commands:app",
     "blobs": "ledgerstone.blobs.cli.commands:app",
 }
@@ -64,6 +66,8 @@ SUMMARIES = {
     "inbox": "Receive messages for your consumers, and see what was handled.",
     "failed": "Look at messages that failed, send them again, or remove them.",
     "messaging": "Set up the tables of messages, and what a broker has to have.",
+    "protocols": "Run protocols: their commands, tick, tests, and what waits in them.",
+    "events": "List, import and export the events of a protocol.",
     "signing": "Sign payments as a group: M of N members agree and sign before money moves.",
 }
 """The first sentence of each help, again: to list the commands loads none of them."""

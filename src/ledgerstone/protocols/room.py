@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 
 from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.source import Source
-from ledgerstone.protocols import keys
+from ledgerstone.protocols import keys, tail
 from ledgerstone.protocols.calls import Protocols
+from ledgerstone.protocols.read import checks
+from ledgerstone.protocols.read.status import QueueFacts, facts_of, waits
 from ledgerstone.protocols.registry import Registry
 from ledgerstone.protocols.running import Running, sources
 from ledgerstone.protocols.tables import tables
@@ -44,12 +46,16 @@ def _duties(opened: Opened[Registry], _: object) -> Sequence[Duty]:
         for each in opened.state
         if each.jobs
     ]
-    return [forget, *ticking]
+    return [forget, *ticking, *tail.duties(opened.database)]
 
 
 def _ticks(opened: Opened[Registry], name: str) -> Callable[[], int]:
     running = Running(opened.state.found(name), opened.database, opened.settings)
     return lambda: len(running.tick().ran)
+
+
+def _facts(opened: Opened[Registry], tx: Transaction | None) -> list[QueueFacts] | None:
+    return None if tx is None else facts_of(tx, [each.name for each in opened.state])
 
 
 def _begin(opened: Opened[Registry]) -> None:
@@ -81,5 +87,12 @@ PROTOCOLS: Room[Protocols, Registry] = Room(
             "protocols.imported",
         }
     ),
+    status={"protocols": _facts},
+    doctor={"protocols": checks.protocols},
+    waiting=lambda _, tx: waits(tx),
     history=("events",),
+    cli={
+        "protocols": "ledgerstone.protocols.cli.protocols:app",
+        "events": "ledgerstone.protocols.cli.events:app",
+    },
 )

@@ -28,6 +28,7 @@ from ledgerstone.protocols.outgoing import OutgoingSource
 from ledgerstone.protocols.protocol import Protocol, load
 from ledgerstone.protocols.rechecking import RecheckSource
 from ledgerstone.protocols.registry import Registry
+from ledgerstone.protocols.tail import EventTail
 from ledgerstone.protocols.ticking import Ticked, Ticker
 from ledgerstone.settings import Settings
 from ledgerstone.store.database import Database
@@ -114,6 +115,10 @@ class Running:
     def export_events(self, *, after: int = 0) -> Iterator[tuple[int, Envelope]]:
         """Every event of the log behind a number, with its number."""
         return exported(self.database, self.protocol, after=after)
+
+    def tail(self, *, after: int = 0) -> EventTail:
+        """What follows the log behind a position."""
+        return EventTail(self.database, self.protocol.name, after=after)
 
     def read(self, work: Callable[[Reading], T]) -> T:
         """`work(db)` in a transaction that only reads."""

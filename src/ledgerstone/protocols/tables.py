@@ -27,6 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import mysql
 
+from ledgerstone.items.sequence import log_table, progress_table
 from ledgerstone.protocols.states import ItemState
 from ledgerstone.store.schema import (
     MYSQL_TABLE,
@@ -265,6 +266,9 @@ protocol_pruned = Table(
     Column("pruned_at_ms", BigInteger, nullable=False),
     **MYSQL_TABLE,
 )
+
+event_position = log_table("event_position", tables)
+protocol_progress = progress_table("protocol_progress", tables)
 
 ADOPTED = {
     "events": "id event_type created_at_ms payload",

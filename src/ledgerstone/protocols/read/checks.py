@@ -1,0 +1,31 @@
+"""Whether protocols are as they should be, for `doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ledgerstone.protocols.read.status import facts_of
+from ledgerstone.protocols.registry import Registry
+from ledgerstone.room import Check, Opened, Verdict, counted
+from ledgerstone.store import migrating
+
+
+def protocols(opened: Opened[Registry]) -> Iterator[Check]:
+    """Parked items, and jobs that fail, of each protocol."""
+    database = opened.database
+    with database.reading() as tx:
+        if not migrating.look(tx.connection, database.rooms).up_to_date:
+            return
+        found = facts_of(tx, [each.name for each in opened.state])
+    for facts in found:
+        name = f"protocol {facts.protocol}"
+        waiting = f"{counted(facts.blocked, facts.counted_max)} events wait for keys"
+        if facts.parked:
+            parked = f"{counted(facts.parked, facts.counted_max)} items are parked"
+            todo = f"look at last_error in `incoming`; then `protocols retry {facts.protocol}`"
+            yield Check(name, Verdict.WARNING, parked, todo)
+        elif facts.failing_jobs:
+            todo = f"`ledgerstone protocols tick {facts.protocol}` runs them and says why"
+            yield Check(name, Verdict.WARNING, f"jobs fail: {', '.join(facts.failing_jobs)}", todo)
+        else:
+            yield Check(name, Verdict.OK, waiting)
