@@ -52,7 +52,11 @@ _remove = Statement(
 )
 _old = Statement(
     "blobs.old_uploads",
-    select(uploads.c.upload_id).where(uploads.c.expires_at_ms <= now_ms()).limit(_limit),
+    select(uploads.c.upload_id)
+    .where(uploads.c.expires_at_ms <= now_ms())
+    .order_by(uploads.c.expires_at_ms)
+    .limit(_limit)
+    .with_for_update(skip_locked=True),
 )
 _forget = WithRows(
     "blobs.forget_uploads",

@@ -9,19 +9,24 @@ exclusive lock, after a look at the row. So no file is removed that is about to 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from ledgerstone.blobs.content import path_in
 from ledgerstone.blobs.tables import FILE_ID_CHARS
-from ledgerstone.errors import NotAllowedNow
+from ledgerstone.errors import DiskFailed, NotAllowedNow, StoreDenied, StoreFull, StoreLocked
 
 INCOMING = "incoming"
 LOCK = "lock"
+LOCK_SECONDS_MAX = 30.0
+"""How long a file waits for its name while others are removed."""
+PAUSE_SECONDS = 0.01
 _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
 
 
@@ -29,7 +34,6 @@ _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
 def assembling(folder: Path, upload_id: str) -> Iterator[BinaryIO]:
     """An empty file for the content of an upload; NotAllowedNow while another process has it."""
     path = folder / INCOMING / upload_id
-    _make(path.parent)
     with _opened(path) as file:
         if not _locked(file, fcntl.LOCK_EX) or not _is_at(file, path):
             message = f"the upload {upload_id} is being completed by another process"
@@ -38,30 +42,40 @@ def assembling(folder: Path, upload_id: str) -> Iterator[BinaryIO]:
         yield file
 
 
+def write(file: BinaryIO, piece: bytes) -> None:
+    """Add bytes to a file that is being assembled."""
+    with _told(Path(INCOMING)):
+        file.write(piece)
+
+
 def publish(folder: Path, upload_id: str, file: BinaryIO, name: str) -> None:
     """Give a written file its name, on disk when this returns."""
-    file.flush()
-    os.fsync(file.fileno())
     target = path_in(folder, name)
-    _make(target.parent)
-    (folder / INCOMING / upload_id).rename(target)
-    for changed in (target.parent, folder / INCOMING, folder):
-        _sync(changed)
+    with _told(target):
+        file.flush()
+        os.fsync(file.fileno())
+        _make(target.parent)
+        (folder / INCOMING / upload_id).rename(target)
+        for changed in (target.parent, folder / INCOMING, folder):
+            _sync(changed)
 
 
 @contextmanager
 def publishing(folder: Path) -> Iterator[None]:
     """In this block no file is removed."""
-    _make(folder)
     with _opened(folder / LOCK) as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        began = time.monotonic()
+        while not _locked(lock, fcntl.LOCK_SH):
+            if time.monotonic() - began > LOCK_SECONDS_MAX:
+                message = f"another process removes files of {folder} and does not end"
+                raise StoreLocked(message, hint="look for a process that is stopped")
+            time.sleep(PAUSE_SECONDS)
         yield
 
 
 @contextmanager
 def removing(folder: Path) -> Iterator[bool]:
     """In this block no file is given its name; False where one is just now: try it later."""
-    _make(folder)
     with _opened(folder / LOCK) as lock:
         yield _locked(lock, fcntl.LOCK_EX)
 
@@ -116,9 +130,34 @@ def _make(folder: Path) -> None:
         _sync(folder.parent)
 
 
-def _opened(path: Path) -> BinaryIO:
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.fdopen(os.open(path, flags, _PRIVATE_FILE), "r+b")
+    with _told(path):
+        _make(path.parent)
+        file = os.fdopen(os.open(path, flags, _PRIVATE_FILE), "r+b")
+    try:
+        yield file
+    finally:
+        # What counts was flushed and synced before; the first error is the one that tells.
+        with suppress(OSError):
+            file.close()
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What the system has against it is told as an error of the store."""
+    try:
+        yield
+    except OSError as error:
+        words = f"{path}: {error.strerror or error}"
+        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            raise StoreFull(words, hint="make room on the disk of the folder") from error
+        if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            raise StoreDenied(words, hint="give this user the folder of files") from error
+        raise DiskFailed(
+            words, hint="look at blobs.folder, and at the log of the system"
+        ) from error
 
 
 def _locked(file: BinaryIO, kind: int) -> bool:

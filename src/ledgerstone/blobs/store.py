@@ -267,7 +267,7 @@ class BlobStore:
         for piece in self._pieces(Place(row.file_id, None), 0, row.bytes):
             digest.update(piece)
             if file is not None:
-                file.write(piece)
+                folder.write(file, piece)
         return digest.hexdigest()
 
     def _pieces(self, place: Place, start: int, end: int) -> Iterator[bytes]:

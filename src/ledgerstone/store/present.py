@@ -82,7 +82,7 @@ def check(connection: Connection, *, applied: Sequence[str], pending: Sequence[s
     for table in sorted(there & CREATED.keys()):
         created = CREATED[table]
         if created.revision in pending:
-            _check_table(table, created, found.get_columns(table))
+            check_table(table, created.columns, found.get_columns(table))
     _drop_types(connection, found, pending)
 
 
@@ -92,9 +92,9 @@ def missing(there: Iterable[str], applied: Sequence[str]) -> list[str]:
     return sorted(made - set(there))
 
 
-def _check_table(table: str, created: Created, columns: Sequence[Any]) -> None:
+def check_table(table: str, names: str, columns: Sequence[Any]) -> None:
     """One that has our columns, and needs no other, is left of an interrupted run, or adopted."""
-    ours = set(created.columns.split())
+    ours = set(names.split())
     lacking = sorted(ours - {column["name"] for column in columns})
     needed = sorted(
         column["name"]

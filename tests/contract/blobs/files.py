@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import threading
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,12 @@ from sqlalchemy import text
 
 from ledgerstone import Ledger, errors
 from ledgerstone.blobs import Progress
+from ledgerstone.blobs.blobs import HOUR_MS
+from ledgerstone.blobs.rows import look, start_over
 from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
-from tests.contract.blobs.contents import content, hash_of
+from tests.contract.blobs.contents import content, cut, hash_of
 from tests.contract.blobs.slices import rows
 from tests.harness.sizes import sized
 
@@ -215,6 +219,63 @@ class FileContract:
         assert (changed, short, on_disk.blobs.verify(ID)) == (False, False, False)
         with pytest.raises(errors.ContentMissing):
             list(on_disk.blobs.read(ID))
+
+    def test_a_folder_that_is_none(self, ledger: Ledger, home: Home, tmp_path: Path) -> None:
+        """What the system has against the folder is an error that says so; the upload stays."""
+        (tmp_path / "large").write_text("a file")
+        terms = {"folder": str(tmp_path / "large"), "disk_bytes_min": 1}
+        settings = Settings.load(url=home.url, environ={}, blobs=terms)
+        path = tmp_path / "a.bin"
+        path.write_bytes(DATA)
+
+        with Ledger(settings=settings) as wrong, pytest.raises(errors.DiskFailed, match="large"):
+            wrong.blobs.put(path)
+
+        assert ledger.blobs.put(path).completed
+        assert b"".join(ledger.blobs.read(ID)) == DATA
+
+    @pytest.mark.parametrize("kept", ["ledger", "on_disk"])
+    def test_two_uploads_of_one_content(
+        self, request: pytest.FixtureRequest, kept: str, home: Home
+    ) -> None:
+        """Uploads of the same content that end at once become one file, with both owners."""
+        opened: Ledger = request.getfixturevalue(kept)
+        size = len(DATA)
+        uploads = [opened.run(lambda tx: tx.blobs.begin_unnamed(total_size=size)) for _ in "1234"]
+        for upload in uploads:
+            opened.run(lambda tx, to=upload: tx.blobs.append(to, 0, DATA))  # type: ignore[misc]
+        start = threading.Barrier(len(uploads))
+
+        def complete(upload: str) -> str:
+            start.wait()
+            return opened.blobs.complete(upload, owner=upload).file_id
+
+        with ThreadPoolExecutor(len(uploads)) as pool:
+            found = set(pool.map(complete, uploads))
+        opened.blobs.collect()
+
+        assert found == {ID}
+        assert rows(home, "blobs") == 1
+        assert opened.run(lambda tx: tx.blobs.owners(ID)) == sorted(uploads)
+        assert b"".join(opened.blobs.read(ID)) == DATA
+
+    def test_changed_while_it_was_completed(self, ledger: Ledger) -> None:
+        """What was compared is what is completed: slices that came meanwhile are not."""
+        begun = ledger.run(lambda tx: tx.blobs.begin(ID, total_size=len(DATA), slice_size=SLICE))
+        ledger.run(lambda tx: tx.blobs.put_slices(ID, cut(DATA, SLICE)))
+        with ledger.reading() as tx:
+            compared = look(tx, ID)
+        assert compared is not None
+        ledger.run(lambda tx: start_over(tx, compared, keep_ms=HOUR_MS))
+        other = content(len(DATA), seed=2)
+        ledger.run(lambda tx: tx.blobs.put_slices(ID, cut(other, SLICE)))
+
+        with pytest.raises(errors.NotAllowedNow, match="was changed while"):
+            ledger.blobs._finish(compared, ID, owner=None, then=lambda _, __: None)
+
+        assert not begun.completed
+        with pytest.raises(errors.HashMismatch):
+            ledger.blobs.complete(ID)
 
     def test_memory_stays_flat(self, ledger: Ledger, tmp_path: Path) -> None:
         """To store and read a file takes a few slices of memory, however large it is."""

@@ -327,6 +327,16 @@ class SliceContract:
         assert left == [1500, 500, 0]
         assert rows(home, "blobs") == 0
 
+    def test_a_table_of_others(self, home: Home, ledger: Ledger) -> None:
+        """A table that has one of our names and is another program's is refused by its name."""
+        with ledger.database.engine.begin() as theirs:
+            for table in ("blobs", "ledgerstone_revision_blobs"):
+                theirs.exec_driver_sql(f"DROP TABLE {table}")
+            theirs.exec_driver_sql("CREATE TABLE blobs (id INTEGER PRIMARY KEY)")
+
+        with pytest.raises(errors.NotAllowedNow, match="the table blobs is there already"):
+            ledger.migrate()
+
     def test_pages(self, ledger: Ledger) -> None:
         """Files and uploads are listed, the newest first."""
         made = {stored(ledger, content(10 + i, i)) for i in range(3)} | {begun(ledger)}

@@ -12,10 +12,18 @@ from ledgerstone.store.schema import MYSQL_TABLE
 revision, down_revision = "blobs_0001", None
 
 ZERO = sa.text("0")
+COLUMNS = {
+    "blobs": "file_id total_size mime completed slice_size slices_stored bytes_stored generation"
+    " created_at_ms expires_at_ms disk_name",
+    "blob_slices": "file_id slice_no offset data",
+    "blob_owners": "owner file_id",
+}
 
 
 def upgrade() -> None:
     """Add the tables."""
+    for table, columns in COLUMNS.items():
+        steps.refuse_others(table, columns)
     op.create_table(
         "blobs",
         sa.Column("file_id", _ascii(64), primary_key=True),

@@ -11,9 +11,12 @@ from ledgerstone.store.schema import MYSQL_TABLE
 
 revision, down_revision = "blobs_0002", "blobs_0001"
 
+COLUMNS = "upload_id file_id owner total_size metadata concat expires_at_ms"
+
 
 def upgrade() -> None:
     """Add the table."""
+    steps.refuse_others("blob_uploads", COLUMNS)
     limited = mysql.VARCHAR(64, charset="ascii", collation="ascii_bin")
     ascii_id = sa.Text().with_variant(limited, "mysql", "mariadb")
     op.create_table(

@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -67,7 +68,8 @@ class UploadRequest(msgspec.Struct, frozen=True, kw_only=True):
     def base(self) -> str:
         """The path under which uploads are created."""
         found = _UPLOAD.match(self.path)
-        return (found[1] if found else self.path).rstrip("/")
+        # It becomes a header: the path is decoded, and may hold anything.
+        return quote((found[1] if found else self.path).rstrip("/"))
 
     def number(self, name: str) -> int:
         """A header that is a number; 400 without it."""
@@ -104,8 +106,9 @@ class UploadRequest(msgspec.Struct, frozen=True, kw_only=True):
         given = self.headers.get("upload-concat")
         if given is None or given == PARTIAL:
             return given
-        if not given.startswith(FINAL) or len(given) > CONCAT_CHARS_MAX:
-            raise Refused(400, "upload-concat is neither partial nor final")
+        known = given.startswith(FINAL) and given.isascii()
+        if not known or len(given) > CONCAT_CHARS_MAX:
+            raise Refused(400, "upload-concat is neither partial nor final, or too long")
         return given
 
     @property

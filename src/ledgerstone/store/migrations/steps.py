@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import context, op
 
+from ledgerstone.store.present import check_table
 from ledgerstone.store.schema import CHURNING
 
 PERMIT = "history_permit"
@@ -27,6 +28,18 @@ def dialect() -> str:
 def is_mysql() -> bool:
     """Whether it is MySQL or MariaDB."""
     return dialect() in _MYSQL
+
+
+def refuse_others(table: str, columns: str) -> None:
+    """NotAllowedNow if a table of this name is there, and has not these columns.
+
+    For a room's revision, before it creates the table: one that is there is passed over.
+    """
+    if context.is_offline_mode():
+        return
+    found = sa.inspect(op.get_bind())
+    if found.has_table(table):
+        check_table(table, columns, found.get_columns(table))
 
 
 def add_index(name: str, table: str, columns: Sequence[Any], **options: Any) -> None:
