@@ -13,6 +13,7 @@ class AsyncBlobs(AsyncCalls[Blobs]):
     begin_unnamed = awaited(Blobs.begin_unnamed)
     put_slice = awaited(Blobs.put_slice)
     put_slices = awaited(Blobs.put_slices)
+    add_slice = awaited(Blobs.add_slice)
     append = awaited(Blobs.append)
     progress = awaited(Blobs.progress)
     missing = awaited(Blobs.missing)

@@ -24,7 +24,7 @@ from ledgerstone.blobs.progress import Progress
 from ledgerstone.blobs.rows import UNKNOWN, BlobRow, file_id_
 from ledgerstone.blobs.slots import SLICE_BYTES_MAX, Slice
 from ledgerstone.blobs.tables import MIME_CHARS_MAX, OWNER_CHARS_MAX, blobs, owners, slices
-from ledgerstone.errors import BadInput, KeyConflict, NotAllowedNow, TooLarge
+from ledgerstone.errors import BadInput, ContentMissing, KeyConflict, NotAllowedNow, TooLarge
 from ledgerstone.settings import BlobSettings
 from ledgerstone.store.batch import InsertEach
 from ledgerstone.store.expressions import now_ms
@@ -186,6 +186,22 @@ class Blobs:
         new = slots.new_of(self._tx, row, wanted, self._state.folder)
         return slots.add(self._tx, row, new, keep_ms=self._state.keep_ms).progress
 
+    def add_slice(self, file_id: str, number: int, offset: int, data: bytes) -> Progress:
+        """Add a slice where an event says that it belongs; the last one completes the file.
+
+        For files that another program began, by the documented columns: their slices may have any
+        sizes. If they are whole and are not the content of the hash, they are removed, as by
+        `complete`.
+        """
+        row = rows.lock_known(self._tx, rows.checked_hash(file_id))
+        wanted = slots.placed_at(row, number, offset, data)
+        new = slots.new_of(self._tx, row, [wanted], self._state.folder)
+        row = slots.add(self._tx, row, new, keep_ms=self._state.keep_ms)
+        if row.progress.whole and not row.completed:
+            self.complete(file_id)
+            row = rows.known(rows.look(self._tx, file_id), file_id)
+        return row.progress
+
     def append(self, upload_id: str, offset: int, *data: bytes) -> Progress:
         """Add bytes at the end of an unnamed upload, each piece a slice.
 
@@ -226,10 +242,7 @@ class Blobs:
         row = rows.lock_known(self._tx, rows.checked_hash(file_id))
         if not row.completed:
             check_whole(row)
-            digest = hashlib.sha256()
-            for piece in pieces(self._tx, place_of(row, None), 0, row.total_size):
-                digest.update(piece)
-            if digest.hexdigest() != file_id:
+            if self._hash_of(row) != file_id:
                 rows.start_over(self._tx, row, keep_ms=self._state.keep_ms)
                 return False
         self.finish(row, file_id, owner=owner)
@@ -288,6 +301,16 @@ class Blobs:
     def find(self, *, limit: int = 100, cursor: str | None = None) -> Page[Progress]:
         """Files and uploads, the newest first."""
         return _list.read(self._tx, limit=limit, cursor=cursor)
+
+    def _hash_of(self, row: BlobRow) -> str | None:
+        """The hash of all slices; None if there is a gap, where others overlap."""
+        digest = hashlib.sha256()
+        try:
+            for piece in pieces(self._tx, place_of(row, None), 0, row.total_size):
+                digest.update(piece)
+        except ContentMissing:
+            return None
+        return digest.hexdigest()
 
     def _insert(self, file_id: str, size: int, mime: str | None, slice_size: int | None) -> bool:
         """Add a row; False if there is one."""

@@ -69,6 +69,21 @@ def placed(row: BlobRow, slice_size: int, number: int, data: bytes) -> Slice:
     return Slice(number, offset, data)
 
 
+def placed_at(row: BlobRow, number: int, offset: int, data: bytes) -> Slice:
+    """The slice at this place; BadInput if the blob cannot have it there."""
+    if row.slice_size is not None:
+        wanted = placed(row, row.slice_size, number, data)
+        if wanted.offset != offset:
+            raise BadInput(f"slice {number} of {row.file_id} is at {wanted.offset}, not {offset!r}")
+        return wanted
+    length = length_of(data)
+    numbers = type(number) is int and number >= 0 and type(offset) is int and offset >= 0
+    if not numbers or not length or length > SLICE_BYTES_MAX or offset + length > row.total_size:
+        message = f"{row.file_id} has {row.total_size} bytes and no slice {number!r} at {offset!r}"
+        raise BadInput(message, hint=f"a slice has 1 to {SLICE_BYTES_MAX} bytes, inside the file")
+    return Slice(number, offset, data)
+
+
 def length_of(data: object) -> int | None:
     """How many bytes were given; None for what is no bytes."""
     return len(data) if isinstance(data, bytes) else None

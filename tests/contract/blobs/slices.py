@@ -44,6 +44,12 @@ def stored(ledger: Ledger, data: bytes = DATA, owner: str | None = None) -> str:
     return file_id
 
 
+def begin_plainly(ledger: Ledger) -> None:
+    """An upload that was begun by a program that knows the documented columns only."""
+    add = text("INSERT INTO blobs (file_id, total_size) VALUES (:id, :size)")
+    ledger.run(lambda tx: tx.connection.execute(add, {"id": ID, "size": len(DATA)}))
+
+
 def rows(home: Home, table: str) -> int:
     """How many rows a table has, asked by the bare driver."""
     connection = connect(home.url)
@@ -326,6 +332,45 @@ class SliceContract:
 
         assert left == [1500, 500, 0]
         assert rows(home, "blobs") == 0
+
+    def test_slices_of_any_size(self, ledger: Ledger) -> None:
+        """A file that the documented columns began takes slices of any size; the last completes."""
+        begin_plainly(ledger)
+        parts = [(2, 7000), (0, 0), (1, 450), (0, 0)]
+        ends = {0: 450, 450: 7000, 7000: len(DATA)}
+        completed = []
+
+        for number, at in parts:
+            told = ledger.run(
+                lambda tx, n=number, a=at: tx.blobs.add_slice(ID, n, a, DATA[a : ends[a]])  # type: ignore[misc]
+            )
+            completed.append(told.completed)
+
+        assert completed == [False, False, True, True]
+        assert b"".join(ledger.blobs.read(ID)) == DATA
+        with pytest.raises(errors.KeyConflict):
+            ledger.run(lambda tx: tx.blobs.add_slice(ID, 1, 450, b"x" * 6550))
+
+    def test_slices_that_overlap(self, ledger: Ledger, home: Home) -> None:
+        """Slices that overlap and leave a gap are as a wrong hash: they are removed."""
+        begin_plainly(ledger)
+        half = len(DATA) // 2
+
+        ledger.run(lambda tx: tx.blobs.add_slice(ID, 0, 0, DATA[:half]))
+        told = ledger.run(lambda tx: tx.blobs.add_slice(ID, 1, 1, DATA[1 : half + 1]))
+
+        assert (told.completed, told.bytes, rows(home, "blob_slices")) == (False, 0, 0)
+
+    @pytest.mark.parametrize(
+        ("number", "offset", "data"),
+        [(0, 0, b""), (-1, 0, b"x"), (0, -1, b"x"), (0, 10_500, b"x"), (0, 10_499, b"xy")],
+    )
+    def test_slices_outside(self, ledger: Ledger, number: int, offset: int, data: bytes) -> None:
+        """A slice that lies outside of the file is refused."""
+        begin_plainly(ledger)
+
+        with pytest.raises(errors.BadInput):
+            ledger.run(lambda tx: tx.blobs.add_slice(ID, number, offset, data))
 
     def test_a_table_of_others(self, home: Home, ledger: Ledger) -> None:
         """A table that has one of our names and is another program's is refused by its name."""
