@@ -17,7 +17,7 @@ from ledgerstone.errors import (
     ThresholdNotMet,
     TooLarge,
 )
-from ledgerstone.signing.keys import ArchivedRequestKey, RequestKey, ReservedKey
+from ledgerstone.signing.keys import ArchivedRequestKey, ContextKey, RequestKey, ReservedKey
 from ledgerstone.signing.life import finishing, records, volume
 from ledgerstone.signing.values import (
     Aborted,
@@ -173,6 +173,21 @@ def test_sweeping(worlds: Worlds) -> None:
     assert [step.expired for step in steps] == [["r0", "r1"], ["r2", "r4"], []]
     assert all(world.decision(RequestId(f"r{n}")) == Expired() for n in (0, 1, 2, 4))
     assert world.signing.expire_requests().expired == []
+
+
+def test_one_broken_request_stops_no_other(worlds: Worlds) -> None:
+    """A request whose group is unknown is reported by its id, and those behind it expire."""
+    world = worlds()
+    for number in (1, 2, 3):
+        world.propose(f"r{number}", payment(number))
+    world.delete(ContextKey(request_id=RequestId("r1")))
+    world.now += MINUTE
+
+    step = world.signing.expire_requests()
+
+    assert step.expired == ["r2", "r3"]
+    assert [*step.errors] == ["r1"]
+    assert isinstance(step.errors[RequestId("r1")], NotFound)
 
 
 def test_a_signed_request_is_swept_once(worlds: Worlds) -> None:

@@ -17,6 +17,8 @@ import pytest
 
 from ledgerstone.errors import LedgerstoneError, StoreClosed, WrongProcess
 from ledgerstone.signing.rocksdb import BackupFolder, Batch, Database
+from ledgerstone.signing.rocksdb.library import load
+from ledgerstone.signing.rocksdb.lifetime import Children, Rank
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from tests.harness.sizes import sized
 from tests.signing.conftest import FAMILIES
@@ -476,3 +478,16 @@ def test_a_lock_wait_ends_when_the_database_closes(folder: Path) -> None:
 
     assert [error.code for error in raised] == ["lock_timeout"]
     assert database.closed
+
+
+def test_the_order_of_destruction() -> None:
+    """What reads goes before what it reads: iterators, then transactions, then snapshots."""
+    destroyed: list[int] = []
+    children = Children(load())
+    for rank in (Rank.SNAPSHOT, Rank.TRANSACTION, Rank.ITERATOR, Rank.TRANSACTION):
+        children.add(rank, destroyed.append).slot.append(rank)
+
+    children.destroy_all()
+
+    assert destroyed == [Rank.ITERATOR, Rank.TRANSACTION, Rank.TRANSACTION, Rank.SNAPSHOT]
+    assert len(children) == 0
