@@ -21,7 +21,7 @@ from ledgerstone.blobs.room import BLOBS
 from ledgerstone.blobs.store import BlobStore
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy, meant
 from ledgerstone.engine.duties import Duty
-from ledgerstone.engine.source import Source
+from ledgerstone.engine.source import Source, Work
 from ledgerstone.engine.store_duties import StoreDuties
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import BadInput, CommitUnknown, KeyConflict, StoreUnavailable
@@ -32,9 +32,9 @@ from ledgerstone.jobs.room import JOBS
 from ledgerstone.jobs.schedules import NewSchedule, Schedules
 from ledgerstone.jobs.tables import DEFAULT_QUEUE, MAX_ATTEMPTS
 from ledgerstone.messaging import CompetingRelay, Failed, Inbox, OrderedRelay, Outbox
-from ledgerstone.messaging.carriers import receiver_of, relay_of
+from ledgerstone.messaging.carriers import deliveries_of, relay_of
+from ledgerstone.messaging.deliveries import Deliveries
 from ledgerstone.messaging.publishing import Accepted, NewMessage
-from ledgerstone.messaging.receiving import Receiver
 from ledgerstone.messaging.room import MESSAGING
 from ledgerstone.protocols.room import PROTOCOLS
 from ledgerstone.room import Calls, Room, Rooms
@@ -188,7 +188,7 @@ class Ledger:
         self.database: Database[Transaction] = opened_database(self.settings, self.rooms, clock)
         self._joiner = Joiner(self.database)
         self._carriers: WeakSet[OrderedRelay | CompetingRelay] = WeakSet()
-        self._receivers: WeakSet[Receiver] = WeakSet()
+        self._deliveries: WeakSet[Deliveries] = WeakSet()
         self._checked = False
         if self._migrates_itself:
             self._ready()
@@ -392,13 +392,11 @@ class Ledger:
         self._carriers.add(made)
         return made
 
-    def receiver(
-        self, subscription: str, *, on_failure: Callable[[], None] = lambda: None
-    ) -> Receiver:
-        """What receives messages of a subscription for the consumers of this process."""
+    def deliveries(self, subscription: str) -> Deliveries:
+        """What a subscription delivers, for `worker`: the consumers of this process handle it."""
         self._ready()
-        made = receiver_of(subscription, self.office, self.database, on_failure=on_failure)
-        self._receivers.add(made)
+        made = deliveries_of(subscription, self.office, self.database)
+        self._deliveries.add(made)
         return made
 
     def protocol(self, protocol: events.Protocol | Path | str) -> events.Running:
@@ -461,7 +459,7 @@ class Ledger:
 
     def worker(
         self,
-        *sources: Source,
+        *sources: Source | Work,
         duties: Sequence[Duty] = (),
         stores: Sequence[StoreDuties[Any]] = (),
     ) -> Worker:
@@ -478,7 +476,8 @@ class Ledger:
             sources = tuple(each for room, at in opened for each in room.sources(at))
         for room, at in opened:
             room.begin(at)
-        own = [duty for room, at in opened for duty in room.duties(at, sources)]
+        stored = [each for each in sources if not isinstance(each, Work)]
+        own = [duty for room, at in opened for duty in room.duties(at, stored)]
         return Worker(
             self.database,
             sources,
@@ -488,9 +487,9 @@ class Ledger:
         )
 
     def close(self) -> None:
-        """Close the connections, to brokers too; receivers that still run are stopped."""
-        for receiver in list(self._receivers):
-            receiver.stop(grace_seconds=0)
+        """Close the connections, to brokers too."""
+        for deliveries in list(self._deliveries):
+            deliveries.close()
         for carrier in list(self._carriers):
             carrier.close()
         self.database.close()

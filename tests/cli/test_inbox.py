@@ -180,7 +180,7 @@ def test_a_message_goes_its_way(
 @pytest.mark.slow
 @pytest.mark.xdist_group("rabbitmq")
 def test_a_second_signal_gives_back_what_runs(program: Program, broker: PrivateRabbitMQ) -> None:
-    """The first waits for the handler; the second ends all, and the broker has the message."""
+    """The first waits for the handler; the second does not, and the broker has the message."""
     open_shop(program, from_broker(broker.port))
     (program.folder / "slow.py").write_text(SLOW)
     program.run("messaging", "topology")
@@ -201,8 +201,7 @@ def test_a_second_signal_gives_back_what_runs(program: Program, broker: PrivateR
         channel = connection.channel()
         until(lambda: channel.basic_get("orders")[0], what="the message is back")
 
-    assert code == 130
-    assert "ended while 1 handlers ran" in running.said
+    assert code == 0
 
 
 SLOW = """

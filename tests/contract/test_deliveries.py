@@ -15,7 +15,6 @@ from ledgerstone.ids import new_id
 from ledgerstone.messaging.amqp.topology import declare, plan
 from ledgerstone.messaging.amqp.wire import message_of
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.receiving import Receiver
 from ledgerstone.messaging.subscriptions.amqp import AmqpSubscription
 from ledgerstone.messaging.transports.amqp import AmqpTransport
 from ledgerstone.settings.messaging import (
@@ -32,6 +31,7 @@ from tests.cli.program import Program, Running
 from tests.cli.shop import ledger_in
 from tests.contract.messaging.deliveries import PARTITIONS, DeliveryContract, arrival, own
 from tests.contract.messaging.inbox import new_office
+from tests.harness.receiving import Receiving
 
 pytestmark = [
     pytest.mark.rabbitmq,
@@ -91,12 +91,12 @@ def queue(rabbit: PrivateRabbitMQ, request: pytest.FixtureRequest) -> Iterator[O
 
 
 class InThreads:
-    """Receivers of this process, on one ledger."""
+    """Workers of this process, on one ledger."""
 
     def __init__(self, ledger: Ledger, queue: OrderedQueue) -> None:
         self.ledger = ledger
         self._queue = queue
-        self._running: dict[str, Receiver] = {}
+        self._running: dict[str, Receiving] = {}
 
     def publish(self, count: int) -> None:
         self._queue.publish(count)
@@ -112,8 +112,8 @@ class InThreads:
         office.consumers.add("*", record, name="recorder", ordered=True)
         settings = SubscriptionSettings(url=self._queue.url, queue=self._queue.name)
         subscription = AmqpSubscription(name, settings)
-        self._running[name] = Receiver(
-            self.ledger.database, office, subscription, settings, name=name, parse=message_of
+        self._running[name] = Receiving(
+            self.ledger, office, subscription, settings, name=name, parse=message_of
         )
         self._running[name].start()
         until(lambda: subscription.connected, what="a subscription")
@@ -127,11 +127,11 @@ class InThreads:
 
 
 class TestInThreads(DeliveryContract):
-    """Consumers are receivers of one process."""
+    """Consumers are workers of one process."""
 
     @pytest.fixture
     def consumption(self, ledger: Ledger, queue: OrderedQueue) -> Iterator[InThreads]:
-        """Receivers, which are stopped at the end."""
+        """Workers, which are stopped at the end."""
         own.create_all(ledger.database.engine)
         made = InThreads(ledger, queue)
         yield made

@@ -16,7 +16,7 @@ from tests import chores
 from tests.chores.execution import ChoreWork
 from tests.chores.subject import clear_chores
 from tests.contract.engine.effects import EffectContract
-from tests.contract.engine.executors import TRIES_MAX, JobWork, ReceiverWork, RelayWork
+from tests.contract.engine.executors import TRIES_MAX, DeliveryWork, JobWork, RelayWork
 from tests.contract.engine.subjects import clear_jobs, clear_messages
 from tests.contract.messaging.destination import Shop
 
@@ -82,10 +82,10 @@ class TestCompetingRelay(TestOrderedRelay):
     destination: ClassVar = {"mode": "competing"}
 
 
-class TestReceiver(EffectContract):
+class TestDeliveries(EffectContract):
     """Messages that a broker delivers."""
 
     @pytest.fixture
-    def work(self, shop: Shop, clock: ManualClock) -> ReceiverWork:
+    def work(self, shop: Shop, clock: ManualClock) -> DeliveryWork:
         """Messages that receivers hand to a consumer."""
-        return ReceiverWork(shop, clock)
+        return DeliveryWork(shop, clock)

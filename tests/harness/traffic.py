@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
-import signal
 import sys
-import threading
 from typing import Any
 
 import msgspec
@@ -134,16 +132,8 @@ def carry(ledger: Ledger, destinations: list[str]) -> None:
 def consume(ledger: Ledger, subscription: str) -> None:
     """Consume messages until a signal."""
     ledger.consumer(EVENT, name=CONSUMER, ordered=True)(note)
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _, __: ended.set())
-    receiver = ledger.receiver(subscription, on_failure=ended.set)
-    receiver.start()
-    _say({"ready": subscription})
-    ended.wait()
-    receiver.stop()
-    if receiver.failure is not None:
-        raise receiver.failure
+    worker = ledger.worker(ledger.deliveries(subscription))
+    worker.run(started=lambda: _say({"ready": subscription}))
 
 
 def main() -> None:

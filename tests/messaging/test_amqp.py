@@ -662,7 +662,7 @@ def test_nothing_is_left_open(rabbit: PrivateRabbitMQ, tmp_path: Path, ends: str
     came = threading.Event()
     ledger.consumer("*", name="hear")(lambda _tx, _message: came.set())
     worker = ledger.worker(ledger.relay_source(name))
-    receiver = ledger.receiver(name)
+    receiver = ledger.worker(ledger.deliveries(name))
     with ledger.transaction() as tx:
         tx.outbox.publish("order.placed", 1)
     worker.start()

@@ -117,9 +117,10 @@ def test_failed_and_retried(
             raise Hopeless("not yet")
 
     identity = sent(rabbit, queue, name, binary=binary)
-    receiver = ledger.receiver("orders")
+    deliveries = ledger.deliveries("orders")
+    receiver = ledger.worker(deliveries)
     receiver.start()
-    until(lambda: receiver.tally.acknowledged == 1, what="the first try")
+    until(lambda: deliveries.tally.acknowledged == 1, what="the first try")
     receiver.stop()
     with ledger.transaction() as tx:
         (failed,) = tx.failed.find().rows
@@ -153,15 +154,16 @@ def test_carried_by_us(ledger: Ledger, name: str) -> None:
         tx.connection.execute(ledger.office.shared.outbox.insert().values(**row))
     worker = ledger.worker(ledger.relay_source("broker"))
     until(lambda: bool(worker.tick()) and carried(ledger) == 1, what="the relay")
-    receiver = ledger.receiver("orders")
+    deliveries = ledger.deliveries("orders")
+    receiver = ledger.worker(deliveries)
     receiver.start()
-    until(lambda: receiver.tally.acknowledged == 1, what="the receiver")
+    until(lambda: deliveries.tally.acknowledged == 1, what="the receiver")
     receiver.stop()
 
     (message,) = came
     assert (message.id, message.name) == (identity, name)
     assert message.created_at == MOMENT
-    assert receiver.tally.malformed == 0
+    assert deliveries.tally.malformed == 0
 
 
 def carried(ledger: Ledger) -> int:

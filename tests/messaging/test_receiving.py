@@ -11,13 +11,20 @@ from typing import Any
 import pytest
 
 from ledgerstone import Ledger
-from ledgerstone.errors import Hopeless, Interrupted, SchemaMissing, StoreBusy, TargetDown
+from ledgerstone.cancellation import current
+from ledgerstone.errors import (
+    HandlerTimeout,
+    Hopeless,
+    Interrupted,
+    SchemaMissing,
+    StoreBusy,
+    TargetDown,
+)
 from ledgerstone.ids import new_id
 from ledgerstone.messaging.cloudevents import attributes, of_attributes
 from ledgerstone.messaging.failed import Failed
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.office import Office
-from ledgerstone.messaging.receiving import Receiver
 from ledgerstone.messaging.subscription import Delivery
 from ledgerstone.settings import MessagingSettings, SubscriptionSettings
 from ledgerstone.store.transaction import Transaction
@@ -30,6 +37,7 @@ from tests.contract.messaging.inbox import message_of, new_office, noted, receip
 from tests.harness.child import Child
 from tests.harness.ledgers import opened
 from tests.harness.own_table import notes_kept
+from tests.harness.receiving import Receiving
 from tests.harness.threads import aside, signaled
 
 QUICK: dict[str, Any] = {"retry_seconds": 0.01}
@@ -190,13 +198,13 @@ def parse(delivery: Delivery) -> Message:
 @contextmanager
 def receiving(
     ledger: Ledger, office: Office, queue: Queue, *, concurrency: int = 4, **options: Any
-) -> Iterator[Receiver]:
+) -> Iterator[Receiving]:
     """A receiver at work; it is stopped at the end."""
-    settings = SubscriptionSettings(url="amqp://x/", queue="orders", concurrency=concurrency)
-    subscription = MemorySubscription(queue)
-    receiver = Receiver(
-        ledger.database, office, subscription, settings, name="orders", parse=parse, **options
+    settings = SubscriptionSettings(
+        url="amqp://x/", queue="orders", concurrency=concurrency, **options
     )
+    subscription = MemorySubscription(queue)
+    receiver = Receiving(ledger, office, subscription, settings, name="orders", parse=parse)
     receiver.start()
     try:
         yield receiver
@@ -659,7 +667,7 @@ def test_what_arrives_after_the_end(ledger: Ledger, office: Office, queue: Queue
     queue.add(message_of())
     late = Tardy(queue)
     settings = SubscriptionSettings(url="amqp://x/", queue="orders", concurrency=1)
-    receiver = Receiver(ledger.database, office, late, settings, name="orders", parse=parse)
+    receiver = Receiving(ledger, office, late, settings, name="orders", parse=parse)
     receiver.start()
 
     receiver.stop()
@@ -703,7 +711,7 @@ def test_pauses(ledger: Ledger, clock: ManualClock, queue: Queue) -> None:
 
 
 def test_the_grace_is_over(ledger: Ledger, office: Office, queue: Queue) -> None:
-    """A handler that takes too long keeps its delivery from nobody, and takes effect once."""
+    """A handler that takes too long is told to stop; its delivery goes back, and is handled."""
     begun, go_on = threading.Event(), threading.Event()
 
     def send(tx: Transaction, _: Message) -> None:
@@ -719,18 +727,40 @@ def test_the_grace_is_over(ledger: Ledger, office: Office, queue: Queue) -> None
         first.stop(grace_seconds=0.01)
         left = queue.left
         go_on.set()
-        until(lambda: first.running == 0, what="the end of the handler")
+        until(lambda: not first.pump.attempts, what="the end of the handler")
     with receiving(ledger, office, queue) as second:
         drained(queue)
 
     assert left == 1
     assert notes_kept(ledger) == ["sent"]
-    assert (second.tally.handled, second.tally.duplicates) == (0, 1)
+    assert (first.tally.handled, second.tally.handled) == (0, 1)
+
+
+def test_a_handler_that_takes_too_long(ledger: Ledger, queue: Queue) -> None:
+    """One that runs past its limit has failed, is tried again, and is given up in the end."""
+    office = new_office(ledger, **QUICK, retries_max=1)
+    tries: list[str] = []
+
+    def send(tx: Transaction, came: Message) -> None:
+        noted(tx, "begun")
+        tries.append(came.id)
+        until(lambda: current().reason, what="the end of the time")
+
+    office.consumers.add("*", send, name="mailer")
+    queue.add(message_of())
+
+    with receiving(ledger, office, queue, timeout_seconds=0.05) as receiver:
+        drained(queue)
+
+    (kept,) = found(ledger, office)
+    assert len(tries) == 2
+    assert (kept.code, kept.attempts) == (HandlerTimeout.code, 2)
+    assert (receiver.tally.retried, receiver.tally.failed) == (1, 1)
+    assert notes_kept(ledger) == []
 
 
 def test_what_no_waiting_helps(ledger: Ledger, office: Office, queue: Queue) -> None:
     """An error that nobody is to blame for ends the receiver; its deliveries go back."""
-    told = threading.Event()
     office.consumers.add("*", lambda tx, _: noted(tx, "sent"), name="mailer")
     came = message_of()
     queue.add(came)
@@ -740,8 +770,8 @@ def test_what_no_waiting_helps(ledger: Ledger, office: Office, queue: Queue) -> 
         office.shared.receipt.drop(tx.connection)
     queue.add(*[message_of() for _ in range(3)])
 
-    with receiving(ledger, office, queue, on_failure=told.set) as receiver:
-        signaled(told)
+    with receiving(ledger, office, queue) as receiver:
+        until(lambda: receiver.failure, what="the end of the worker")
 
     assert isinstance(receiver.failure, SchemaMissing)
     assert queue.left == 3

@@ -615,7 +615,8 @@ def test_a_claim_is_committed_by_its_statement(
     job = ledger.run(lambda tx: tx.jobs.enqueue("a"))
 
     with pytest.raises(LookupError), ledger.transaction() as tx:
-        taken = source.claim(tx, Ask(10, "w", 30.0, alone=alone))
+        tx.may_end_early = alone
+        taken = source.claim(tx, Ask(10, "w", 30.0))
         tx.jobs.enqueue("a", key="second")
         raise LookupError
 

@@ -1,6 +1,6 @@
 """Taking messages from the broker: a receipt and one row in one transaction, then the ack.
 
-Both sides have the same tables, prefetch and number of threads. Ours is a receiver with default
+Both sides have the same tables, prefetch and number of threads. Ours is a worker with default
 settings; the bare client and the bare driver are put together by hand.
 """
 
@@ -41,7 +41,7 @@ DONE = "SELECT (SELECT COUNT(*) FROM effect), (SELECT COUNT(*) FROM message_brok
 
 
 class Inbox:
-    """Our receiver."""
+    """A worker with the deliveries of a subscription."""
 
     name = "ours"
     setting = ""
@@ -81,11 +81,9 @@ class Inbox:
                 tx.connection.exec_driver_sql(EFFECT, (message.id,))
                 note()
 
-            failed = threading.Event()
-            receiver = ledger.receiver(load.SUBSCRIPTION, on_failure=failed.set)
-            receiver.start()
-            failed.wait()
-            raise RuntimeError("the receiver ended") from receiver.failure
+            ledger.worker(ledger.deliveries(load.SUBSCRIPTION)).run()
+            message = "the worker ended"
+            raise RuntimeError(message)
 
     def looking(self, url: str) -> AbstractContextManager[Looked]:
         return looking_by(plain_engine(url), UNFINISHED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from enum import Enum
 from typing import Any, Protocol, assert_never
@@ -16,7 +16,7 @@ from rich.live import Live
 from ledgerstone import __version__
 from ledgerstone.console import output
 from ledgerstone.console.output import Console, Text
-from ledgerstone.engine.source import Source
+from ledgerstone.engine.source import Source, Work
 from ledgerstone.engine.status import DUTY
 from ledgerstone.engine.store_duties import StoreDuties
 from ledgerstone.engine.worker import Worker
@@ -28,8 +28,7 @@ from ledgerstone.messaging.cli.carrying import (
     Relay,
     facts_of,
 )
-from ledgerstone.messaging.receiving import Receiver
-from ledgerstone.messaging.receiving import Tally as Received
+from ledgerstone.messaging.deliveries import Deliveries, Received
 from ledgerstone.messaging.routing import RETRY
 from ledgerstone.signing import DUTIES
 
@@ -88,29 +87,21 @@ class UpFacts(msgspec.Struct, frozen=True):
         return self.done + handled + sum(each.delivered for each in self.carried)
 
 
-def work_alone(worker: Worker, look: Callable[[bool], None]) -> None:
-    """Work until a signal comes."""
-    worker.run(look=look, look_seconds=LOOK_SECONDS)
-
-
 def serve(
     ledger: Ledger,
-    sources: Sequence[Source],
+    sources: Sequence[Source | Work],
     *,
     json: bool = False,
-    receiver: Receiver | None = None,
     intro: Sequence[str] = (),
     stores: Sequence[StoreDuties[Any]] = (),
-    run: Callable[[Worker, Callable[[bool], None]], None] = work_alone,
 ) -> UpFacts:
     """Work and show it, until a signal comes or an error that waiting cannot help.
 
     - `intro` are lines to be shown first.
     - `stores` are duties on other stores than the database.
-    - `run` has the worker work, and whatever else works beside it: a receiver that is shown too.
     """
     worker = ledger.worker(*sources, stores=stores)
-    observer = _Observer(ledger, worker, receiver)
+    observer = _Observer(ledger, worker)
     console = output.console()
     live = console.is_terminal and not json
     showing: _Show = _Screen(console) if live else _Lines()
@@ -122,7 +113,7 @@ def serve(
         def look(stopping: bool) -> None:
             showing.show(observer.look(UpState.STOPPING if stopping else UpState.RUNNING))
 
-        run(worker, look)
+        worker.run(look=look, look_seconds=LOOK_SECONDS)
         last = observer.look(UpState.STOPPED)
         showing.show(last)
     return last
@@ -140,10 +131,11 @@ def signing_work(duties: Mapping[str, int]) -> dict[str, int]:
 class _Observer:
     """Looks at a worker and at its database."""
 
-    def __init__(self, ledger: Ledger, worker: Worker, receiver: Receiver | None) -> None:
+    def __init__(self, ledger: Ledger, worker: Worker) -> None:
         self._ledger = ledger
         self._worker = worker
-        self._receiver = receiver
+        sources = [pump.source for pump in worker.pumps]
+        self._deliveries = next((each for each in sources if isinstance(each, Deliveries)), None)
         self._unheard: str | None = None
         self._began = time.monotonic()
         self._jobs: dict[str, int] | None = None
@@ -152,7 +144,8 @@ class _Observer:
         report = self._worker.report()
         pumps = self._worker.pumps
         relays = [pump.source for pump in pumps if isinstance(pump.source, Relay)]
-        tallies = [pump.tally for pump in pumps if not isinstance(pump.source, Relay)]
+        of_messages = (Relay, Deliveries)
+        tallies = [pump.tally for pump in pumps if not isinstance(pump.source, of_messages)]
         unreached = self._count_jobs()
         said = [pump.tally.trouble or pump.tally.stalled for pump in pumps]
         troubles = [each for each in said if each]
@@ -167,8 +160,8 @@ class _Observer:
             grace_seconds=self._ledger.settings.engine.grace_seconds,
             state=state,
             up_ms=round((time.monotonic() - self._began) * 1000),
-            running=report.running + (self._receiver.running if self._receiver else 0),
-            waiting=report.waiting + (self._receiver.waiting if self._receiver else 0),
+            running=report.running,
+            waiting=report.waiting + (self._deliveries.waiting if self._deliveries else 0),
             claimed=sum(tally.claimed for tally in tallies),
             done=sum(tally.done for tally in tallies),
             failed=sum(tally.failed for tally in tallies),
@@ -178,18 +171,18 @@ class _Observer:
             trouble=output.one_line(next(iter(troubles), unreached)),
             jobs=self._jobs,
             carried=[facts_of(self._ledger, relay) for relay in relays],
-            received=copy(self._receiver.tally) if self._receiver is not None else None,
+            received=copy(self._deliveries.tally) if self._deliveries is not None else None,
             signing=signing_work(report.duties),
         )
 
     def _silence(self) -> str | None:
         """Why nothing is received; the first reason stands until something is."""
-        trouble = self._receiver.trouble if self._receiver is not None else None
+        trouble = self._deliveries.trouble if self._deliveries is not None else None
         if trouble is None or self._unheard is None:
             self._unheard = None if trouble == CONNECTING else trouble
-        if self._unheard is None or self._receiver is None:
+        if self._unheard is None or self._deliveries is None:
             return None
-        return f"{self._receiver.name}: {self._unheard}"
+        return f"{self._deliveries.name}: {self._unheard}"
 
     def _count_jobs(self) -> str | None:
         """Count them; if the database is out of reach, what it says, and the last count stands."""

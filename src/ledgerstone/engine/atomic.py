@@ -8,8 +8,8 @@ import msgspec
 
 from ledgerstone.cancellation import current
 from ledgerstone.engine import outcomes
-from ledgerstone.engine.source import Claim, Handler, Outcome, Source, Verdict, Where
-from ledgerstone.errors import LeaseLost, StoreBusy, StoreUnavailable
+from ledgerstone.engine.source import Claim, Handler, Outcome, Source, Verdict, Where, Work
+from ledgerstone.errors import LeaseLost, NotAllowedNow, StoreBusy, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,12 +25,19 @@ class Committed(msgspec.Struct, frozen=True):
 
 
 def run_atomic(
-    claim: Claim, handler: Handler, *, database: Database[Any], source: Source, bytes_max: int
+    claim: Claim,
+    handler: Handler,
+    *,
+    database: Database[Any],
+    source: Source | Work,
+    bytes_max: int,
 ) -> Committed | outcomes.NotKept:
     """Run the handler in a transaction and settle its claim there.
 
     Raises what the handler raised, and the reason if it was told to stop: nothing is kept then.
     """
+    if isinstance(source, Work):
+        raise NotAllowedNow(f"{source.name} is settled in no transaction of a handler")
     cancellation = current()
     in_handler = False
 

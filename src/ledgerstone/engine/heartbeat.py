@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ledgerstone.engine.source import Claim
     from ledgerstone.settings import EngineSettings
     from ledgerstone.store.database import Database
-    from ledgerstone.store.transaction import Transaction
 
 LOCKED_MAX = 1000
 """Claims that a worker's row names at most."""
@@ -65,24 +64,17 @@ class Heartbeat:
             self._reached[i], self._locked[i] = now, ()
             return 0
         try:
-            lost, locked = self._database.run(lambda tx: self._extend(tx, pump, old))
+            left = pump.extend(old)
         except LedgerstoneError as error:
             self._unreached(i, pump, old, error)
             return 0
         self._reached[i] = now
-        self._locked[i] = locked
+        self._locked[i] = left.locked
         self.trouble = None
-        for claim in lost:
+        for claim in left.lost:
             # If it was settled between the look and the statement, the pump holds it no more.
             pump.lose(claim)
-        return len(old) - len(lost) - len(locked)
-
-    def _extend(
-        self, tx: Transaction, pump: Pump, claims: Sequence[Claim]
-    ) -> tuple[Sequence[Claim], Sequence[Claim]]:
-        """Extend those whose item is free; the lost ones, and the locked ones."""
-        left = pump.source.extend(tx, claims, self._settings.lease_seconds)
-        return left.lost, left.locked
+        return len(old) - len(left.lost) - len(left.locked)
 
     def _unreached(self, i: int, pump: Pump, old: Sequence[Claim], error: LedgerstoneError) -> None:
         # An outage of the database is logged once, by the store.

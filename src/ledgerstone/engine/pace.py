@@ -43,6 +43,10 @@ class Pace:
         else:
             self._idle = min(self._idle * 2, self._settings.poll_seconds_max)
 
+    def no_room(self) -> None:
+        """There may be more, and no place for it: the handler that ends has it looked for."""
+        self.more = True
+
     def trouble(self) -> float:
         """The database is out of reach or busy: how long to leave it alone."""
         self._troubles += 1

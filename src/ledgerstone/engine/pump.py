@@ -37,13 +37,16 @@ from ledgerstone.engine.source import (
     Batches,
     Claim,
     Outcome,
+    Remainder,
     Settled,
     Source,
     Verdict,
+    Work,
     batches_of,
 )
 from ledgerstone.engine.suspects import WAIT_SECONDS_MAX, Suspects, Ward
 from ledgerstone.engine.tally import Tally, Tick
+from ledgerstone.engine.transacted import Transacted
 from ledgerstone.errors import (
     Interrupted,
     LeaseLost,
@@ -85,7 +88,7 @@ class Pump:
 
     def __init__(
         self,
-        source: Source,
+        source: Source | Work,
         database: Database[Any],
         settings: EngineSettings,
         *,
@@ -110,23 +113,24 @@ class Pump:
             cooldown_seconds=settings.breaker_cooldown_seconds,
             monotonic=self._monotonic,
         )
+        self._work = source if isinstance(source, Work) else Transacted(source, database)
         self._batches = batches_of(source)
+        places = self._work.places or settings.concurrency
         self._crew = Crew(
-            _places(self._batches) if self._batches is not None else settings.concurrency,
-            handler=source.handler,
+            _places(self._batches) if self._batches is not None else places,
+            handler=self._work.handler,
             atomic=partial(
                 run_atomic,
                 database=handlers_database or database,
                 source=source,
-                bytes_max=database.settings.body_bytes_max,
+                bytes_max=self._bytes_max,
             ),
             came_out=self._came_out,
             done=self._done,
         )
         self._held: dict[str, Claim] = {}
         self._settlements = Settlements(
-            source,
-            database,
+            self._work,
             batch_max=settings.batch_max,
             settled=self._settled,
             # Not held any more, so that its lease runs out and it is rescued.
@@ -141,7 +145,7 @@ class Pump:
             monotonic=self._monotonic,
         )
         # With one writer a single thread does both, and both kinds of news ring for it.
-        self._settle_bell = self._claim_bell if database.dialect.one_writer else Bell()
+        self._settle_bell = self._claim_bell if self._work.one_writer else Bell()
         self._pace = Pace(settings, prompt)
         self._stopping = threading.Event()
         self._halted = threading.Event()
@@ -167,8 +171,14 @@ class Pump:
         settled += self._settle_some()
         return Tick(len(claims), settled, self.tally.refused - refused)
 
+    def extend(self, claims: Sequence[Claim]) -> Remainder[Claim]:
+        """Renew the leases of these."""
+        return self._work.extend(claims, self._settings.lease_seconds)
+
     def rescue(self, tx: Transaction) -> int:
         """Make the items of expired claims due again, a bounded number."""
+        if isinstance(self.source, Work):
+            return 0
         crashes_max = self._settings.crashes_max
         rescued = self.source.rescue(tx, limit=RESCUE_MAX, crashes_max=crashes_max)
         self.tally.rescued += rescued
@@ -178,11 +188,8 @@ class Pump:
     def start(self) -> None:
         """Begin to move work, in threads of its own."""
         self._database.bells.hang(self.source.channel, self._claim_bell)
-        loops = (
-            [self._turn_both]
-            if self._database.dialect.one_writer
-            else [self._claims, self._settles]
-        )
+        self._work.start()
+        loops = [self._turn_both] if self._work.one_writer else [self._claims, self._settles]
         for loop in loops:
             thread = threading.Thread(
                 target=self._guarded,
@@ -196,6 +203,7 @@ class Pump:
     def stop_claiming(self) -> None:
         """Claim no more; what was claimed and has not begun goes back, its attempt refunded."""
         self._stopping.set()
+        self._work.stop()
         self._return(self._unbegun())
         self._claim_bell.ring()
         self._settle_bell.ring()
@@ -237,6 +245,10 @@ class Pump:
             # Their leases will run out and they are rescued.
             _log.warning("%s: %d claims could not be returned: %s", self.source.name, left, why)
         self._crew.stop()
+
+    def close(self) -> None:
+        """Let go of what is held outside the database."""
+        self._work.close()
 
     def _is_put_off(self, until: float) -> bool:
         """Whether something is locked that may be free soon; waits a moment for it."""
@@ -295,7 +307,8 @@ class Pump:
         """What has waited here too long goes back, its attempt refunded: for one with a place."""
         seconds = WAITING_AHEADS_MAX * self._settings.claim_ahead_ms / 1000
         late = Interrupted(f"no place was free for it within {seconds:g} s")
-        for claim in self._crew.drop_late(max(seconds, WAITING_SECONDS_MIN)):
+        waited = [] if self._work.local else self._crew.drop_late(max(seconds, WAITING_SECONDS_MIN))
+        for claim in waited:
             self._done(claim, outcome_of.returned(claim, late))
         late = Interrupted("others with which workers died took too long before it")
         for claim in self._suspects.drop_late():
@@ -319,11 +332,12 @@ class Pump:
 
     def _turn_both(self) -> None:
         while not self._halted.is_set():
-            self._claim_bell.wait(self._pace.seconds(self._room))
+            self._claim_bell.wait(self._wait_seconds())
             if self._suspects:
                 self._begin_suspect()
             room = self._room()
             if room <= 0:
+                self._pace.no_room()
                 self._linger()
             finished = self._settlements.take()
             if not finished and room <= 0:
@@ -340,11 +354,12 @@ class Pump:
 
     def _claims(self) -> None:
         while not self._halted.is_set():
-            self._claim_bell.wait(self._pace.seconds(self._room))
+            self._claim_bell.wait(self._wait_seconds())
             if self._suspects:
                 self._begin_suspect()
             room = self._room()
             if room <= 0:
+                self._pace.no_room()
                 continue
             try:
                 claims = self._claim_some(room)
@@ -369,19 +384,20 @@ class Pump:
                 self._trouble(error)
 
     def _exchange(self, finished: Sequence[Outcome], room: int) -> Sequence[Claim] | None:
-        """Settle and claim in one transaction; the claims, None if nothing was claimed."""
-
-        def claim(tx: Transaction) -> Sequence[Claim] | None:
-            return self._claim(tx, room, alone=False) if room > 0 else None
-
-        return self._settlements.exchange(finished, claim, None)
+        """Settle and claim at once; the claims, None if nothing was claimed."""
+        return self._settlements.exchange(finished, self._ask(room) if room > 0 else None)
 
     def _claim_some(self, room: int) -> Sequence[Claim]:
-        return self._database.run(lambda tx: self._claim(tx, room, alone=True))
+        return self._work.exchange((), self._ask(room)).claims
 
-    def _claim(self, tx: Transaction, room: int, *, alone: bool) -> Sequence[Claim]:
+    def _ask(self, room: int) -> Ask:
         lease, avoid = self._settings.lease_seconds, self._breakers.open_targets()
-        return self.source.claim(tx, Ask(room, self._worker, lease, avoid, alone))
+        return Ask(room, self._worker, lease, avoid)
+
+    def _wait_seconds(self) -> float:
+        """How long to wait for the bell."""
+        seconds = self._pace.seconds(self._room)
+        return min(seconds, self._work.due_seconds()) if self._room() > 0 else seconds
 
     def _dispatch(self, claims: Sequence[Claim]) -> None:
         self.tally.trouble = None
@@ -485,7 +501,8 @@ class Pump:
         """A handler ended. None: an atomic one that is settled already."""
         hit("pump.ran")
         if outcome is None:
-            self._breakers.succeeded(claim.target or self.source.name)
+            if self._breakers:
+                self._breakers.succeeded(claim.target or self.source.name)
             if self._pace.more:
                 self._claim_bell.ring()
             return
@@ -515,6 +532,8 @@ class Pump:
             return None
         if isinstance(value, outcome_of.NotKept):
             return value.outcome
+        if isinstance(value, Outcome) and value.claim is claim:
+            return value
         return outcome_of.of_value(claim, value, bytes_max=self._bytes_max)
 
     def _told_breaker(self, claim: Claim, outcome: Outcome) -> Outcome:
@@ -533,6 +552,8 @@ class Pump:
             return 0
         if self._batches is not None:
             return self._room_in_batches(self._batches)
+        if self._work.local:
+            return max(self._settings.batch_max - len(self._crew.waiting), 0)
         # In this order: what ends in between is counted twice, not overlooked.
         taken = self._crew.running + len(self._crew.waiting)
         unsettled = len(self._settlements)

@@ -14,20 +14,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from ledgerstone.engine import outcomes as outcome_of
 from ledgerstone.engine.locked import LockedOutcomes
 from ledgerstone.engine.source import Remainder
 from ledgerstone.errors import StoreUnavailable
-from ledgerstone.failpoints import hit
 
 if TYPE_CHECKING:
-    from ledgerstone.engine.source import Outcome, Source
-    from ledgerstone.store.database import Database
-    from ledgerstone.store.transaction import Transaction
+    from ledgerstone.engine.source import Ask, Claim, Outcome, Work
 
-T = TypeVar("T")
 UNWRITTEN_MAX = 5
 """Outcomes in a row that cannot be written in any words: it is no single item's doing then."""
 
@@ -43,15 +39,13 @@ class Settlements:
 
     def __init__(
         self,
-        source: Source,
-        database: Database[Any],
+        work: Work,
         *,
         batch_max: int,
         settled: Callable[[Sequence[Outcome], Sequence[Outcome]], None],
         let_go: Callable[[Outcome], None],
     ) -> None:
-        self._source = source
-        self._database = database
+        self._work = work
         self._batch_max = batch_max
         self._settled = settled
         self._let_go = let_go
@@ -92,11 +86,11 @@ class Settlements:
         return taken
 
     def settle(self, finished: Sequence[Outcome]) -> int:
-        """Settle a batch in a transaction of its own; how many were settled."""
+        """Settle a batch; how many were settled."""
         if not finished:
             return 0
         try:
-            left = self._database.run(lambda tx: self._write(tx, finished))
+            left = self._work.exchange(finished, None).left
         except BaseException as error:
             if outcome_of.may_be_of_one(error):
                 return self._settle_each(finished)
@@ -104,28 +98,21 @@ class Settlements:
             raise
         return self._note(finished, left)
 
-    def exchange(
-        self, finished: Sequence[Outcome], claim: Callable[[Transaction], T], nothing: T
-    ) -> T:
-        """Settle a batch and claim in the same transaction, where there is one writer.
+    def exchange(self, finished: Sequence[Outcome], ask: Ask | None) -> Sequence[Claim] | None:
+        """Settle a batch and claim in one call, where there is one writer.
 
-        `nothing` is answered if the batch had to be settled one by one: nothing was claimed then.
+        None if nothing was asked for, or if the batch had to be settled one by one.
         """
-
-        def work(tx: Transaction) -> tuple[Remainder[Outcome], T]:
-            left: Remainder[Outcome] = self._write(tx, finished) if finished else Remainder()
-            return left, claim(tx)
-
         try:
-            left, claimed = self._database.run(work)
+            claims, left = self._work.exchange(finished, ask)
         except BaseException as error:
             if finished and outcome_of.may_be_of_one(error):
                 self._settle_each(finished)
-                return nothing
+                return None
             self._keep(finished, error)
             raise
         self._note(finished, left)
-        return claimed
+        return claims if ask is not None else None
 
     def _settle_each(self, finished: Sequence[Outcome]) -> int:
         """Settle them one at a time, so that one that cannot be written harms no other."""
@@ -139,7 +126,7 @@ class Settlements:
 
     def _settle_alone(self, outcome: Outcome) -> None:
         """Settle this one; if it cannot be written, it has failed; if not even that, let it go."""
-        name, key = self._source.name, outcome.claim.key
+        name, key = self._work.name, outcome.claim.key
         try:
             self._settle_as(outcome)
         except Exception as error:
@@ -160,14 +147,9 @@ class Settlements:
             self._under_way -= 1
 
     def _settle_as(self, outcome: Outcome) -> None:
-        left = self._database.run(lambda tx: self._write(tx, [outcome]))
+        left = self._work.exchange([outcome], None).left
         self._unwritten = 0
         self._note([outcome], left)
-
-    def _write(self, tx: Transaction, finished: Sequence[Outcome]) -> Remainder[Outcome]:
-        left = self._source.settle(tx, finished)
-        hit("pump.settling")
-        return left
 
     def _note(self, finished: Sequence[Outcome], left: Remainder[Outcome]) -> int:
         """Tell what was settled, and put off what was locked; how many were settled."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -183,8 +183,6 @@ class Ask(msgspec.Struct, frozen=True):
     lease_seconds: float
     avoid: frozenset[str] = frozenset()
     """Targets that are down: claims for them would only be returned."""
-    alone: bool = False
-    """Nothing else happens in the transaction: what takes the items may commit it."""
 
 
 class Where(Enum):
@@ -251,14 +249,61 @@ class Source(Protocol):
     def handler(self, claim: Claim) -> Handler: ...
 
 
-def close(source: Source) -> None:
-    """Have the source let go of what it holds outside the database, if it holds anything."""
-    closing: Callable[[], None] | None = getattr(source, "close", None)
-    if closing is not None:
-        closing()
+class Exchanged(NamedTuple):
+    """What a pump gets for its outcomes."""
+
+    claims: Sequence[Claim]
+    left: Remainder[Outcome]
 
 
-def batches_of(source: Source) -> Batches | None:
+@runtime_checkable
+class Work(Protocol):
+    """What a pump moves, wherever it is kept.
+
+    A `Source` in the worker's database is one by `engine.transacted`; what a broker delivers is one
+    without a database.
+
+    - `exchange` settles outcomes, and claims if it is asked to; `one_writer` says that both happen
+      in one call, from one thread. Otherwise they come from two threads, each with its own calls.
+    - `extend` renews the lease of claims, as that of a `Source`.
+    - `due_seconds` says when something becomes due without a ring of `channel`.
+    - `local`: what is due waits in this process, claimed or not, so all of it is claimed at once.
+    - `places` are the handlers that run at once; None: as many as `engine.concurrency` says.
+    - `start` begins to look for work, where that has to be begun. After `stop` nothing is claimed,
+      and outcomes still come; after `close` nothing comes, and it lets go of what it holds.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def channel(self) -> str: ...
+
+    @property
+    def one_writer(self) -> bool: ...
+
+    @property
+    def local(self) -> bool: ...
+
+    @property
+    def places(self) -> int | None: ...
+
+    def start(self) -> None: ...
+
+    def exchange(self, outcomes: Sequence[Outcome], ask: Ask | None) -> Exchanged: ...
+
+    def extend(self, claims: Sequence[Claim], lease_seconds: float) -> Remainder[Claim]: ...
+
+    def due_seconds(self) -> float: ...
+
+    def handler(self, claim: Claim) -> Handler: ...
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def batches_of(source: Source | Work) -> Batches | None:
     """How the source is handled in batches, if it is."""
     found: Batches | None = getattr(source, "batches", None)
     return found

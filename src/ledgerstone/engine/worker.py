@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ledgerstone.engine.duties import Duties, Duty
 from ledgerstone.engine.heartbeat import Heartbeat
 from ledgerstone.engine.pump import Pump
-from ledgerstone.engine.source import Source, close
+from ledgerstone.engine.source import Source, Work
 from ledgerstone.engine.store_duties import StoreDuties
 from ledgerstone.engine.suspects import Ward
 from ledgerstone.engine.tally import Tick
@@ -69,7 +69,7 @@ class Worker:
     def __init__(
         self,
         database: Database[Any],
-        sources: Sequence[Source],
+        sources: Sequence[Source | Work],
         settings: EngineSettings,
         *,
         duties: Sequence[Duty] = (),
@@ -173,7 +173,7 @@ class Worker:
         for pump in self.pumps:
             pump.stop()
         for pump in self.pumps:
-            close(pump.source)
+            pump.close()
         # Until here leases were kept alive.
         self._stop.set()
         self._news.put(None)
@@ -229,7 +229,7 @@ class Worker:
         """Handlers that were told to stop and still run."""
         return sum(pump.abandoned for pump in self.pumps)
 
-    def _pump(self, source: Source) -> Pump:
+    def _pump(self, source: Source | Work) -> Pump:
         return Pump(
             source,
             self._database,
@@ -244,7 +244,11 @@ class Worker:
     def _own_duties(self) -> list[Duty]:
         every = self._settings.rescue_seconds
         return [
-            *(Duty(f"rescue:{p.source.name}", every, self._rescuing(p)) for p in self.pumps),
+            *(
+                Duty(f"rescue:{pump.source.name}", every, self._rescuing(pump))
+                for pump in self.pumps
+                if not isinstance(pump.source, Work)
+            ),
             Duty("prune:workers", PRUNE_SECONDS, prune),
         ]
 

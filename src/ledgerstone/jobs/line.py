@@ -228,13 +228,12 @@ class Line:
         """From now on jobs of these types; whose turn it is stays as it is."""
         self._types = frozenset(types)
 
-    def take(self, tx: Transaction, limit: int, *, alone: bool, **common: Any) -> list[Row] | None:
+    def take(self, tx: Transaction, limit: int, **common: Any) -> list[Row] | None:
         """Claim so many; none if the queue is paused or limited. The rows as they are then.
 
-        `alone`: nothing else happens in the transaction. None: jobs with limit keys have their
-        turn, which `limits` claims.
+        None: jobs with limit keys have their turn, which `limits` claims.
         """
-        rows, all_there = self._from_only_group(tx, limit, alone=alone, common=common)
+        rows, all_there = self._from_only_group(tx, limit, common)
         if all_there:
             return rows
         start, began = self._start, perf_counter()
@@ -258,7 +257,7 @@ class Line:
         self._resume_until = 0.0
 
     def _from_only_group(
-        self, tx: Transaction, limit: int, *, alone: bool, common: dict[str, Any]
+        self, tx: Transaction, limit: int, common: dict[str, Any]
     ) -> tuple[list[Row], bool]:
         """What is next if the line is of one group as it was last time, and if that is all."""
         rows: list[Row] = []
@@ -274,7 +273,7 @@ class Line:
                 self._place = _place_of(rows[-1])
                 return rows, True
             self._resume_until = 0.0
-        if alone and not rows:
+        if not rows:
             # If it takes something, nothing is taken after it.
             tx.end_with_next()
         began = perf_counter()

@@ -158,7 +158,7 @@ class JobSource:
             **history.between(Status.QUEUED, Status.RUNNING),
         }
         if not self._limited:
-            rows = self._line.take(tx, ask.limit, alone=ask.alone, **common)
+            rows = self._line.take(tx, ask.limit, **common)
             if rows or (rows is not None and not limits.limited(tx, self._queue)):
                 return [self._made(row) for row in rows]
         look = partial(self._line.look, tx)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ledgerstone.errors import NotFound, Unsupported
 from ledgerstone.messaging.competing import BATCHES_MAX, CompetingRelay
-from ledgerstone.messaging.receiving import Receiver
+from ledgerstone.messaging.deliveries import Deliveries
 from ledgerstone.messaging.relay import OrderedRelay
 from ledgerstone.messaging.transport import Transport
 from ledgerstone.messaging.watched import Watched
-from ledgerstone.settings import DestinationSettings
+from ledgerstone.settings import DestinationSettings, SubscriptionSettings
 
 if TYPE_CHECKING:
     from ledgerstone.messaging.office import Office
@@ -64,15 +63,14 @@ def relay_of(
     )
 
 
-def receiver_of(
+def deliveries_of(
     name: str,
     office: Office,
     database: Database[Any],
-    *,
-    on_failure: Callable[[], None] = lambda: None,
-) -> Receiver:
-    """What receives the messages of a subscription for the consumers of this process."""
-    settings = office.settings.subscriptions.get(name)
+    settings: SubscriptionSettings | None = None,
+) -> Deliveries:
+    """What a subscription delivers, for the consumers of this process."""
+    settings = settings or office.settings.subscriptions.get(name)
     if settings is None:
         known = ", ".join(office.settings.subscriptions) or "none"
         hint = f"there are {known}; write [messaging.subscriptions.{name}] into the settings"
@@ -83,15 +81,8 @@ def receiver_of(
     except ModuleNotFoundError as error:
         message = f"what receives {name} needs {error.name}, which is not installed"
         raise Unsupported(message, hint="install ledgerstone[amqp]") from error
-    return Receiver(
-        database,
-        office,
-        AmqpSubscription(name, settings),
-        settings,
-        name=name,
-        parse=message_of,
-        on_failure=on_failure,
-    )
+    subscription = AmqpSubscription(name, settings)
+    return Deliveries(database, office, subscription, settings, name=name, parse=message_of)
 
 
 def transport_of(

@@ -161,6 +161,13 @@ class SubscriptionSettings(_Reached, frozen=True, kw_only=True, forbid_unknown_f
     concurrency: Annotated[
         int, Meta(ge=1, le=1000, description="Handlers that run at once in a process.")
     ] = 8
+    timeout_seconds: Annotated[
+        Annotated[float, Meta(gt=0, le=86_400)] | None,
+        Meta(
+            description="How long the consumers of one message may take together; a message that"
+            " takes longer has failed. Without it they take as long as they take."
+        ),
+    ] = None
 
 
 class ExchangeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -330,7 +330,7 @@ class Database(Generic[Tx]):
     def _writing_turn(self) -> AbstractContextManager[None]:
         if self._file is None:
             return nullcontext()
-        return self._file.turn(self.settings.busy_timeout_seconds)
+        return self._file.turn(self.deadline.within(self.settings.busy_timeout_seconds))
 
 
 def _commit(tx: Transaction, lent: Lent) -> None:

@@ -45,6 +45,10 @@ class Deadline:
         """Whether no call may begin any more."""
         return monotonic() >= self._ends_at
 
+    def within(self, seconds: float) -> float:
+        """So many seconds, or what is left of them before the end."""
+        return max(0.0, min(seconds, self._ends_at - monotonic()))
+
     def passed(self, since: float) -> bool:
         """Whether a call that began then has to end now."""
         now = monotonic()

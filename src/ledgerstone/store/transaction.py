@@ -45,6 +45,8 @@ class Transaction:
         self._connection = connection
         self.joined = joined
         self.pipeline: Pipeline | None = None
+        self.may_end_early = False
+        """Whether what began it has nothing to do in it after the work that it calls."""
         self.woken: set[str] = set()
         self.committed: list[Callable[[], None]] = []
         self._savepoints = 0
@@ -139,8 +141,9 @@ class Transaction:
         """Let the commit travel with the statement whose answer is read next, where that can be.
 
         For one after which nothing is written: if something is, it is a transaction of its own.
+        Nothing happens unless the transaction was begun for that alone (`may_end_early`).
         """
-        if self.pipeline is not None:
+        if self.pipeline is not None and self.may_end_early:
             self.pipeline.ends = True
 
     def at_commit(self, name: str, work: Callable[[], None]) -> None:

@@ -22,7 +22,6 @@ from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.messaging.carriers import relay_of
 from ledgerstone.messaging.cloudevents import attributes, of_attributes
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.receiving import Receiver
 from ledgerstone.messaging.states import LaneState
 from ledgerstone.messaging.subscription import Delivery
 from ledgerstone.messaging.tables import lane
@@ -31,6 +30,7 @@ from ledgerstone.settings import SubscriptionSettings
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.waiting import until
 from tests.contract.messaging.destination import NAME, Shop
+from tests.harness.receiving import Receiving
 from tests.harness.threads import together
 
 TRIES_MAX = 3
@@ -239,8 +239,8 @@ class _Broker:
         """Nothing is open."""
 
 
-class ReceiverWork(_Work):
-    """Messages that receivers hand to a consumer of the ledger."""
+class DeliveryWork(_Work):
+    """Messages that are delivered to a consumer of the ledger."""
 
     def __init__(self, shop: Shop, clock: ManualClock) -> None:
         super().__init__()
@@ -263,8 +263,8 @@ class ReceiverWork(_Work):
     def execute(self, executors: int = 1) -> None:
         settings = SubscriptionSettings(url="amqp://x/", queue=EVENTS, concurrency=2)
         receivers = [
-            Receiver(
-                self._ledger.database,
+            Receiving(
+                self._ledger,
                 self._ledger.office,
                 self._broker,
                 settings,

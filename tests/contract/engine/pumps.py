@@ -193,8 +193,7 @@ class PumpContract:
     def test_duties_once_per_cluster(self, ledger: Ledger, clock: ManualClock) -> None:
         """Of several workers one rescues in a turn, and the next turn comes by the clock."""
         ids = enqueue(ledger, 2)
-        doomed = ledger.worker(chores(nothing))
-        ledger.run(lambda tx: doomed.pumps[0].source.claim(tx, _ask(ledger, limit=1)))
+        ledger.run(lambda tx: chores(nothing).claim(tx, _ask(ledger, limit=1)))
         clock.advance(3600)
         first, second = ledger.worker(chores(nothing)), ledger.worker(chores(nothing))
 
@@ -216,7 +215,7 @@ class PumpContract:
         clock.jump(-hours * 3600)
         enqueue(ledger, 1)
         worker = ledger.worker(chores(nothing))
-        ledger.run(lambda tx: worker.pumps[0].source.claim(tx, _ask(ledger, limit=1)))
+        ledger.run(lambda tx: chores(nothing).claim(tx, _ask(ledger, limit=1)))
         clock.advance(3600)
 
         worker.tick()
@@ -233,12 +232,7 @@ class PumpContract:
             for _turn in range(6):
                 clock.advance(lease / 3)
                 extended.append(worker.beat())
-                assert (
-                    ledger.run(
-                        lambda tx: worker.pumps[0].source.rescue(tx, limit=10, crashes_max=3)
-                    )
-                    == 0
-                )
+                assert ledger.run(worker.pumps[0].rescue) == 0
 
         worker = ledger.worker(chores(long))
         worker.tick()

@@ -229,7 +229,7 @@ class OrderContract:
             for org, count in ((BIG, 3), (LAST, 1)):
                 tx.jobs.enqueue_many([NewJob(type="a", org=org) for _ in range(count)])
         first = _orgs(ledger, source, 1)
-        look, ask = LockFirst.rows, Ask(BATCH, ADA, LEASE_SECONDS, alone=True)
+        look, ask = LockFirst.rows, Ask(BATCH, ADA, LEASE_SECONDS)
         looks = []
 
         def fail_at_the_second(each: LockFirst, *given: Any, **named: Any) -> Any:
@@ -241,6 +241,7 @@ class OrderContract:
         with monkeypatch.context() as patched:
             patched.setattr(LockFirst, "rows", fail_at_the_second)
             with suppress(Undone), ledger.transaction() as tx:
+                tx.may_end_early = True
                 source.claim(tx, ask)
         with ledger.reading() as tx:
             queued = len(tx.jobs.find(status=Status.QUEUED).rows)
