@@ -49,6 +49,8 @@ NO_ORG = "00000000-0000-0000-0000-000000000000"
 _NOTHING = "{}"
 DELAY_SECONDS_MAX = 10 * 366 * 86_400
 ORGS_SEEN_MAX = 1024
+SHAPES_MAX = 1024
+"""Shapes that are remembered: the same few come again and again."""
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,12 +314,13 @@ def _row(job_id: str, new: _Checked) -> Row:
 
 
 class _Desk:
-    """Where the jobs of one call are checked; what they have in common is checked once."""
+    """Where the jobs of one call are checked; what jobs have in common is checked once."""
 
     def __init__(self, kinds: Kinds, database: Database[Any]) -> None:
         self._kinds = kinds
         self._bytes_max = database.settings.body_bytes_max
         self._clock = database.clock
+        # Of this call alone: those with a moment or a trace of their own.
         self._shapes: dict[Row, _Shape] = {}
         # The last one that was checked: many of a call are alike.
         self._known: tuple[_Shape | None, str, str | None] = (None, "", None)
@@ -337,7 +340,7 @@ class _Desk:
         return _Checked(shape, new.key, payload, self._known[2])
 
     def _shape(self, new: NewJob) -> _Shape:
-        """The checked shape of a job, made once for all of a call that have the same."""
+        """The checked shape of a job, made once for all that have the same."""
         given = (
             *(new.type, new.org, new.queue, new.priority, new.max_attempts, new.run_at),
             *(new.delay_seconds, new.requested_by, new.correlation_id, new.trace_context),
@@ -346,18 +349,22 @@ class _Desk:
             *(type(new.priority), type(new.max_attempts), getattr(new.run_at, "fold", 0)),
         )
         check_type("key", new.key, str, "text")
+        own = new.run_at or new.correlation_id or new.trace_context
+        shapes = self._kinds.shapes if own is None else self._shapes
         try:
-            known = self._shapes.get(given)
+            known = shapes.get(given)
         except TypeError:
             # What cannot be a key of a dict is of no type that is taken: the checks will say which.
             known = None
-        if known is not None:
+        if known is not None and known.kind is self._kinds.get(known.name):
             return known
         for field, kind, words in _FIELDS:
             value = getattr(new, field)
             if value is not None:
                 check_type(field, value, kind, words)
-        self._shapes[given] = made = self._made(new)
+        if len(shapes) >= SHAPES_MAX:
+            shapes.clear()
+        shapes[given] = made = self._made(new)
         return made
 
     def _made(self, new: NewJob) -> _Shape:

@@ -181,6 +181,8 @@ class Kinds:
     def __init__(self, known: Iterable[Kind] = ()) -> None:
         self._by_name: dict[str, Kind] = {kind.name: kind for kind in known}
         self._names: dict[Callable[..., Any], str] = {}
+        self.shapes: dict[Any, Any] = {}
+        """What `accepting` has worked out from these."""
 
     def __len__(self) -> int:
         return len(self._by_name)
