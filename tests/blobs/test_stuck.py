@@ -1,0 +1,117 @@
+"""What else stops when one thing is stuck: a row that is locked, a folder, a neighbour at work."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from ledgerstone import Ledger, errors
+from ledgerstone.blobs import folder
+from ledgerstone.settings import Settings
+from ledgerstone.testing.clock import ManualClock
+from ledgerstone.testing.fixtures import KINDS, Home, new_home
+from tests.contract.blobs.contents import content, cut, hash_of
+from tests.contract.blobs.slices import rows
+from tests.harness.sizes import sized
+
+HOUR = 3600
+ROUNDS = sized(40, full=1000)
+CONTENTS = [content(20_000, seed) for seed in range(4)]
+
+
+@pytest.fixture(params=KINDS[1:])
+def server_home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+    """A database on a server: a file has one writer, who stops all others anyway."""
+    yield from new_home(request, request.param, tmp_path, migrated=True)
+
+
+def on_disk(url: str, home: Path) -> Ledger:
+    """A ledger that keeps every file in the folder."""
+    terms = {"folder": str(home), "disk_bytes_min": 1, "slice_bytes": 4096}
+    return Ledger(settings=Settings.load(url=url, environ={}, blobs=terms))
+
+
+def test_a_row_that_is_locked(server_home: Home, clock: ManualClock) -> None:
+    """An expired upload that another transaction has locked keeps no other from its removal."""
+    with Ledger(server_home.url, clock=clock) as ledger:
+        ids = [hash_of(data) for data in CONTENTS]
+        for file_id, data in zip(ids, CONTENTS, strict=True):
+            size = len(data)
+            ledger.run(lambda tx, i=file_id, s=size: tx.blobs.begin(i, total_size=s, slice_size=s))  # type: ignore[misc]
+            ledger.run(lambda tx, i=file_id, d=data: tx.blobs.put_slices(i, cut(d, len(d))))  # type: ignore[misc]
+        clock.advance(25 * HOUR)
+        with ledger.database.engine.connect() as theirs:
+            lock = text("UPDATE blobs SET mime = 'x' WHERE file_id = :id")
+            theirs.execute(lock, {"id": ids[0]})
+
+            meanwhile = ledger.blobs.collect()
+            ledger.blobs.put(io.BytesIO(b"another"))
+
+            theirs.rollback()
+        afterwards = ledger.blobs.collect()
+
+    assert (meanwhile.uploads, afterwards.uploads) == (3, 1)
+    assert rows(server_home, "blobs") == 1
+
+
+def test_a_process_that_holds_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that cannot get its name, because a process is stopped, is refused after a while."""
+    monkeypatch.setattr(folder, "LOCK_SECONDS_MAX", 0.0)
+    home = tmp_path / "files"
+    with on_disk(f"sqlite:///{tmp_path}/ledger.db", home) as ledger:
+        ledger.blobs.put(io.BytesIO(b"first"))
+        with (home / folder.LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with pytest.raises(errors.StoreLocked, match="does not end"):
+                ledger.blobs.put(io.BytesIO(b"second"))
+
+        assert ledger.blobs.put(io.BytesIO(b"second")).completed
+        assert ledger.blobs.collect().files == 0
+
+
+@pytest.mark.torture
+def test_put_remove_and_collect_at_once(tmp_path: Path) -> None:
+    """Whoever puts, removes and collects at once: a file that is complete has all its bytes."""
+    url, home = f"sqlite:///{tmp_path}/ledger.db", tmp_path / "files"
+    with on_disk(url, home) as first:
+        first.migrate()
+
+    def work(seed: int) -> int:
+        chance = random.Random(seed)  # noqa: S311 - it keeps no secret
+        done = 0
+        with on_disk(url, home) as ledger:
+            for _ in range(ROUNDS):
+                data = chance.choice(CONTENTS)
+                match chance.randrange(3):
+                    case 0:
+                        # Another one may complete the same upload just now.
+                        with suppress(errors.NotAllowedNow, errors.NotFound):
+                            ledger.blobs.put(io.BytesIO(data))
+                            done += 1
+                    case 1:
+                        ledger.blobs.remove(hash_of(data))
+                    case _:
+                        ledger.blobs.collect()
+        return done
+
+    with ThreadPoolExecutor(4) as pool:
+        done = sum(pool.map(work, range(4)))
+    with on_disk(url, home) as last:
+        for data in CONTENTS:
+            last.blobs.put(io.BytesIO(data))
+        last.blobs.collect()
+        found = [each.file_id for each in last.blobs.find().rows if each.completed]
+        verdicts = {file_id: last.blobs.verify(file_id) for file_id in found}
+
+    assert done
+    assert verdicts == {hash_of(data): True for data in CONTENTS}
+    kept = [path.name for path in home.rglob("*") if path.is_file() and path.name != folder.LOCK]
+    assert sorted(kept) == sorted(verdicts)
