@@ -90,6 +90,7 @@ EXAMPLES: dict[str, Any] = {
     "messaging.queues": {"orders": {"bindings": {"events": ["order.#"]}}},
     "blobs.folder": "files",
     "protocols.enabled": False,
+    "blobs.enabled": False,
     "protocols.folders": ["protocols/chat"],
     "signing.data_dir": "data",
     "signing.rocksdb_library": "librocksdb.so.9",

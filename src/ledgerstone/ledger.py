@@ -186,6 +186,8 @@ class Ledger:
         self.kinds = self.rooms.state(JOBS).kinds
         self.office = self.rooms.state(MESSAGING)
         self.database: Database[Transaction] = opened_database(self.settings, self.rooms, clock)
+        if settings.protocols.enabled and settings.blobs.enabled:
+            self.rooms.state(PROTOCOLS).keep_slice = _keep_slice
         self._joiner = Joiner(self.database)
         self._carriers: WeakSet[OrderedRelay | CompetingRelay] = WeakSet()
         self._deliveries: WeakSet[Deliveries] = WeakSet()
@@ -540,6 +542,12 @@ def opened_database(
     """The database of the settings, whose transactions have these rooms."""
     wrap = partial(Transaction, rooms=rooms)
     return Database(settings.url, settings.store, wrap=wrap, clock=clock, rooms=rooms.stored)
+
+
+def _keep_slice(tx: StoreTransaction, wish: events.BlobAppendSlice) -> None:
+    """A command of a protocol wishes to keep a slice of a file."""
+    assert isinstance(tx, Transaction)
+    tx.blobs.add_slice(wish.file_id, wish.slice_no, wish.offset, wish.data)
 
 
 def _announce(tx: StoreTransaction, announcements: Sequence[Announcement]) -> list[bool]:

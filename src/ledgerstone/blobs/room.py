@@ -46,6 +46,7 @@ def _duties(opened: Opened[BlobsState], _: object) -> list[Duty]:
 
 BLOBS: Room[Blobs, BlobsState] = Room(
     name="blobs",
+    enabled=lambda settings: settings.blobs.enabled,
     open=_open,
     calls=Blobs,
     tables=tuple(tables.tables),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Column, false, or_
 from sqlalchemy.sql.elements import ColumnElement
@@ -12,6 +13,9 @@ from ledgerstone.engine.backoff import Backoff
 from ledgerstone.errors import BadInput, NotFound
 from ledgerstone.protocols.protocol import Protocol, load
 from ledgerstone.settings.protocols import ProtocolSettings
+
+if TYPE_CHECKING:
+    from ledgerstone.protocols.commands import SliceKeeper
 
 RETRY_MULTIPLIER = 2.0
 
@@ -22,6 +26,7 @@ class Registry:
     def __init__(self, settings: ProtocolSettings, protocols: Iterable[Protocol] = ()) -> None:
         self.settings = settings
         self.installed: set[str] = set()
+        self.keep_slice: SliceKeeper | None = None
         self._protocols: dict[str, Protocol] = {}
         for folder in settings.folders:
             self.add(load(Path(folder)))

@@ -50,7 +50,12 @@ def _duties(opened: Opened[Registry], _: object) -> Sequence[Duty]:
 
 
 def _ticks(opened: Opened[Registry], name: str) -> Callable[[], int]:
-    running = Running(opened.state.found(name), opened.database, opened.settings)
+    running = Running(
+        opened.state.found(name),
+        opened.database,
+        opened.settings,
+        keep_slice=opened.state.keep_slice,
+    )
     return lambda: len(running.tick().ran)
 
 

@@ -172,7 +172,8 @@ def running(
 ) -> Running:
     """Run a protocol of a ledger; one that is given is from now on among them."""
     if isinstance(protocol, str):
-        return Running(registry.found(protocol), database, settings)
-    found = load(protocol) if isinstance(protocol, Path) else protocol
-    registry.add(found)
-    return Running(found, database, settings)
+        found = registry.found(protocol)
+    else:
+        found = load(protocol) if isinstance(protocol, Path) else protocol
+        registry.add(found)
+    return Running(found, database, settings, keep_slice=registry.keep_slice)

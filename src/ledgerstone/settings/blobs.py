@@ -11,6 +11,10 @@ from msgspec import Meta
 class BlobSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How files are kept."""
 
+    enabled: Annotated[
+        bool,
+        Meta(description="Whether the ledger has the room, its tables included."),
+    ] = True
     slice_bytes: Annotated[
         int, Meta(ge=1024, le=4_194_304, description="The size of a slice of a new file.")
     ] = 262_144

@@ -92,7 +92,7 @@ def missing(there: Iterable[str], applied: Sequence[str]) -> list[str]:
     return sorted(made - set(there))
 
 
-def check_table(table: str, names: str, columns: Sequence[Any]) -> None:
+def check_table(table: str, names: str, columns: Sequence[Any], *, hint: str = HINT) -> None:
     """One that has our columns, and needs no other, is left of an interrupted run, or adopted."""
     ours = set(names.split())
     lacking = sorted(ours - {column["name"] for column in columns})
@@ -108,7 +108,7 @@ def check_table(table: str, names: str, columns: Sequence[Any]) -> None:
         return
     of = f"it has no column {lacking[0]}" if lacking else f"it has a column {needed[0]}"
     message = f"the table {table} is there already and is not Ledgerstone's: {of}"
-    raise NotAllowedNow(message, hint=HINT)
+    raise NotAllowedNow(message, hint=hint)
 
 
 def _drop_types(connection: Connection, found: Any, pending: Sequence[str]) -> None:

@@ -9,6 +9,8 @@ import pytest
 from sqlalchemy import text
 
 from ledgerstone import Ledger, errors
+from ledgerstone.protocols import BlobAppendSlice, Protocol, Reading, Result
+from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from tests.contract.blobs.contents import content, cut, hash_of, mixed
@@ -351,6 +353,25 @@ class SliceContract:
         with pytest.raises(errors.KeyConflict):
             ledger.run(lambda tx: tx.blobs.add_slice(ID, 1, 450, b"x" * 6550))
 
+    def test_the_wish_of_a_command(self, ledger: Ledger, home: Home) -> None:
+        """A command of a protocol keeps slices in its transaction, and nothing if it fails."""
+        begin_plainly(ledger)
+        protocol = Protocol("films")
+
+        @protocol.command("film.part")
+        def keep(_: Reading, number: int, offset: int, end: int) -> Result:
+            return Result(intents=[BlobAppendSlice(ID, number, offset, DATA[offset:end])])
+
+        running = ledger.protocol(protocol)
+        running.command("film.part", {"number": 0, "offset": 0, "end": 6000})
+        with pytest.raises(errors.BadInput):
+            running.command("film.part", {"number": 1, "offset": 6001, "end": 6001})
+        before = rows(home, "blob_slices")
+        running.command("film.part", {"number": 1, "offset": 6000, "end": len(DATA)})
+
+        assert before == 1
+        assert b"".join(ledger.blobs.read(ID)) == DATA
+
     def test_slices_that_overlap(self, ledger: Ledger, home: Home) -> None:
         """Slices that overlap and leave a gap are as a wrong hash: they are removed."""
         begin_plainly(ledger)
@@ -379,8 +400,14 @@ class SliceContract:
                 theirs.exec_driver_sql(f"DROP TABLE {table}")
             theirs.exec_driver_sql("CREATE TABLE blobs (id INTEGER PRIMARY KEY)")
 
-        with pytest.raises(errors.NotAllowedNow, match="the table blobs is there already"):
+        with pytest.raises(errors.NotAllowedNow, match="the table blobs is there already") as told:
             ledger.migrate()
+        settings = Settings.load(url=home.url, environ={}, blobs={"enabled": False})
+        with Ledger(settings=settings) as without:
+            without.migrate()
+            without.run(lambda tx: tx.jobs.enqueue("a"))
+
+        assert "blobs.enabled = false" in str(told.value.hint)
 
     def test_pages(self, ledger: Ledger) -> None:
         """Files and uploads are listed, the newest first."""

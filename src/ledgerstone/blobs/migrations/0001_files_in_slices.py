@@ -23,7 +23,7 @@ COLUMNS = {
 def upgrade() -> None:
     """Add the tables."""
     for table, columns in COLUMNS.items():
-        steps.refuse_others(table, columns)
+        steps.refuse_others(table, columns, room="blobs")
     op.create_table(
         "blobs",
         sa.Column("file_id", _ascii(64), primary_key=True),

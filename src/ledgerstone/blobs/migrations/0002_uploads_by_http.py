@@ -16,7 +16,7 @@ COLUMNS = "upload_id file_id owner total_size metadata concat expires_at_ms"
 
 def upgrade() -> None:
     """Add the table."""
-    steps.refuse_others("blob_uploads", COLUMNS)
+    steps.refuse_others("blob_uploads", COLUMNS, room="blobs")
     limited = mysql.VARCHAR(64, charset="ascii", collation="ascii_bin")
     ascii_id = sa.Text().with_variant(limited, "mysql", "mariadb")
     op.create_table(

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import context, op
 
-from ledgerstone.store.present import check_table
+from ledgerstone.store.present import HINT, check_table
 from ledgerstone.store.schema import CHURNING
 
 PERMIT = "history_permit"
@@ -30,16 +30,18 @@ def is_mysql() -> bool:
     return dialect() in _MYSQL
 
 
-def refuse_others(table: str, columns: str) -> None:
+def refuse_others(table: str, columns: str, *, room: str) -> None:
     """NotAllowedNow if a table of this name is there, and has not these columns.
 
-    For a room's revision, before it creates the table: one that is there is passed over.
+    For a room's revision, before it creates the table: one that is there is passed over. A room
+    that a ledger need not have is left out by its setting.
     """
     if context.is_offline_mode():
         return
     found = sa.inspect(op.get_bind())
     if found.has_table(table):
-        check_table(table, columns, found.get_columns(table))
+        hint = f"{HINT}, or set {room}.enabled = false"
+        check_table(table, columns, found.get_columns(table), hint=hint)
 
 
 def add_index(name: str, table: str, columns: Sequence[Any], **options: Any) -> None:
