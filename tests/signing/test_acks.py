@@ -183,3 +183,16 @@ def test_refusals_are_bounded(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -
     assert report.context is not None
     assert report.context.refusals == 5
     assert len(report.trail) == report.context.entries == 1 + 1 + 2
+
+
+def test_a_long_reason_is_short_on_record(worlds: Worlds) -> None:
+    """The vote keeps its reason, the trail its beginning."""
+    world = worlds()
+    request = world.propose()
+    reason = "x" * acks.REASON_BYTES_MAX
+
+    world.vote(request, 1, accept=False, reason=reason)
+
+    report = world.signing.audit_request(request)
+    assert report.acks[0].reason == reason
+    assert report.trail[-1].detail == "x" * trail.DETAIL_CHARS_MAX

@@ -16,6 +16,7 @@ import pytest
 from ledgerstone.errors import BadInput, DiskFailed, LedgerstoneError, StoreDenied, StoreFull
 from ledgerstone.signing import Signing, upkeep
 from ledgerstone.signing.rocksdb import file_errors
+from ledgerstone.signing.rocksdb.files import check_room
 from tests.signing.people import payment
 from tests.signing.world import Worlds
 
@@ -116,3 +117,13 @@ def test_errors_of_the_system(number: int, error: type[LedgerstoneError]) -> Non
     """Each error of the system is one of the tree, which names the file."""
     with pytest.raises(error, match="folder: "), file_errors(Path("folder")):
         raise OSError(number, os.strerror(number))
+
+
+def test_the_room_for_a_log(tmp_path: Path) -> None:
+    """Opening needs as much room as the log holds: it becomes data files."""
+    check_room(tmp_path)
+    with (tmp_path / "000007.log").open("wb") as log:
+        log.truncate(2**43)
+
+    with pytest.raises(StoreFull, match="8,796,094,070,784 bytes"):
+        check_room(tmp_path)

@@ -22,6 +22,7 @@ from ledgerstone.errors import (
     MoveNotAllowed,
     NotAllowedNow,
     NotFound,
+    RequestExpired,
     StoreBusy,
     StoreCorrupt,
     StoreLocked,
@@ -255,6 +256,10 @@ def test_votes_that_were_never_counted(worlds: Worlds, accept: bool) -> None:
             records.save(tx, AckKey(request_id=name, peer_id=peer(number)), stored)
     wanted: RequestDecision = Approved() if accept else Rejected(reason="")
 
+    world.now += MINUTE
+    with pytest.raises(RequestExpired):
+        world.signing.update_request_decision(name, wanted)
+    world.now -= MINUTE
     assert world.signing.update_request_decision(name, wanted) is Stored.NEW
 
     assert world.decision(name).status is wanted.status

@@ -473,3 +473,22 @@ def test_what_is_acknowledged_is_synced(store: Store) -> None:
     ):
         assert line in options
     assert options.count("merge_operator=StringAppendOperator") == 2
+
+
+def test_a_transaction_that_met_another_one_is_repeated(store: Store) -> None:
+    """All of it, so many times as the settings say, and then the error is the caller's."""
+    tries_max = store.settings.transaction_tries_max
+    busy = StoreBusy("met another one")
+    ends: Iterator[Exception | None] = iter([*[busy] * (tries_max - 1), None, *[busy] * tries_max])
+
+    def work(tx: StoreTransaction) -> bytes | None:
+        before = tx.get(Family.EVENT, b"evt:a")
+        tx.put(Family.EVENT, b"evt:a", b"1")
+        if (error := next(ends)) is not None:
+            raise error
+        return before
+
+    assert store.run(work) is None
+    with pytest.raises(StoreBusy):
+        store.run(work)
+    assert [*ends] == []
