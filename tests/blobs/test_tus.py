@@ -279,6 +279,9 @@ def test_created_with_its_bytes(client: Client, file_home: Home) -> None:
         ({"upload_length": "1", "upload_metadata": "a " + "A" * 5000}, 400),
         ({"upload_concat": "final;/files/none"}, 400),
         ({"upload_concat": "whole"}, 400),
+        ({"upload_concat": "final;/files/\xe4"}, 400),
+        ({"upload_length": "9", "content_type": "text/plain", "body": "x"}, 415),
+        ({"upload_length": "0", "content_type": BODY_TYPE, "body": "x"}, 413),
         ({"upload_length": "1", "x_user": "mallory"}, 403),
     ],
 )
@@ -286,7 +289,10 @@ def test_no_such_upload(
     client: Client, file_home: Home, headers: dict[str, str], status: int
 ) -> None:
     """A request that could create nothing is refused, and leaves nothing."""
-    assert client.request("POST", "/files", **headers).status == status
+    body = headers.get("body", "").encode()
+    said = {name: value for name, value in headers.items() if name != "body"}
+
+    assert client.request("POST", "/files", body, **said).status == status
     assert (rows(file_home, "blobs"), rows(file_home, "blob_uploads")) == (0, 0)
 
 

@@ -159,6 +159,9 @@ class UploadApp:
             )
             return 201, self._place(request, upload)
         size = request.number("upload-length")
+        if request.body_size and not request.has_content:
+            raise Refused(415, f"a body has the type {CONTENT_TYPE}")
+        _check_fits(request, 0, size)
         upload = await _aside(
             lambda: self._uploads.create(
                 owner=owner, total_size=size, metadata=metadata, concat=concat
@@ -166,8 +169,6 @@ class UploadApp:
         )
         if request.has_content:
             upload = await self._store_body(request, upload, receive)
-        elif request.body_size:
-            raise Refused(415, f"a body has the type {CONTENT_TYPE}")
         upload = await _aside(self._uploads.finish, upload)
         return 201, self._place(request, upload) | {"Upload-Offset": str(upload.offset)}
 
@@ -197,9 +198,8 @@ class UploadApp:
 
     async def _store_body(self, request: UploadRequest, upload: Upload, receive: Receive) -> Upload:
         """Store the body behind the offset; what came before a disconnection is stored, too."""
-        size, checksum = request.body_size, request.checksum
-        if size is not None and upload.offset + size > upload.total_size:
-            raise Refused(413, f"the upload has {upload.total_size} bytes")
+        _check_fits(request, upload.offset, upload.total_size)
+        checksum = request.checksum
         if checksum is not None:
             return await self._store_checked(checksum, upload, receive)
         buffer = bytearray()
@@ -245,6 +245,12 @@ class UploadApp:
 
     def _place(self, request: UploadRequest, upload: Upload) -> Headers:
         return {"Location": f"{request.base}/{upload.upload_id}"} | _ends(upload)
+
+
+def _check_fits(request: UploadRequest, offset: int, total_size: int) -> None:
+    """413 for a body that is longer than what is left of the upload."""
+    if offset + (request.body_size or 0) > total_size:
+        raise Refused(413, f"the upload has {total_size} bytes")
 
 
 async def _aside(work: Callable[..., T], *arguments: Any) -> T:
