@@ -19,7 +19,7 @@ from ledgerstone.signing.duties import CLEAN_UP_SECONDS, ROWS_MAX, duties
 from ledgerstone.signing.duty_store import OpenStore
 from ledgerstone.signing.folder import FOLDER
 from ledgerstone.signing.keys import Family, SeenKey
-from ledgerstone.signing.signing import Signing
+from ledgerstone.signing.signing import Signing, open_in_this_process
 from ledgerstone.signing.states import Status
 from ledgerstone.signing.values import PeerId, RequestId, SessionId
 from ledgerstone.testing.clock import ManualClock
@@ -170,6 +170,16 @@ def test_this_process_has_it_open(duties_of: Opener, data: Path, clock: ManualCl
 
     assert (first["signing.expire"], status) == (1, Status.EXPIRED)
     assert (after["signing.expire"], turns.trouble) == (0, {})
+
+
+def test_a_reader_that_is_closed_leaves_the_writer_known(tmp_path: Path) -> None:
+    """What this process has open for writing is found, also after a reader beside it."""
+    folder = tmp_path / FOLDER
+    with Signing(folder) as writer:
+        Signing(folder, read_only=True).close()
+
+        assert open_in_this_process(folder) is writer
+    assert open_in_this_process(folder) is None
 
 
 def test_a_store_that_may_not_be_read(duties_of: Opener, data: Path, clock: ManualClock) -> None:

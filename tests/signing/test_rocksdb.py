@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,34 @@ def test_a_key_read_for_update_is_locked(database: Database) -> None:
         second.commit()
 
     assert database.get("rows", b"b") == b"2"
+
+
+def test_the_lock_timeout_is_in_seconds(folder: Path) -> None:
+    """Who waits for a key does not give up before its time."""
+    with Database(folder, FAMILIES, lock_timeout_seconds=0.2) as database:
+        with database.transaction() as holder, database.transaction() as other:
+            holder.get_for_update("rows", b"a")
+            began = time.monotonic()
+
+            with pytest.raises(LockTimeout):
+                other.get_for_update("rows", b"a")
+
+            # A slow machine only makes it longer.
+            assert time.monotonic() - began >= 0.1
+
+
+def test_a_commit_ends_the_scans_of_its_transaction(database: Database) -> None:
+    """Their rows are not read from a transaction that is gone."""
+    with database.transaction() as tx:
+        tx.put("rows", b"a", b"1")
+        tx.put("rows", b"b", b"2")
+        scan = tx.scan("rows")
+        assert next(scan).key == b"a"
+
+        tx.commit()
+
+        with pytest.raises(StoreClosed):
+            next(scan)
 
 
 def test_a_lock_that_is_freed_lets_the_next_one_on(database: Database) -> None:
