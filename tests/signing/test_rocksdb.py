@@ -124,16 +124,19 @@ def test_a_key_read_for_update_is_locked(database: Database) -> None:
 
 def test_the_lock_timeout_is_in_seconds(folder: Path) -> None:
     """Who waits for a key does not give up before its time."""
-    with Database(folder, FAMILIES, lock_timeout_seconds=0.2) as database:
-        with database.transaction() as holder, database.transaction() as other:
-            holder.get_for_update("rows", b"a")
-            began = time.monotonic()
+    with (
+        Database(folder, FAMILIES, lock_timeout_seconds=0.2) as database,
+        database.transaction() as holder,
+        database.transaction() as other,
+    ):
+        holder.get_for_update("rows", b"a")
+        began = time.monotonic()
 
-            with pytest.raises(LockTimeout):
-                other.get_for_update("rows", b"a")
+        with pytest.raises(LockTimeout):
+            other.get_for_update("rows", b"a")
 
-            # A slow machine only makes it longer.
-            assert time.monotonic() - began >= 0.1
+        # A slow machine only makes it longer.
+        assert time.monotonic() - began >= 0.1
 
 
 def test_a_commit_ends_the_scans_of_its_transaction(database: Database) -> None:
