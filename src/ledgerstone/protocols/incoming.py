@@ -86,6 +86,7 @@ _HELD = (
     incoming.c.received_by,
     incoming.c.created_at_ms,
     incoming.c.enveloped,
+    now_ms(),
 )
 
 
@@ -250,14 +251,14 @@ class IncomingSource(ItemSource):
         assert isinstance(claim, ItemClaim)
 
         def work(tx: Transaction) -> Applied:
-            protocol, envelope = self._popped(tx, claim)
-            applied = applying.apply(tx, protocol, envelope, log.now_of(tx))
+            protocol, envelope, now = self._popped(tx, claim)
+            applied = applying.apply(tx, protocol, envelope, now)
             hit("protocols.applied")
             return applied
 
         def keep(tx: Transaction) -> Applied:
-            protocol, envelope = self._popped(tx, claim)
-            placed = applying.place(tx, protocol, envelope, log.now_of(tx))
+            protocol, envelope, now = self._popped(tx, claim)
+            placed = applying.place(tx, protocol, envelope, now)
             hit("protocols.kept")
             return placed
 
@@ -301,20 +302,21 @@ class IncomingSource(ItemSource):
         by_protocol: dict[str, list[Envelope]] = {}
         for claim in claims:
             assert isinstance(claim, ItemClaim)
-            protocol, envelope = self._popped(tx, claim)
+            protocol, envelope, _ = self._popped(tx, claim)
             by_protocol.setdefault(protocol.name, []).append(envelope)
         for name, envelopes in by_protocol.items():
             apply = applying.apply_all if together else applying.place_all
             apply(tx, self._registry.found(name), envelopes, now)
         hit("protocols.applied")
 
-    def _popped(self, tx: Transaction, claim: ItemClaim) -> tuple[Protocol, Envelope]:
+    def _popped(self, tx: Transaction, claim: ItemClaim) -> tuple[Protocol, Envelope, int]:
         row: Row = self._pop.run(tx, claim)
-        name, blob, received_by, created_at_ms, enveloped = row
+        name, blob, received_by, created_at_ms, enveloped, now = row
         protocol = self._registry.found(name)
         if enveloped:
-            return protocol, decode(bytes(blob))
-        return protocol, applying.received(protocol, bytes(blob), received_by, created_at_ms)
+            return protocol, decode(bytes(blob)), now
+        envelope = applying.received(protocol, bytes(blob), received_by, created_at_ms)
+        return protocol, envelope, now
 
 
 def enveloped(envelope: Envelope) -> Wire:

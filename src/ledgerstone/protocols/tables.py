@@ -138,7 +138,12 @@ for _queue in (incoming, outgoing):
             where=text("status = 'queued'"),  # type: ignore[arg-type]
             leading=(_queue.c.status,),
         ),
-        Index(f"idx_{_queue.name}__held", _queue.c.status, _queue.c.lease_until_ms),
+        *partial_index(
+            f"idx_{_queue.name}__held",
+            _queue.c.lease_until_ms,
+            where=text("status = 'processing'"),  # type: ignore[arg-type]
+            leading=(_queue.c.status,),
+        ),
     ):
         _queue.append_constraint(_index)
 

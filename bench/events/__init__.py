@@ -1,0 +1,1 @@
+"""Events of a protocol, beside the bare driver and a library for event sourcing."""
