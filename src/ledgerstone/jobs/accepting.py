@@ -15,8 +15,9 @@ import msgspec
 from sqlalchemy import BigInteger, Text, bindparam, case, column, func, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
-from ledgerstone.errors import BadInput, Duplicate, StoreBusy
+from ledgerstone.errors import BadInput, Duplicate
 from ledgerstone.ids import new_id
+from ledgerstone.items.keys import Holder, Keys, Wanted
 from ledgerstone.jobs import history
 from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, PRIORITY_MAX, Kind, Kinds
 from ledgerstone.jobs.states import Gate, Status
@@ -32,7 +33,7 @@ from ledgerstone.jobs.tables import (
     job,
     job_key,
 )
-from ledgerstone.store.batch import AppendEach, Incoming, InsertEach, WithRows
+from ledgerstone.store.batch import AppendEach, Incoming, WithRows
 from ledgerstone.store.body import encode
 from ledgerstone.store.expressions import as_choice, as_json, json_text, now, now_ms
 from ledgerstone.store.names import check_name
@@ -127,21 +128,17 @@ def _added(row: Incoming) -> ColumnElement[str]:
     return select(job.c.id).where(*mine).scalar_subquery()
 
 
-_take_keys = InsertEach(
-    "jobs.take_key",
-    job_key,
-    incoming=(
-        job_key.c.job_id,
-        job_key.c.org_id,
-        job_key.c.idempotency_key,
-        job_key.c.content_hash,
-    ),
+KEYS = Keys(
+    "jobs",
+    scope=(job_key.c.org_id,),
+    key=job_key.c.idempotency_key,
+    item=job_key.c.job_id,
+    content=job_key.c.content_hash,
     values=lambda _: {"used_at_ms": now_ms()},
     looks_up=lambda row: {
         "job_id": func.coalesce(_added(row), row.job_id),
         "content_hash": case((_added(row).is_not(None), BY_HAND), else_=row.content_hash),
     },
-    key=job_key.c.job_id,
 )
 _insert = AppendEach(
     "jobs.enqueue",
@@ -197,13 +194,6 @@ _give_key = Statement(
     )
     .values(job_id=bindparam("theirs", type_=job_key.c.job_id.type), content_hash=BY_HAND),
 )
-_by_key = Statement(
-    "jobs.by_key",
-    select(job_key.c.job_id, job_key.c.content_hash).where(
-        job_key.c.org_id == _org_id, job_key.c.idempotency_key == _key
-    ),
-)
-
 _there = WithRows(
     "jobs.there",
     incoming=(job.c.id,),
@@ -251,14 +241,13 @@ def accept(tx: Transaction, kinds: Kinds, jobs: Sequence[NewJob]) -> list[Enqueu
 
 def _taken(tx: Transaction, ids: Sequence[str], checked: Sequence[_Checked]) -> dict[int, Enqueued]:
     """Those whose key is taken, by their position."""
-    keyed = [(i, new) for i, new in enumerate(checked) if new.key is not None]
-    if not keyed:
-        return {}
-    # Two that take the same keys wait for each other in turn only if both have the same order.
-    keyed.sort(key=lambda one: (one[1].shape.org, one[1].key))
-    rows = [(ids[i], new.shape.org, new.key, _content_hash(new)) for i, new in keyed]
-    left_out = [keyed[n] for n in _take_keys.run(tx, rows)]
-    return {i: _existing(tx, new) for i, new in left_out}
+    keyed = [i for i, new in enumerate(checked) if new.key is not None]
+    holders = KEYS.take(tx, [_wanted(ids[i], checked[i]) for i in keyed]) if keyed else {}
+    return {keyed[n]: _held(tx, checked[keyed[n]], holder) for n, holder in holders.items()}
+
+
+def _wanted(job_id: str, new: _Checked) -> Wanted:
+    return Wanted(job_id, (new.shape.org,), new.key or "", _content_hash(new))
 
 
 def _added_by_hand(
@@ -282,13 +271,16 @@ def _added_by_hand(
 
 
 def _existing(tx: Transaction, new: _Checked) -> Enqueued:
-    found = _by_key.one(tx, org_id=new.shape.org, key=new.key)
-    if found is None:
-        # Taken by a transaction that this one, begun earlier, is not allowed to see.
-        message = f"the key {new.key!r} was taken by another transaction at the same time"
-        raise StoreBusy(message, hint="run the transaction again")
-    same = found[1] == _content_hash(new) if found[1] != BY_HAND else _is_like(tx, found[0], new)
-    return Enqueued(str(found[0]), Accepted.EXISTING if same else Accepted.CONFLICT)
+    return _held(tx, new, KEYS.holder(tx, _wanted("", new)))
+
+
+def _held(tx: Transaction, new: _Checked, holder: Holder) -> Enqueued:
+    """What is answered where another job has the key."""
+    if holder.content_hash == BY_HAND:
+        same = _is_like(tx, holder.item, new)
+    else:
+        same = holder.content_hash == _content_hash(new)
+    return Enqueued(holder.item, Accepted.EXISTING if same else Accepted.CONFLICT)
 
 
 def _is_like(tx: Transaction, job_id: Any, new: _Checked) -> bool:

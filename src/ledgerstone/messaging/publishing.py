@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_OID, uuid5
 
 import msgspec
-from sqlalchemy import BigInteger, bindparam, case, column, func, select
+from sqlalchemy import BigInteger, case, column, func
 
-from ledgerstone.errors import BadInput, StoreBusy, TooLarge
+from ledgerstone.errors import BadInput, TooLarge
 from ledgerstone.ids import new_id
+from ledgerstone.items.keys import Keys, Wanted
 from ledgerstone.messaging import envelope, tracing
 from ledgerstone.messaging.message import (
     KEY_CHARS_MAX,
@@ -34,7 +35,7 @@ from ledgerstone.store.body import encode
 from ledgerstone.store.commit_order import CommitOrder, OrderedRows, Stream
 from ledgerstone.store.expressions import now_ms, second
 from ledgerstone.store.names import check_name
-from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.statement import Row
 
 if TYPE_CHECKING:
     from ledgerstone.messaging.office import Office
@@ -89,17 +90,12 @@ def channel_of(queue: str) -> str:
     return f"outbox:{queue}"
 
 
-_take_keys = InsertEach(
-    "outbox.take_key",
-    key,
-    incoming=(key.c.key, key.c.message_id, key.c.content_hash),
+KEYS = Keys(
+    "outbox",
+    key=key.c.key,
+    item=key.c.message_id,
+    content=key.c.content_hash,
     values=lambda _: {"used_at_ms": now_ms()},
-)
-_by_key = Statement(
-    "outbox.by_key",
-    select(key.c.message_id, key.c.content_hash).where(
-        key.c.key == bindparam("key_", type_=key.c.key.type)
-    ),
 )
 _due = column("due_ms", BigInteger())
 
@@ -273,25 +269,14 @@ def _moment_ms(moment: Any) -> int | None:
 
 def _taken(tx: Transaction, messages: Sequence[Message]) -> list[Published | None]:
     """For each, the message that has its key already, or None."""
-    keyed = [i for i, message in enumerate(messages) if message.key is not None]
     found: list[Published | None] = [None] * len(messages)
-    if not keyed:
-        return found
-    rows = [(messages[i].key, messages[i].id, _content_hash(messages[i])) for i in keyed]
-    for n in _take_keys.run(tx, rows):
-        i = keyed[n]
-        found[i] = _existing(tx, messages[i])
+    keyed = [(i, each, each.key) for i, each in enumerate(messages) if each.key is not None]
+    wanted = [Wanted(each.id, (), key, _content_hash(each)) for _, each, key in keyed]
+    for n, holder in KEYS.take(tx, wanted).items():
+        same = holder.content_hash == wanted[n].content_hash
+        accepted = Accepted.EXISTING if same else Accepted.CONFLICT
+        found[keyed[n][0]] = Published(holder.item, accepted)
     return found
-
-
-def _existing(tx: Transaction, message: Message) -> Published:
-    row = _by_key.one(tx, key_=message.key)
-    if row is None:
-        # Taken by a transaction that this one, begun earlier, is not allowed to see.
-        words = f"the key {message.key!r} was taken by another transaction at the same time"
-        raise StoreBusy(words, hint="run the transaction again")
-    same = row[1] == _content_hash(message)
-    return Published(str(row[0]), Accepted.EXISTING if same else Accepted.CONFLICT)
 
 
 def _content_hash(message: Message) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from typing import Any
@@ -25,13 +26,14 @@ from ledgerstone.messaging.publishing import (
 from ledgerstone.store import pages
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.contract.messaging.destination import NAME, SHOP, Shop
 from tests.contract.messaging.relays import Opened, Opening, call, moment
 from tests.harness.joinable import GUESTS, Guest, guest_on, url_for
 from tests.harness.ledgers import Undone
 from tests.harness.own_table import notes_kept, tables
 from tests.harness.own_table import write as write_note
-from tests.harness.threads import together
+from tests.harness.threads import still_waits, together
 
 RACERS = 6
 DAY_SECONDS = 86_400
@@ -252,6 +254,27 @@ class PublishingContract(Opened):
         assert sorted(answer.created for answer in answers) == [False] * (RACERS - 1) + [True]
         assert len({answer.id for answer in answers}) == 1
         assert shop.waiting() == [1]
+
+    def test_keys_in_another_order(self, opening: Opening) -> None:
+        """Calls that publish with the same keys in another order do not wait in a circle."""
+        shop = opening()
+
+        def publish(keys: str) -> list[bool]:
+            with shop.ledger.transaction() as tx:
+                new = [NewMessage(name=NAME, body=1, key=key) for key in keys]
+                return [each.created for each in tx.outbox.publish_many(new)]
+
+        with ThreadPoolExecutor(2) as threads:
+            with shop.ledger.transaction() as tx:
+                tx.outbox.publish(NAME, 1, key="m")
+                first = threads.submit(publish, "zma")
+                still_waits(first)
+                second = threads.submit(publish, "az")
+                still_waits(second)
+            answers = first.result(WAIT_SECONDS_MAX), second.result(WAIT_SECONDS_MAX)
+
+        one, other = answers
+        assert (one[0] + other[1], one[1], one[2] + other[0]) == (1, False, 1)
 
     def test_a_key_is_refused_to_others(self, opening: Opening) -> None:
         """Of threads that publish other content with one key at once all but one are refused."""
