@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from tests.contract.messaging.setup import SetupContract
+from tests.contract.messaging.zones import ZoneContract
 
 
 class TestSetup(SetupContract):
     """What is missing is made, what is there is kept."""
+
+
+class TestZones(ZoneContract):
+    """Moments are local time where that is set."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sqlalchemy import inspect, select, update
 from sqlalchemy.engine import make_url
 
 from ledgerstone.cli.checks import diagnose
+from ledgerstone.console.moments import now_of
 from ledgerstone.engine.source import Failure
 from ledgerstone.errors import StoreError
 from ledgerstone.ledger import Ledger
@@ -27,6 +29,7 @@ from ledgerstone.testing.server import find_program
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.contract.messaging.failed import message_of, put
 from tests.contract.messaging.inbox import new_office
+from tests.harness.ledgers import opened
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +37,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "messenger.php"
 PAGE = ROOT / "docs" / "how-to" / "share-with-symfony.md"
 DRIVERS = {"sqlite": "pdo_sqlite", "postgresql": "pdo_pgsql", "mysql": "pdo_mysql"}
+HOUR = timedelta(hours=1)
 OUTBOX, FAILED = "messenger_outbox", "messenger_messages"
 
 
@@ -244,7 +248,7 @@ def test_a_table_that_is_symfonys(ledger: Ledger, application: Application) -> N
 
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo"])
 def test_time_zones(ledger: Ledger, home: Home, zone: str) -> None:
-    """Rows whose moments are those of a time zone ahead of UTC are noticed."""
+    """Rows whose moments are those of another time zone, ahead of the set one, are noticed."""
     application = Application(home, time_zone=zone)
     application.says("send", table=OUTBOX, queue="local")
 
@@ -253,6 +257,46 @@ def test_time_zones(ledger: Ledger, home: Home, zone: str) -> None:
 
     assert ahead == (0 if zone == "UTC" else 1)
     assert ("time zones" in doctor(ledger)) == bool(ahead)
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York", "Europe/Berlin"])
+def test_a_time_zone_that_is_set(home: Home, zone: str, serializer: str) -> None:
+    """Rows of Symfony leave when they are due, and not before; ours are due for Symfony."""
+    application = Application(home, time_zone=zone)
+    with opened(home.url, messaging={"time_zone": zone}) as ledger:
+        came: list[object] = []
+        ledger.consumer("*", name="shop")(lambda _, message: came.append(message.body))
+        with ledger.transaction() as tx:
+            tx.outbox.publish("order.placed", {"order": 8})
+        application.says("send", table=OUTBOX, queue="local")
+        application.says(
+            "send", str(HOUR // timedelta(milliseconds=1)), table=OUTBOX, queue="local"
+        )
+
+        worker = ledger.worker(ledger.relay_source())
+        for _ in range(3):
+            worker.tick()
+        worker.stop()
+        with ledger.reading() as tx:
+            rows = tx.outbox.find(destination="local").rows
+            now = now_of(tx)
+        with ledger.transaction() as tx:
+            tx.outbox.publish("order.placed", {"order": 9})
+        outbox = ledger.office.shared.outbox
+        with ledger.transaction() as tx:
+            ours = outbox.c.body.like("%9%")
+            tx.connection.execute(update(outbox).where(ours).values(queue_name="php"))
+        told = doctor(ledger)
+        asked = application.says("get", table=OUTBOX, queue="php", serializer=serializer)
+
+    assert came == [{"order": 8}, {"order": 7}]
+    assert [row.delivered_at is None for row in rows] == [True, False, False]
+    late = rows[0].available_at - now
+    assert HOUR / 2 < late < 2 * HOUR
+    assert all(abs(row.created_at - now) < HOUR / 2 for row in rows)
+    assert "time zones" not in told
+    ((_, taken),) = asked["answer"]
+    assert taken["body"] == '{"order":9}'
 
 
 def test_a_delayed_row(ledger: Ledger, application: Application) -> None:

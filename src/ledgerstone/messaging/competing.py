@@ -38,10 +38,11 @@ from ledgerstone.messaging.publishing import channel_of
 from ledgerstone.messaging.states import What
 from ledgerstone.messaging.tables import ready_index
 from ledgerstone.messaging.transport import Answer, Transport, Verdict
+from ledgerstone.messaging.zone import kept, moment_in
 from ledgerstone.settings import DestinationSettings
 from ledgerstone.settings.messaging import BACKOFF_MULTIPLIER
 from ledgerstone.store.batch import UpdateEach, WithRows
-from ledgerstone.store.expressions import beyond, by_index, byte_length, now_ms, second
+from ledgerstone.store.expressions import beyond, by_index, byte_length, now_ms
 from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
@@ -196,7 +197,8 @@ class CompetingRelay:
         readable: list[Message] = []
         malformed: list[Malformed] = []
         for place, body, headers, partition, created_at, *_ in rows:
-            message = read_row(place, body, headers, partition, created_at, origin=origin)
+            published_at = moment_in(self._office.shared.outbox, created_at)
+            message = read_row(place, body, headers, partition, published_at, origin=origin)
             if isinstance(message, Malformed):
                 malformed.append(message)
             else:
@@ -264,7 +266,7 @@ class _Statements:
         waiting = (
             (outbox.c.queue_name == bindparam("queue", type_=outbox.c.queue_name.type))
             & outbox.c.delivered_at.is_(None)
-            & (outbox.c.available_at <= second(now_ms()))
+            & (outbox.c.available_at <= kept(outbox, now_ms()))
         )
         place = (
             bindparam("at", type_=outbox.c.available_at.type),
@@ -316,7 +318,7 @@ class _Statements:
             build=lambda row: (
                 update(outbox)
                 .where(outbox.c.id == row.id)
-                .values(headers=row.headers, available_at=second(now_ms() + row.pause_ms))
+                .values(headers=row.headers, available_at=kept(outbox, now_ms() + row.pause_ms))
             ),
         )
 

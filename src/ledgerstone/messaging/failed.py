@@ -50,9 +50,9 @@ from ledgerstone.messaging.tables import (
     SYMFONY_FAILED_QUEUE,
     failed_index,
 )
+from ledgerstone.messaging.zone import kept, moment_in
 from ledgerstone.store.batch import AppendEach
-from ledgerstone.store.expressions import by_index, now_ms, second
-from ledgerstone.store.moments import moment_of
+from ledgerstone.store.expressions import by_index, now_ms
 from ledgerstone.store.pages import LIMIT_MAX, Keyset, Page
 from ledgerstone.store.statement import Row, Statement
 
@@ -166,7 +166,7 @@ class _Statements:
         queues = [failed.c.queue_name == name for name in (OWN_FAILED_QUEUE, SYMFONY_FAILED_QUEUE)]
         there = or_(failed.c.delivered_at.is_(None), failed.c.delivered_at != deleted)
         ours = and_(or_(*queues), there)
-        since = second(bindparam("since_ms", type_=BigInteger()))
+        since = kept(failed, bindparam("since_ms", type_=BigInteger()))
         about = select(failed.c.id, failed.c.headers, failed.c.created_at)
         self.add = AppendEach(
             "failed.put",
@@ -174,8 +174,8 @@ class _Statements:
             incoming=(failed.c.body, failed.c.headers),
             values=lambda _: {
                 "queue_name": OWN_FAILED_QUEUE,
-                "created_at": second(now_ms()),
-                "available_at": second(now_ms()),
+                "created_at": kept(failed, now_ms()),
+                "available_at": kept(failed, now_ms()),
             },
         )
         self.get = Statement(
@@ -317,7 +317,7 @@ class Failed:
         row = self._ready().get.one(self._tx, id_=_checked_id(failed_id))
         if row is None:
             raise NotFound(f"no failed message has the id {failed_id}")
-        return made(row, self._origin)
+        return self._made(row)
 
     def groups(self, **filters: Unpack[Filters]) -> Groups:
         """Those that meet the filters, by cause."""
@@ -331,13 +331,16 @@ class Failed:
             for each in page.rows:
                 if wanted.fits(each.cause):
                     if each.cause not in newest_of:
-                        newest_of[each.cause] = made(each.row, self._origin)
+                        newest_of[each.cause] = self._made(each.row)
                     count, _ = counted.get(each.cause, (0, each.row))
                     counted[each.cause] = (count + 1, each.row)
             cursor = page.next
             if cursor is None:
                 break
-        groups = [_group(newest_of[each], *counted[each]) for each in newest_of]
+        groups = []
+        for cause, newest_one in newest_of.items():
+            count, oldest = counted[cause]
+            groups.append(_group(newest_one, count, self._failed_at(oldest)))
         groups.sort(key=lambda group: -group.count)
         return Groups(groups, counted_all=cursor is None)
 
@@ -424,7 +427,13 @@ class Failed:
                 cursor=cursor,
                 since_ms=wanted.since_ms,
             )
-        return Page([made(each.row, self._origin) for each in page.rows], page.next)
+        return Page([self._made(each.row) for each in page.rows], page.next)
+
+    def _made(self, row: Row) -> FailedMessage:
+        return made(row, self._origin, self._failed_at(row))
+
+    def _failed_at(self, row: Row) -> datetime:
+        return moment_in(self._office.shared.failed, row[2])
 
     @property
     def _origin(self) -> str:
@@ -454,7 +463,7 @@ class Failed:
         row = _statements(self._office.shared.failed).get.one(self._tx, id_=failed_id)
         if row is None:
             return False
-        found = made(row, self._origin)
+        found = self._made(row)
         if not self._take(found):
             return False
         self._send(found, by)
@@ -492,14 +501,14 @@ def _checked_id(failed_id: Any) -> int:
     return failed_id
 
 
-def _group(newest: FailedMessage, count: int, oldest: Row) -> Group:
+def _group(newest: FailedMessage, count: int, oldest: datetime) -> Group:
     return Group(
         consumer=newest.consumer,
         origin=newest.origin,
         name=newest.name,
         code=newest.code,
         count=count,
-        oldest=moment_of(oldest[2]),
+        oldest=oldest,
         newest=newest.failed_at,
         reason=newest.reason,
     )

@@ -26,7 +26,6 @@ from ledgerstone.errors import BadInput
 from ledgerstone.messaging import envelope
 from ledgerstone.messaging.message import Message, written
 from ledgerstone.messaging.subscription import Delivery
-from ledgerstone.store.moments import moment_of
 from ledgerstone.store.statement import Row
 
 TRACEBACK_CHARS_MAX = 4000
@@ -135,7 +134,7 @@ def cause_of(headers: str) -> Cause:
         found = _Headers()
     if found.origin is not None and found.name and found.code:
         return Cause(found.consumer, found.origin, found.name, found.code)
-    whole = made((0, headers, _NO_DAY), "")
+    whole = made((0, headers, None), "", _NO_DAY)
     return Cause(whole.consumer, whole.origin, whole.name, whole.code)
 
 
@@ -214,12 +213,11 @@ def _stamps(failure: Failure, attempts: int, origin: str) -> dict[str, str]:
     }
 
 
-def made(row: Row, table: str) -> FailedMessage:
+def made(row: Row, table: str, failed_at: datetime) -> FailedMessage:
     """The message in a row of the table; without a body where none was read.
 
     `table` tells this table from every other: it goes into the id of a message that has none.
     """
-    failed_at = moment_of(row[2])
     try:
         headers = envelope.headers_in(row[1])
     except BadInput as error:

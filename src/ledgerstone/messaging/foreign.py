@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from sqlalchemy import BigInteger, bindparam, func, select
 
 from ledgerstone.messaging.heads import Heads
-from ledgerstone.store.expressions import now_ms, second
+from ledgerstone.messaging.zone import kept
+from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.statement import Statement
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _WAITS = 4
 def from_the_future(tx: Transaction, office: Office) -> int:
     """How many of the newest rows were written later than now, by the clock of the database.
 
-    Symfony writes moments in the time zone of PHP, which is read as UTC.
+    Symfony writes moments in the time zone of PHP, which may not be that of the settings.
     """
     outbox = office.shared.outbox
     newest = (
@@ -34,7 +35,7 @@ def from_the_future(tx: Transaction, office: Office) -> int:
         .limit(bindparam("most", type_=BigInteger()))
         .subquery("newest")
     )
-    ahead = second(now_ms() + bindparam("ahead_ms", type_=BigInteger()))
+    ahead = kept(outbox, now_ms() + bindparam("ahead_ms", type_=BigInteger()))
     counting = select(func.count()).select_from(newest).where(newest.c.created_at > ahead)
     statement = Statement("foreign.from_the_future", counting)
     row = statement.one(tx, most=LOOKED_AT_MAX, ahead_ms=AHEAD_MS_MAX)

@@ -10,8 +10,9 @@ from sqlalchemy import BigInteger, Table, bindparam, case, column, select
 from ledgerstone.messaging.budget import LANE_SHARES, Budget, Share
 from ledgerstone.messaging.lanes import Held
 from ledgerstone.messaging.tables import Shared
+from ledgerstone.messaging.zone import kept
 from ledgerstone.store.batch import FirstEach, WithRows
-from ledgerstone.store.expressions import byte_length, now_ms, second
+from ledgerstone.store.expressions import byte_length, now_ms
 from ledgerstone.store.statement import Row
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Heads:
         outbox = shared.outbox
 
         def build(row: Any) -> Any:
-            waits = case((outbox.c.available_at <= second(now_ms()), 0), else_=1)
+            waits = case((outbox.c.available_at <= kept(outbox, now_ms()), 0), else_=1)
             size = byte_length(outbox.c.body) + byte_length(outbox.c.headers)
             return (
                 select(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import TYPE_CHECKING
 
 import msgspec
 from sqlalchemy import BigInteger, bindparam, column, delete, select, update
@@ -15,10 +16,10 @@ from ledgerstone.messaging.failed_rows import Raw
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.tables import pause
 from ledgerstone.messaging.transport import MISSING, PAUSE_SECONDS_MAX, Answer, Verdict
+from ledgerstone.messaging.zone import kept
 from ledgerstone.settings import DestinationSettings
 from ledgerstone.store.batch import UpdateEach, WithRows
-from ledgerstone.store.expressions import now_ms, second
-from ledgerstone.store.moments import moment_of
+from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.statement import Statement
 
 if TYPE_CHECKING:
@@ -69,7 +70,9 @@ class Marks:
             key=outbox.c.id,
             incoming=(outbox.c.id,),
             build=lambda row: (
-                update(outbox).where(outbox.c.id == row.id).values(delivered_at=second(now_ms()))
+                update(outbox)
+                .where(outbox.c.id == row.id)
+                .values(delivered_at=kept(outbox, now_ms()))
             ),
         )
         self._remove = WithRows(
@@ -112,7 +115,7 @@ class Malformed(msgspec.Struct, frozen=True):
 
 
 def read_row(
-    place: int, body: str, headers: str, partition: str, created_at: Any, *, origin: str
+    place: int, body: str, headers: str, partition: str, created_at: datetime, *, origin: str
 ) -> Message | Malformed:
     """The message in a row of the outbox, or why there is none."""
     try:
@@ -121,7 +124,7 @@ def read_row(
             body=body,
             headers=headers,
             partition=partition,
-            created_at=moment_of(created_at),
+            created_at=created_at,
             origin=origin,
         )
     except BadInput as error:

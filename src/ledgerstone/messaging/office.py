@@ -10,6 +10,7 @@ from ledgerstone.messaging.publishing import Statements
 from ledgerstone.messaging.routing import Routes
 from ledgerstone.messaging.setup import Setup
 from ledgerstone.messaging.tables import Shared, shared
+from ledgerstone.messaging.zone import check_zone
 from ledgerstone.settings import MessagingSettings
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class Office:
     def __init__(self, settings: MessagingSettings) -> None:
         self.settings = settings
         _check_tables(settings)
+        check_zone(settings.time_zone)
         self.shared: Shared = shared(settings)
         self.routes = Routes(settings)
         self.consumers = Consumers()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-from sqlalchemy import BigInteger, bindparam, case, column, delete, func, insert, select
+from sqlalchemy import BigInteger, Table, bindparam, case, column, delete, func, insert, select
 
 from ledgerstone.errors import BadInput, KeyConflict, NotAllowedNow, NotFound
 from ledgerstone.messaging import envelope, lanes, parked, publishing, retention
@@ -18,9 +18,9 @@ from ledgerstone.messaging.publishing import Accepted, NewMessage, Published, ch
 from ledgerstone.messaging.record import Entry, record
 from ledgerstone.messaging.states import LaneState, What
 from ledgerstone.messaging.tables import Shared, available_index, pause
+from ledgerstone.messaging.zone import moment_in
 from ledgerstone.store.batch import WithRows
 from ledgerstone.store.expressions import by_index, now_ms
-from ledgerstone.store.moments import moment_of
 from ledgerstone.store.pages import Keyset, Page
 from ledgerstone.store.statement import Row, Statement
 
@@ -145,7 +145,7 @@ class Outbox:
             self._tx, lambda place: place.fits, limit=limit, cursor=cursor, **given
         )
         rows = lists.whole.rows(self._tx, sorted((each.id,) for each in places.rows))
-        return Page(sorted(map(_row, rows), key=lambda row: -row.place), places.next)
+        return Page(sorted(map(lists.made, rows), key=lambda row: -row.place), places.next)
 
     def backlog(self, *, counted_max: int = COUNTED_MAX) -> list[Backlog]:
         """What waits, for each destination: counted up to a most, the oldest among those."""
@@ -166,7 +166,7 @@ class Outbox:
             )
             counted = select(func.count(), func.min(waiting.c.created_at))
             count, oldest = self._tx.connection.execute(counted).one()
-            found[name] = (int(count), moment_of(oldest))
+            found[name] = (int(count), moment_in(outbox, oldest))
         return [
             Backlog(
                 destination=name,
@@ -300,8 +300,9 @@ class _Lists:
             outbox.c.delivered_at,
         )
         newest = (outbox.c.id,)
+        self.made = made = partial(_row, outbox)
         its = outbox.c.queue_name == bindparam("destination", type_=outbox.c.queue_name.type)
-        self.all = Keyset("outbox.list", select(*columns), order=newest, descending=True, make=_row)
+        self.all = Keyset("outbox.list", select(*columns), order=newest, descending=True, make=made)
         some = select(outbox.c.id).where(its).limit(FEW_MAX + 1)
         self.some = Statement("outbox.some", by_index(some, outbox, available_index(outbox)))
         self.few = Keyset(
@@ -309,7 +310,7 @@ class _Lists:
             by_index(select(*columns).where(its), outbox, available_index(outbox)),
             order=newest,
             descending=True,
-            make=_row,
+            make=made,
         )
         self.many = Keyset(
             "outbox.list_of_one",
@@ -328,13 +329,13 @@ class _Lists:
         )
         leaving = (outbox.c.queue_name, outbox.c.partition_key, outbox.c.id)
         self.waiting = {
-            False: Keyset("outbox.list_waiting", waits, order=leaving, crowded=True, make=_row),
+            False: Keyset("outbox.list_waiting", waits, order=leaving, crowded=True, make=made),
             True: Keyset(
                 "outbox.list_of_one_waiting",
                 waits.where(its),
                 order=leaving[1:],
                 crowded=True,
-                make=_row,
+                make=made,
             ),
         }
 
@@ -342,7 +343,7 @@ class _Lists:
 _lists = cache(_Lists)
 
 
-def _row(row: Row) -> OutboxRow:
+def _row(outbox: Table, row: Row) -> OutboxRow:
     try:
         headers = envelope.headers_in(row[3])
         message_id = envelope.id_in(headers)
@@ -357,7 +358,7 @@ def _row(row: Row) -> OutboxRow:
         message_id=message_id,
         headers=headers,
         body=row[4],
-        created_at=moment_of(row[5]),
-        available_at=moment_of(row[6]),
-        delivered_at=moment_of(row[7]),
+        created_at=moment_in(outbox, row[5]),
+        available_at=moment_in(outbox, row[6]),
+        delivered_at=moment_in(outbox, row[7]),
     )

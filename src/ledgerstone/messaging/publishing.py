@@ -30,10 +30,11 @@ from ledgerstone.messaging.message import (
 )
 from ledgerstone.messaging.states import LaneState
 from ledgerstone.messaging.tables import Shared, key, lane
+from ledgerstone.messaging.zone import kept
 from ledgerstone.store.batch import AddEach, InsertEach
 from ledgerstone.store.body import encode
 from ledgerstone.store.commit_order import CommitOrder, OrderedRows, Stream
-from ledgerstone.store.expressions import now_ms, second
+from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.names import check_name
 from ledgerstone.store.statement import Row
 
@@ -142,9 +143,9 @@ class Statements:
                 column("at_ms", BigInteger()),
             ),
             values=lambda row: {
-                "created_at": second(now_ms()),
+                "created_at": kept(outbox, now_ms()),
                 "available_at": case(
-                    (row.at_ms.is_(None), second(now_ms())), else_=second(row.at_ms)
+                    (row.at_ms.is_(None), kept(outbox, now_ms())), else_=kept(outbox, row.at_ms)
                 ),
             },
         )
@@ -159,8 +160,8 @@ class Statements:
                 outbox.c.partition_key,
             ),
             values=lambda _: {
-                "created_at": second(now_ms()),
-                "available_at": second(now_ms()),
+                "created_at": kept(outbox, now_ms()),
+                "available_at": kept(outbox, now_ms()),
             },
         )
         self.rows = OrderedRows("outbox", add, named=(outbox.c.queue_name, outbox.c.partition_key))

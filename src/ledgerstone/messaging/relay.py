@@ -58,10 +58,10 @@ from ledgerstone.messaging.record import Entry, record
 from ledgerstone.messaging.states import LaneState, What
 from ledgerstone.messaging.transport import PAUSE_SECONDS_MAX, Answer, Transport
 from ledgerstone.messaging.transport import Verdict as Sent
+from ledgerstone.messaging.zone import moment_in
 from ledgerstone.settings import DestinationSettings
 from ledgerstone.settings.messaging import BACKOFF_MULTIPLIER
 from ledgerstone.store.batch import ROWS_MAX
-from ledgerstone.store.moments import moment_of
 
 if TYPE_CHECKING:
     from ledgerstone.messaging.office import Office
@@ -234,13 +234,15 @@ class OrderedRelay:
 
     def _carried(self, held: Held, head: Head) -> Carried:
         made = Carried(held, [], exhausted=head.exhausted, share=head.share)
-        origin = f"{self._origin()}:{self._office.shared.outbox.name}"
+        outbox = self._office.shared.outbox
+        origin = f"{self._origin()}:{outbox.name}"
         for place, body, headers, created_at, waits, available_at, _ in head.rows:
             if waits:
-                made.until_ms = round(moment_of(available_at).timestamp() * 1000)
+                made.until_ms = round(moment_in(outbox, available_at).timestamp() * 1000)
                 made.exhausted = False
                 break
-            message = read_row(place, body, headers, held.partition, created_at, origin=origin)
+            published_at = moment_in(outbox, created_at)
+            message = read_row(place, body, headers, held.partition, published_at, origin=origin)
             if isinstance(message, Malformed):
                 made.malformed = message
                 made.exhausted = False

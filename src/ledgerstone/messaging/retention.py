@@ -12,9 +12,10 @@ from ledgerstone.errors import BadInput, NotAllowedNow
 from ledgerstone.messaging.record import Entry, record
 from ledgerstone.messaging.states import LaneState, What
 from ledgerstone.messaging.tables import Shared, available_index, event, key, lane
+from ledgerstone.messaging.zone import kept
 from ledgerstone.store.batch import WithRows
 from ledgerstone.store.distinct import different
-from ledgerstone.store.expressions import now_ms, second
+from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.permit import permitted
 from ledgerstone.store.statement import Statement
 
@@ -94,7 +95,7 @@ class _Removing:
 
     def __init__(self, shared: Shared) -> None:
         outbox = shared.outbox
-        before = second(now_ms() - _age)
+        before = kept(outbox, now_ms() - _age)
         self.old = Statement(
             "outbox.old",
             select(outbox.c.id)

@@ -31,6 +31,7 @@ from sqlalchemy.types import TypeEngine
 
 from ledgerstone.messaging.message import KEY_CHARS_MAX, NAME_CHARS_MAX, PARTITION_CHARS_MAX
 from ledgerstone.messaging.states import LaneState
+from ledgerstone.messaging.zone import ZONE
 from ledgerstone.settings import MessagingSettings
 from ledgerstone.store.schema import (
     MYSQL_TABLE,
@@ -195,20 +196,20 @@ def shared(settings: MessagingSettings) -> Shared:
     """The shared tables under the names that are set."""
     competing = any(each.mode == "competing" for each in settings.destinations.values())
     names = (settings.outbox_table, settings.failed_table, settings.deduplication_table)
-    return _shared(*names, competing=competing)
+    return _shared(*names, competing=competing, zone=settings.time_zone)
 
 
 @cache
-def _shared(outbox: str, failed: str, receipt: str, *, competing: bool) -> Shared:
+def _shared(outbox: str, failed: str, receipt: str, *, competing: bool, zone: str) -> Shared:
     collection = plain_metadata()
     return Shared(
-        _outbox(outbox, collection, competing=competing),
-        _failed(failed, collection),
+        _outbox(outbox, collection, competing=competing, zone=zone),
+        _failed(failed, collection, zone=zone),
         _receipt(receipt),
     )
 
 
-def _outbox(name: str, collection: MetaData, *, competing: bool) -> Table:
+def _outbox(name: str, collection: MetaData, *, competing: bool, zone: str) -> Table:
     table = Table(
         name,
         collection,
@@ -217,6 +218,7 @@ def _outbox(name: str, collection: MetaData, *, competing: bool) -> Table:
         Column("partition_key", partition_type(), nullable=False, server_default=text("''")),
         # A place that was once taken is never given again, also when its row is gone.
         sqlite_autoincrement=True,
+        info={ZONE: zone},
         **_SYMFONY,
     )
     columns = table.c
@@ -268,13 +270,14 @@ def ready_index(outbox: Table) -> str:
     return _named(outbox, "idx_outbox_ready")
 
 
-def _failed(name: str, collection: MetaData) -> Table:
+def _failed(name: str, collection: MetaData, *, zone: str) -> Table:
     table = Table(
         name,
         collection,
         _counted(),
         *_messenger_columns(),
         sqlite_autoincrement=True,
+        info={ZONE: zone},
         **_SYMFONY,
     )
     for column in ("queue_name", "available_at", "delivered_at"):

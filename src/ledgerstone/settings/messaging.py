@@ -215,6 +215,15 @@ class MessagingSettings(msgspec.Struct, frozen=True, kw_only=True):
     deduplication_table: Annotated[
         _TableName, Meta(extra=_TABLE, description="The table of messages that were handled.")
     ] = "message_broker_deduplication"
+    time_zone: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=64,
+            description="The time zone of the moments in the outbox and the failed table: that of"
+            " PHP, where Symfony Messenger writes into them.",
+        ),
+    ] = "UTC"
     auto_setup: Annotated[
         bool, Meta(description="Whether the first use makes the outbox and the failed table.")
     ] = True

@@ -62,7 +62,7 @@ def _foreign_rows(opened: Opened[Office]) -> Iterator[Check]:
         queues = foreign.held_up(tx, opened.state)
     if ahead:
         found = f"{ahead} of the newest messages were written later than now"
-        todo = "moments are read as UTC: run PHP with date.timezone = UTC, or set the clock"
+        todo = "set messaging.time_zone to the date.timezone of PHP, or set the clock"
         yield Check("time zones", Verdict.WARNING, found, todo)
     if queues:
         found = f"one delayed message without a partition holds all others to {', '.join(queues)}"
