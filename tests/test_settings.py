@@ -81,6 +81,7 @@ EXAMPLES: dict[str, Any] = {
     "messaging.outbox_table": "outbox",
     "messaging.failed_table": "failed",
     "messaging.deduplication_table": "handled",
+    "messaging.time_zone": "Europe/Berlin",
     "messaging.auto_setup": False,
     "messaging.source": "/shop",
     "messaging.destinations": {"broker": {"url": "amqp://broker", "mode": "competing"}},

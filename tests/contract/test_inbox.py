@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.contract.messaging.crashes import CrashContract
 from tests.contract.messaging.inbox import InboxContract, ReceiptContract
 from tests.contract.messaging.inbox_ended import InboxEndedContract
 
@@ -15,4 +16,8 @@ class TestInboxEnded(InboxEndedContract):
 
 
 class TestReceipts(ReceiptContract):
+    """All of it."""
+
+
+class TestCrashes(CrashContract):
     """All of it."""

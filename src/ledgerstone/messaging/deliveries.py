@@ -18,6 +18,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -47,6 +48,7 @@ from ledgerstone.errors import (
 from ledgerstone.failpoints import hit
 from ledgerstone.messaging import failed
 from ledgerstone.messaging.consumers import Consumer
+from ledgerstone.messaging.crashes import guarded
 from ledgerstone.messaging.failed_rows import Raw, raw_of
 from ledgerstone.messaging.inbox import Handled, Result, handle, log_failed, pause_seconds
 from ledgerstone.messaging.message import Message
@@ -317,7 +319,7 @@ class Deliveries:
 
     def _hand(self, task: _Task, consumer: Consumer) -> _Pause | None:
         assert isinstance(task.item, Message)
-        handled = self._handled(consumer, task.item)
+        handled = self._handled(consumer, task.item, redelivered=task.delivery.redelivered)
         if handled.failure is None:
             self._count("handled" if handled.result is Result.HANDLED else "duplicates")
             return None
@@ -328,9 +330,13 @@ class Deliveries:
             return self._vain(task, handled.failure)
         return self._failed(task, consumer, handled.failure, dead=handled.result is Result.DEAD)
 
-    def _handled(self, consumer: Consumer, message: Message) -> Handled:
+    def _handled(self, consumer: Consumer, message: Message, *, redelivered: bool) -> Handled:
+        run = partial(handle, self._database, self._office, consumer, message)
+        most = self._settings.crashes_max
         try:
-            return handle(self._database, self._office, consumer, message)
+            if redelivered:
+                return guarded(self._database, consumer.name, message, run, crashes_max=most)
+            return run()
         except (LeaseLost, Interrupted, HandlerTimeout) as error:
             if current().reason is not None:
                 raise

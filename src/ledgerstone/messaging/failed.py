@@ -29,7 +29,7 @@ from sqlalchemy import (
 from ledgerstone.engine.attempt_log import FailedAttempt
 from ledgerstone.engine.source import Failure
 from ledgerstone.errors import BadInput, NotAllowedNow, NotFound
-from ledgerstone.messaging import inbox, publishing
+from ledgerstone.messaging import crashes, inbox, publishing
 from ledgerstone.messaging.failed_rows import (
     Cause,
     FailedMessage,
@@ -244,6 +244,7 @@ def put(
     office.setup.ensure(tx, office.shared.failed)
     if consumer and isinstance(item, Message):
         inbox.forget_unfinished(tx, office, consumer, item)
+        crashes.forget(tx, consumer, item)
     if consumer is None and isinstance(item, Message) and item.consumer is not None:
         # It was retried for one consumer: there it goes again, not to the lane it waited in.
         consumer = item.consumer

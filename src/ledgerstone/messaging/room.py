@@ -21,7 +21,9 @@ from ledgerstone.store.rooms import RowSecurity
 from ledgerstone.store.transaction import Transaction
 
 # Messages belong to no organisation; rights on the tables that are shared with Symfony are its own.
-SECURITY = RowSecurity(refused=("outbox_lane", "outbox_pause", "outbox_key", "message_event"))
+SECURITY = RowSecurity(
+    refused=("outbox_lane", "outbox_pause", "outbox_key", "message_event", "delivery_crash")
+)
 
 
 def _open(settings: Settings) -> Office:

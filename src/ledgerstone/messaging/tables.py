@@ -184,6 +184,19 @@ event = Table(
 )
 
 
+delivery_crash = Table(
+    "delivery_crash",
+    tables,
+    Column("message_id", id_type(), primary_key=True),
+    Column("consumer", String(CONSUMER_CHARS_MAX), primary_key=True),
+    # How often handling it began and was not known to end, since it came again.
+    Column("begun", Integer, nullable=False),
+    Column("begun_at_ms", BigInteger, nullable=False),
+    Index("idx_delivery_crash__begun_at", "begun_at_ms"),
+    **MYSQL_TABLE,
+)
+
+
 class Shared(msgspec.Struct, frozen=True):
     """The tables whose names are settings."""
 

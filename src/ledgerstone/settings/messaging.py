@@ -168,6 +168,15 @@ class SubscriptionSettings(_Reached, frozen=True, kw_only=True, forbid_unknown_f
             " takes longer has failed. Without it they take as long as they take."
         ),
     ] = None
+    crashes_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="Deaths of a process, while it handled a message that had come again,"
+            " after which that is put into the failed table.",
+        ),
+    ] = 3
 
 
 class ExchangeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -59,6 +59,7 @@ CREATED = {
         " crashes code reason changed_at_ms",
     ),
     "outbox_pause": Created("0004", "queue_name paused_at_ms who"),
+    "delivery_crash": Created("0013", "message_id consumer begun begun_at_ms"),
 }
 """Frozen with the revisions; a test compares the two."""
 HINT = "rename it, or give Ledgerstone a database of its own"
