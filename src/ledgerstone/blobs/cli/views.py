@@ -51,7 +51,7 @@ def table(found: Sequence[Progress]) -> Table:
 def verdict(checked: int, damaged: Sequence[str]) -> RenderableType:
     """What was found when files were compared with their hashes."""
     if not damaged:
-        return Text(f"{checked:,} files are as their hashes say")
+        return Text(f"{checked:,} checked, all as their hashes say")
     lines = [f"{len(damaged):,} of {checked:,} files are damaged; restore them from a backup:"]
     return Text("\n".join([*lines, *damaged]))
 
