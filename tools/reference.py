@@ -38,6 +38,7 @@ from ledgerstone.signing.signing import Signing
 from ledgerstone.signing.states import FINISHED as SIGNING_FINISHED
 from ledgerstone.signing.states import MOVES as SIGNING_MOVES
 from ledgerstone.signing.states import Status as SigningStatus
+from ledgerstone.store.namespace import OWN
 
 ROOT = Path(__file__).resolve().parents[1]
 _POSTGRESQL: Any = postgresql.dialect()  # type: ignore[no-untyped-call]
@@ -300,7 +301,7 @@ def _record_words(what: What) -> str:
 
 def _column(column: Any) -> str:
     kind = column.type.dialect_impl(_POSTGRESQL)
-    rendered = _POSTGRESQL.type_compiler_instance.process(kind)
+    rendered = _POSTGRESQL.type_compiler_instance.process(kind).removeprefix(f"{OWN}.")
     default = ""
     if column.computed is not None:
         default = f"always {column.computed.sqltext}"

@@ -5,7 +5,8 @@
     context.configure(…, include_object=include_object)
 
 Without this, `alembic revision --autogenerate` writes a `drop_table` for each table that is in the
-database and not in your metadata, those of Ledgerstone among them.
+database and not in your metadata. Those are the tables that Ledgerstone shares with other programs,
+and, where all lie in one schema or database, its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from typing import Any
 from ledgerstone.ledger import rooms_for
 from ledgerstone.messaging.room import MESSAGING
 from ledgerstone.settings import Settings
-from ledgerstone.store.migrating import VERSION_TABLE
+from ledgerstone.store.dialect import dialect_of
+from ledgerstone.store.dialects.postgres import SCHEMA
+from ledgerstone.store.present import VERSION_TABLE
+from ledgerstone.store.schema import names_in
 from ledgerstone.store.tables import tables as kernel_tables
 
 UNDECLARED = ("jobs_legacy", "history_guard")
@@ -33,7 +37,7 @@ def tables_of(settings: Settings) -> frozenset[str]:
         {
             VERSION_TABLE,
             *UNDECLARED,
-            *kernel_tables.tables,
+            *names_in(kernel_tables),
             *(table.name for table in shared),
             *(table for room in rooms for table in room.tables),
             *(room.stored.version_table for room in rooms),
@@ -44,9 +48,14 @@ def tables_of(settings: Settings) -> frozenset[str]:
 def including(settings: Settings) -> Include:
     """As `include_object`, for a ledger of these settings: `including(ledger.settings)`."""
     ours = tables_of(settings)
+    url, dialect = dialect_of(settings.url)
+    places = {None, SCHEMA, dialect.namespace(url, settings.store.schema, None).own}
 
-    def include(_: Any, name: str | None, kind: str, reflected: bool, compared: Any) -> bool:
-        return not (kind == "table" and reflected and compared is None and name in ours)
+    def include(thing: Any, name: str | None, kind: str, reflected: bool, compared: Any) -> bool:
+        if kind != "table" or not reflected or compared is not None:
+            return True
+        # Without a schema: shared ones, and all of a ledger that is not migrated yet.
+        return not (name in ours and thing.schema in places)
 
     return include
 

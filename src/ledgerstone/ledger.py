@@ -517,9 +517,10 @@ class Ledger:
         if self._checked:
             return
         with self.database.reading() as tx:
-            schema = migrating.look(tx.connection, self.database.rooms)
+            names = self.database.namespace
+            schema = migrating.look(tx.connection, names, self.database.rooms)
             if schema.up_to_date or not self._migrates_itself:
-                migrating.check(tx.connection, self.database.url, self.database.rooms)
+                migrating.check(tx.connection, names, self.database.url, self.database.rooms)
         if not schema.up_to_date:
             self.migrate()
         self._checked = True

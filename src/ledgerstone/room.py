@@ -151,7 +151,12 @@ class Room(Generic[Calls, State]):
     @property
     def stored(self) -> StoredRoom:
         """What the store knows of it."""
-        return StoredRoom(name=self.name, migrations=self.migrations, security=self.security)
+        return StoredRoom(
+            name=self.name,
+            migrations=self.migrations,
+            tables=self.tables,
+            security=self.security,
+        )
 
 
 class Rooms:

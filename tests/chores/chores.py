@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import BigInteger, bindparam, func, literal_column, select
+from sqlalchemy import BigInteger, bindparam, func, inspect, literal_column, select
 
 from ledgerstone.errors import BadInput, KeyConflict, NotFound, StoreBusy
 from ledgerstone.ids import new_id
 from ledgerstone.items.events import accepted
+from ledgerstone.store import shaping
 from ledgerstone.store.batch import InsertEach
 from ledgerstone.store.body import decode, encode
 from ledgerstone.store.expressions import now_ms
@@ -139,8 +140,11 @@ _open_counts = {
 def install(database: Database[Any]) -> None:
     """Add the tables of chores to a database, if they are not there."""
     # Held off from others that install: two could find a table missing, and one would fail.
-    with database.transaction() as tx, database.dialect.migrating(tx.connection):
-        tables.create_all(tx.connection, checkfirst=True)
+    names, dialect = database.namespace, database.dialect
+    with database.transaction() as tx, dialect.migrating(tx.connection, names):
+        for table in tables.sorted_tables:
+            if not inspect(tx.connection).has_table(table.name, schema=names.own):
+                shaping.run(tx.connection, shaping.new(table, tx.connection.dialect, names))
 
 
 class Chores:

@@ -26,15 +26,12 @@ class ChoreWork(SourceWork):
 
     def is_left(self, tx: Transaction) -> bool:
         open_ = {Status.QUEUED.value, Status.RUNNING.value}
-        return (
-            tx.connection.execute(select(chore).where(chore.c.status.in_(open_))).first()
-            is not None
-        )
+        return tx.execute(select(chore).where(chore.c.status.in_(open_))).first() is not None
 
     def given_up(self) -> dict[str, str]:
         dead = select(chore.c.id, chore.c.error).where(chore.c.status == Status.DEAD.value)
         with self.ledger.reading() as tx:
-            return {str(row[0]): str(row[1]) for row in tx.connection.execute(dead)}
+            return {str(row[0]): str(row[1]) for row in tx.execute(dead)}
 
     def _run(self, claim: Claim) -> None:
         self.perform(claim.key)

@@ -63,4 +63,4 @@ class ChoreSubject:
 def clear_chores(tx: Transaction) -> None:
     """Remove every chore, and what workers have reported."""
     for table in (chore_event, chore, worker):
-        tx.connection.execute(table.delete())
+        tx.execute(table.delete())

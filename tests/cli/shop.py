@@ -69,9 +69,7 @@ def delivered(ledger: Ledger, *, days_ago: float) -> None:
     outbox = ledger.office.shared.outbox
     then = datetime.now(UTC).replace(tzinfo=None, microsecond=0) - timedelta(days=days_ago)
     with ledger.transaction() as tx:
-        tx.connection.execute(
-            update(outbox).values(created_at=then, available_at=then, delivered_at=then)
-        )
+        tx.execute(update(outbox).values(created_at=then, available_at=then, delivered_at=then))
 
 
 def failed_ones(

@@ -75,7 +75,7 @@ def test_its_numbers_are_right(program: Program, home: Home) -> None:
     assert numbers["lost"] == numbers["done_twice"] == 0
     with Ledger(settings=Settings.load(url=home.url, environ={})) as ledger, ledger.reading() as tx:
         left = [
-            tx.connection.execute(select(func.count()).select_from(table)).scalar_one()
+            tx.execute(select(func.count()).select_from(table)).scalar_one()
             for table in (job, job_event, job_key, worker)
         ]
     assert left == [0, 0, 0, 0]

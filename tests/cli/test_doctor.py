@@ -167,7 +167,7 @@ def test_the_round_trip_leaves_nothing(program: Program, home: Home, ledger: Led
 
     with ledger.reading() as tx:
         rows = tx.jobs.find().rows
-        events = tx.connection.execute(select(func.count()).select_from(job_event)).scalar_one()
+        events = tx.execute(select(func.count()).select_from(job_event)).scalar_one()
     assert found(ended)["round trip"]["verdict"] == "ok"
     assert [(row.id, row.status.value, row.attempt) for row in rows] == [(job_id, "queued", 0)]
     assert events == 1
@@ -188,7 +188,7 @@ def test_a_silent_worker_is_a_warning(program: Program, home: Home, ledger: Ledg
     """A worker that was not heard of for an hour and did not sign off is told."""
     with ledger.transaction() as tx:
         sign_in(tx, new_id(), REPORT)
-        tx.connection.execute(update(worker).values(seen_at_ms=worker.c.seen_at_ms - HOUR_MS))
+        tx.execute(update(worker).values(seen_at_ms=worker.c.seen_at_ms - HOUR_MS))
 
     checked = found(program.run("--url", home.url, "doctor", "--json"))
 
@@ -201,7 +201,7 @@ def test_a_duty_that_nobody_does_is_a_warning(program: Program, home: Home, ledg
     with ledger.transaction() as tx:
         sign_in(tx, new_id(), REPORT)
         acquire(tx, "duty:something", "someone", seconds=60)
-        tx.connection.execute(update(leases).values(expires_at_ms=leases.c.expires_at_ms - HOUR_MS))
+        tx.execute(update(leases).values(expires_at_ms=leases.c.expires_at_ms - HOUR_MS))
 
     checked = found(program.run("--url", home.url, "doctor", "--json"))
 

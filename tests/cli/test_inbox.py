@@ -54,7 +54,7 @@ def grown_old(ledger: Ledger, days: float) -> None:
     """As if everything had been handled so long ago."""
     then = datetime.now(UTC).replace(tzinfo=None, microsecond=0) - timedelta(days=days)
     with ledger.transaction() as tx:
-        tx.connection.execute(update(ledger.office.shared.receipt).values(processed_at=then))
+        tx.execute(update(ledger.office.shared.receipt).values(processed_at=then))
 
 
 def test_it_lists_what_was_handled(program: Program, home: Home, ledger: Ledger) -> None:

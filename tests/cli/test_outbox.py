@@ -183,7 +183,7 @@ def test_a_row_that_nobody_can_read_is_listed(program: Program, embedded: Ledger
     """What others wrote is shown also where it is no message."""
     published(embedded, "order.placed")
     with embedded.transaction() as tx:
-        tx.connection.execute(update(embedded.office.shared.outbox).values(headers="nonsense"))
+        tx.execute(update(embedded.office.shared.outbox).values(headers="nonsense"))
 
     shown = program.run("outbox", "list")
 
@@ -206,7 +206,7 @@ def test_a_destination_is_paused_and_resumed(program: Program, home: Home, ledge
     assert (found["local"]["paused"], found["local"]["waiting"]) == (True, 1)
     assert resumed.json["paused"] is False
     with ledger.reading() as tx:
-        recorded = tx.connection.execute(event.select().order_by(event.c.id)).mappings().all()
+        recorded = tx.execute(event.select().order_by(event.c.id)).mappings().all()
     assert [(each["what"], each["who"]) for each in recorded] == [
         ("paused", "ann"),
         ("resumed", "bob"),
@@ -241,7 +241,7 @@ def test_parked_partitions_are_resumed(program: Program, home: Home, ledger: Led
         ]
         tx.outbox.publish_many(lanes)
     with ledger.transaction() as tx:
-        tx.connection.execute(update(lane).values(state="parked", code="unroutable"))
+        tx.execute(update(lane).values(state="parked", code="unroutable"))
     resume = ("--url", home.url, "outbox", "resume", "local", "--all", "--code", "unroutable")
 
     dry = program.run(*resume, "--dry-run", "--json")
@@ -262,7 +262,7 @@ def test_a_destination_that_is_gone_is_discarded(
     published(ledger, "order.placed")
     with ledger.transaction() as tx:
         outbox = ledger.office.shared.outbox
-        tx.connection.execute(update(outbox).values(queue_name="former"))
+        tx.execute(update(outbox).values(queue_name="former"))
     discard = ("--url", home.url, "outbox", "discard")
 
     refused = program.run(*discard, "former")

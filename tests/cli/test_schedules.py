@@ -31,7 +31,7 @@ def test_it_lists_them(program: Program, home: Home, ledger: Ledger) -> None:
         Schedules(tx, ledger.kinds).trigger(NAME)
         Schedules(tx, ledger.kinds).pause("paused")
         hour_ago = job_schedule.c.last_at_ms - 3 * 3_600_000
-        tx.connection.execute(update(job_schedule).values(last_at_ms=hour_ago))
+        tx.execute(update(job_schedule).values(last_at_ms=hour_ago))
 
     shown = program.run("--url", home.url, "schedules")
     told = program.run("--url", home.url, "schedules", "--json").json
@@ -137,7 +137,7 @@ def test_a_zone_that_is_not_known_here(program: Program, home: Home, ledger: Led
     """It is listed all the same, in UTC, and what is wrong is told."""
     put(ledger)
     with ledger.transaction() as tx:
-        tx.connection.execute(update(job_schedule).values(time_zone="Mars/Olympus"))
+        tx.execute(update(job_schedule).values(time_zone="Mars/Olympus"))
 
     shown = program.run("--url", home.url, "schedules")
 

@@ -142,14 +142,14 @@ def poisoned(embedded: Ledger) -> dict[str, Any]:
         waiting = tx.jobs.enqueue(EVIL, {"word": EVIL}, correlation_id=EVIL).id
         tx.jobs.pause(EVIL, by=EVIL)
         Schedules(tx, embedded.kinds).put(EVIL, "report", "0 6 * * *")
-        tx.connection.execute(
+        tx.execute(
             update(worker).values(
                 host=EVIL,
                 report=msgspec.json.encode({"sources": {EVIL: {"trouble": EVIL}}}).decode(),
             )
         )
         receipt = embedded.office.shared.receipt
-        tx.connection.execute(
+        tx.execute(
             insert(receipt).values(
                 message_id=bytes(16),
                 consumer=EVIL,

@@ -73,7 +73,7 @@ def test_a_worker_that_is_not_heard_of_is_silent(
     """One that was not seen for longer than a lease, and did not sign off, is silent."""
     with ledger.transaction() as tx:
         sign_in(tx, new_id(), REPORT)
-        tx.connection.execute(update(worker).values(seen_at_ms=worker.c.seen_at_ms - 3_600_000))
+        tx.execute(update(worker).values(seen_at_ms=worker.c.seen_at_ms - 3_600_000))
 
     told = program.run("--url", home.url, "status", "--json").json
 
@@ -157,6 +157,7 @@ def test_a_right_password_is_masked(program: Program, locked_postgres: PrivatePo
     """The URL is shown with stars for its password."""
     url = f"postgresql://someone:right@127.0.0.1:{locked_postgres.port}/postgres"
     locked_postgres.psql("GRANT CREATE ON SCHEMA public TO someone")
+    locked_postgres.psql("GRANT CREATE ON DATABASE postgres TO someone")
     program.run("--url", url, "migrate")
 
     plain = program.run("--url", url, "status")

@@ -74,7 +74,7 @@ def job_of(ledger: Ledger, job_id: str) -> JobRow:
 def lease_of(ledger: Ledger) -> str | None:
     """A duty that a worker has done."""
     with ledger.reading() as tx:
-        found: str | None = tx.connection.execute(select(leases.c.lease)).scalars().first()
+        found: str | None = tx.execute(select(leases.c.lease)).scalars().first()
     return found
 
 

@@ -167,7 +167,7 @@ class TestLanes(ItemContract):
 
     def remove(self, tx: Transaction, subject: Subject, items: Items) -> None:
         """The lane alone: its message still waits."""
-        tx.connection.execute(items.table.delete())
+        tx.execute(items.table.delete())
 
     def statements_max(self, ledger: Ledger) -> int:
         """One more, for the messages."""

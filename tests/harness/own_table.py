@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import Column, Connection, Integer, String, Table, insert, select
+from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, insert, select
 
 from ledgerstone.ledger import Ledger, Transaction
-from ledgerstone.store.schema import MYSQL_TABLE, metadata
+from ledgerstone.store.schema import MYSQL_TABLE, NAMING
 
-tables = metadata()
+tables = MetaData(naming_convention=NAMING)
 
 
 note = Table(

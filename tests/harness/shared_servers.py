@@ -30,6 +30,8 @@ ADDRESS = "TESTS_SERVERS"
 """The environment variable by which workers find the first process."""
 FAMILY = "AF_UNIX"
 CONNECTIONS_MAX = "500"
+SEARCH_PATH = "public, ledgerstone"
+"""So that a test may ask for our tables without naming their schema."""
 
 Start = Callable[[], AbstractContextManager[Any]]
 
@@ -41,7 +43,11 @@ def _postgres() -> Iterator[PrivatePostgres]:
     Nor does it clean up by itself: what it then learns of a table that is empty for a moment would
     give a test another plan each time.
     """
-    settings = {"autovacuum": "off", "max_connections": CONNECTIONS_MAX}
+    settings = {
+        "autovacuum": "off",
+        "max_connections": CONNECTIONS_MAX,
+        "search_path": SEARCH_PATH,
+    }
     with PrivatePostgres(fsync=False, settings=settings) as server:
         prepare(server.create_database(MIGRATED), [install])
         yield server

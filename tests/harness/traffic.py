@@ -16,14 +16,14 @@ import sys
 from typing import Any
 
 import msgspec
-from sqlalchemy import Column, Integer, String, Table, bindparam, select, update
+from sqlalchemy import Column, Integer, MetaData, String, Table, bindparam, select, update
 
 from ledgerstone.engine.runners.processes import die_with_parent
 from ledgerstone.errors import LedgerstoneError
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.messaging.message import Message
-from ledgerstone.store.schema import MYSQL_TABLE, metadata, serial_type
+from ledgerstone.store.schema import MYSQL_TABLE, NAMING, serial_type
 
 EVENT = "account.changed"
 CONSUMER = "bookkeeper"
@@ -31,7 +31,7 @@ ROLLED_BACK_PART = 0.2
 MESSAGES_MAX = 10
 """Messages of one transaction."""
 
-tables = metadata()
+tables = MetaData(naming_convention=NAMING)
 account = Table(
     "account",
     tables,

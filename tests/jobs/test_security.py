@@ -22,6 +22,7 @@ from ledgerstone.jobs.tables import job as job_table
 from ledgerstone.ledger import SHIPPED
 from ledgerstone.settings import Settings
 from ledgerstone.store import security
+from ledgerstone.store.namespace import NAMELESS
 from ledgerstone.store.security import scoped
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.waiting import until
@@ -47,7 +48,7 @@ RULES = (
     """
     SELECT relname, relrowsecurity, relforcerowsecurity, grantee, privilege_type
     FROM pg_class CROSS JOIN aclexplode(COALESCE(relacl, acldefault('r', relowner)))
-    WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'
+    WHERE relnamespace = 'ledgerstone'::regnamespace AND relkind = 'r'
     """,
     """
     SELECT attrelid::regclass::text, attname, grantee, privilege_type
@@ -267,7 +268,7 @@ def test_a_table_of_the_same_name_is_not_asked(home: Home, role: str, ids: dict[
 
     with connected(home, role, OURS) as connection:
         connection.execute(f"CREATE TEMPORARY TABLE job AS SELECT '{theirs}'::uuid AS id")
-        connection.execute("SET search_path = pg_temp, public")
+        connection.execute("SET search_path = pg_temp, ledgerstone, public")
         assert refusal(connection, told) == DENIED
 
 
@@ -360,6 +361,8 @@ def test_an_owner_without_special_rights(home: Home, role: str) -> None:
     for owner in new_role(home):
         with psycopg.connect(home.url) as connection:
             connection.execute(f"GRANT CREATE ON SCHEMA public TO {owner}")
+            name = make_url(home.url).database
+            connection.execute(f'GRANT CREATE ON DATABASE "{name}" TO {owner}')
         with ledger_of(home, owner) as ledger:
             ledger.migrate()
             security.separate(ledger.database, role=role)
@@ -385,7 +388,8 @@ def test_the_service_under_another_role(home: Home, service: Ledger, way: int) -
     (ways,) = re.findall(r"```sql\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), re.DOTALL)
     for name in new_role(home):
         with psycopg.connect(home.url) as connection:
-            connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {name}")
+            connection.execute(f"GRANT USAGE ON SCHEMA ledgerstone TO {name}")
+            connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA ledgerstone TO {name}")
             connection.execute(ways.split("\n\n")[way].replace(" service ", f" {name} "))
         with ledger_of(home, name) as ledger:
             done = noting(ledger)
@@ -499,7 +503,12 @@ def test_the_script_does_the_same(service: Ledger, home: Home, role: str) -> Non
         connection.execute("ALTER TABLE job DISABLE ROW LEVEL SECURITY")
 
     for _ in range(2):
-        execute(home.url, security.script("postgresql", service.database.rooms, role=role))
+        execute(
+            home.url,
+            security.script(
+                "postgresql", service.database.namespace, service.database.rooms, role=role
+            ),
+        )
 
     assert rules(service) == before
 
@@ -532,7 +541,7 @@ def test_rights_from_before_are_taken_away(service: Ledger, home: Home, role: st
     """Whatever the role could do on our tables before, it ends with what it needs."""
     before = rules(service)
     with psycopg.connect(home.url) as connection:
-        connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
+        connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA ledgerstone TO {role}")
         others = "chore, chore_event, messenger_outbox, messenger_messages"
         others += ", message_broker_deduplication"
         connection.execute(f"REVOKE ALL ON {others} FROM {role}")
@@ -561,6 +570,7 @@ def test_members_of_the_owner(service: Ledger, home: Home, role: str) -> None:
         strict=True,
     ):
         with psycopg.connect(home.url) as connection:
+            connection.execute(f"GRANT USAGE ON SCHEMA ledgerstone TO {heir}, {stranger}")
             connection.execute(f"GRANT SELECT ON job TO {heir}, {stranger}")
 
         apart = security.separate(service.database).apart
@@ -626,4 +636,4 @@ def test_only_on_postgresql(tmp_path: Path) -> None:
         with pytest.raises(errors.Unsupported, match="PostgreSQL's"), ledger.transaction() as tx:
             scoped(tx, OURS)
     with pytest.raises(errors.Unsupported, match="mysql"):
-        security.script("mysql", [])
+        security.script("mysql", NAMELESS, [])

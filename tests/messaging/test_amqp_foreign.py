@@ -151,7 +151,7 @@ def test_carried_by_us(ledger: Ledger, name: str) -> None:
             "created_at": "2026-02-03 04:05:06",
             "available_at": "2026-02-03 04:05:06",
         }
-        tx.connection.execute(ledger.office.shared.outbox.insert().values(**row))
+        tx.execute(ledger.office.shared.outbox.insert().values(**row))
     worker = ledger.worker(ledger.relay_source("broker"))
     until(lambda: bool(worker.tick()) and carried(ledger) == 1, what="the relay")
     deliveries = ledger.deliveries("orders")
@@ -169,7 +169,7 @@ def test_carried_by_us(ledger: Ledger, name: str) -> None:
 def carried(ledger: Ledger) -> int:
     """How many rows of the outbox are delivered."""
     with ledger.reading() as tx:
-        rows = tx.connection.execute(ledger.office.shared.outbox.select()).all()
+        rows = tx.execute(ledger.office.shared.outbox.select()).all()
     return sum(row.delivered_at is not None for row in rows)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePgBouncer, PrivatePostgres
+from tests.harness.shared_servers import SEARCH_PATH
 
 _numbers = itertools.count(1)
 
@@ -16,7 +17,7 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def mortal_postgres() -> Iterator[PrivatePostgres]:
     """A PostgreSQL that keeps its commits when it is killed, though not when the machine dies."""
-    with PrivatePostgres(settings={"fsync": "off"}) as server:
+    with PrivatePostgres(settings={"fsync": "off", "search_path": SEARCH_PATH}) as server:
         yield server
 
 

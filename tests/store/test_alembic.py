@@ -25,7 +25,8 @@ from sqlalchemy import Column, Integer, MetaData, Table, create_engine
 metadata = MetaData()
 Table("orders", metadata, Column("id", Integer, primary_key=True))
 with create_engine({url!r}).connect() as connection:
-    context.configure(connection=connection, target_metadata=metadata, {included})
+    context.configure(connection=connection, target_metadata=metadata, {included}
+        include_schemas={schemas})
     with context.begin_transaction():
         context.run_migrations()
     connection.commit()
@@ -44,7 +45,7 @@ def upgrade():
 class Shop:
     """A program whose own tables are kept by Alembic."""
 
-    def __init__(self, folder: Path, url: str, *, lines: bool) -> None:
+    def __init__(self, folder: Path, url: str, *, lines: bool, schemas: bool = False) -> None:
         self._folder = folder
         (folder / "migrations" / "versions").mkdir(parents=True)
         (folder / "alembic.ini").write_text("[alembic]\nscript_location = migrations\n")
@@ -52,7 +53,8 @@ class Shop:
         env = ENV.format(
             url=url,
             imported="from ledgerstone.alembic import include_object" if lines else "",
-            included="include_object=include_object" if lines else "",
+            included="include_object=include_object," if lines else "",
+            schemas=schemas,
         )
         (folder / "migrations" / "env.py").write_text(env)
 
@@ -104,6 +106,21 @@ def test_autogenerate_leaves_ours_alone(home: Home, tmp_path: Path) -> None:
         assert after == before | {"orders", "alembic_version"}
         again = ledger.run(lambda tx: tx.jobs.enqueue("a", key="kept"))
         assert not again.created
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+@pytest.mark.parametrize("home", ["postgres"], indirect=True)
+def test_autogenerate_of_all_schemas(home: Home, tmp_path: Path) -> None:
+    """A program that looks at every schema leaves ours alone, too."""
+    with furnished(home.url) as ledger:
+        url = ledger.database.url.update_query_dict({"options": "-csearch_path=public"})
+        shown = url.render_as_string(hide_password=False)
+
+        written = Shop(tmp_path, shown, lines=True, schemas=True).revision("first")
+
+    assert "create_table('orders'" in written
+    assert "drop_" not in written
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ def test_migrations_of_two_databases(home: Home, tmp_path: Path) -> None:
     with (
         opened(home.url) as ledger,
         ledger.database.engine.connect() as connection,
-        ledger.database.dialect.migrating(connection),
+        ledger.database.dialect.migrating(connection, ledger.database.namespace),
         another(home, tmp_path) as other,
     ):
         migrated = other.run(lambda tx: tx.jobs.enqueue("a")).created

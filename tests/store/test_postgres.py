@@ -22,10 +22,10 @@ from ledgerstone.jobs import Status as JobStatus
 from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.ledger import Transaction
 from ledgerstone.store import pipeline
-from ledgerstone.store.dialects.postgres import PostgreSQL
+from ledgerstone.store.dialects.postgres import SCHEMA, PostgreSQL
 from ledgerstone.store.pipeline import HELD_MAX
 from ledgerstone.store.statement import Statement
-from ledgerstone.store.wakeups.listen import CHANNEL, ListenWatcher
+from ledgerstone.store.wakeups.listen import ListenWatcher
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.servers import PrivatePgBouncer
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
@@ -76,13 +76,13 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
 def listener(home: Home) -> Iterator[Any]:
     """A connection that hears everything."""
     with psycopg.connect(home.url, autocommit=True) as connection:
-        connection.execute(f"LISTEN {CHANNEL}")
+        connection.execute(f"LISTEN {SCHEMA}")
         yield connection
 
 
 def heard(listener: Any) -> list[str]:
     """What was announced until now: a notification of our own is the last."""
-    listener.execute("SELECT pg_notify(%s, 'end')", (CHANNEL,))
+    listener.execute("SELECT pg_notify(%s, 'end')", (SCHEMA,))
     payloads: list[str] = []
     for notification in listener.notifies(timeout=WAIT_SECONDS_MAX):
         if notification.payload == "end":
@@ -147,7 +147,7 @@ def test_a_permit_in_another_schema(ledger: Ledger) -> None:
     with pytest.raises(errors.StoreError, match="history"), ledger.transaction() as tx:
         for statement in FORGED_SCHEMA:
             tx.connection.execute(text(statement))
-        tx.connection.execute(text("DELETE FROM job_event"))
+        tx.connection.execute(text("DELETE FROM ledgerstone.job_event"))
 
 
 def test_reading_announces_nothing(ledger: Ledger, listener: Any) -> None:
@@ -463,7 +463,7 @@ def test_a_listener_that_hears_nothing_is_not_prompt(
 ) -> None:
     """A watcher behind a pooler finds out by itself that it hears nothing, and says so."""
     url = ledger.database.url.set(port=pooler.port)
-    watcher = ListenWatcher(url, ledger.database.bells, connect_timeout_seconds=5)
+    watcher = ListenWatcher(url, ledger.database.bells, channel=SCHEMA, connect_timeout_seconds=5)
 
     watcher.start()
     prompt = watcher.prompt
@@ -514,7 +514,7 @@ def test_statements_are_prepared_once(ledger: Ledger) -> None:
     with ledger.reading() as tx:
         found = tx.connection.execute(text("SELECT statement FROM pg_prepared_statements"))
         prepared = [statement for (statement,) in found]
-    assert any(statement.startswith("INSERT INTO chore") for statement in prepared)
+    assert any(statement.startswith("INSERT INTO ledgerstone.chore") for statement in prepared)
     assert len(prepared) == len(set(prepared))
 
 

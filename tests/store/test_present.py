@@ -33,6 +33,14 @@ def execute(ledger: Ledger, *statements: str) -> None:
             connection.execute(text(statement))
 
 
+def occupy(ledger: Ledger, table: str) -> None:
+    """A table of others, where those of the ledger are to lie."""
+    own = ledger.database.namespace.own
+    with ledger.database.engine.begin() as connection:
+        ledger.database.dialect.make_place(connection, ledger.database.namespace)
+        connection.execute(text(f"CREATE TABLE {own}.{table}"))
+
+
 def tables(ledger: Ledger) -> set[str]:
     return set(inspect(ledger.database.engine).get_table_names())
 
@@ -49,7 +57,7 @@ def tables(ledger: Ledger) -> set[str]:
 def test_a_table_of_others(bare: Ledger, table: str, column: str) -> None:
     """A table that has one of our names is refused by it, before anything is created."""
     name = table.partition(" ")[0]
-    execute(bare, f"CREATE TABLE {table}")
+    occupy(bare, table)
 
     with pytest.raises(errors.NotAllowedNow, match=f"the table {name} is there .* {column}"):
         bare.migrate()
@@ -61,7 +69,7 @@ def test_a_table_of_others_later(bare: Ledger) -> None:
     """So is one whose name is needed only by a later revision, at a ledger that is older."""
     migrating.migrate(bare.database, to="0003")
     before = tables(bare)
-    execute(bare, "CREATE TABLE outbox_lane (id INTEGER PRIMARY KEY)")
+    occupy(bare, "outbox_lane (id INTEGER PRIMARY KEY)")
 
     with pytest.raises(errors.NotAllowedNow, match="the table outbox_lane is there already"):
         bare.migrate()

@@ -109,7 +109,7 @@ def doctor(ledger: Ledger) -> dict[str, tuple[Verdict, str]]:
 
 def rows_of(ledger: Ledger, table: Any) -> list[Any]:
     with ledger.reading() as tx:
-        return list(tx.connection.execute(select(table)).all())
+        return list(tx.execute(select(table)).all())
 
 
 @pytest.mark.parametrize("serializing", ["json", "php"])
@@ -135,7 +135,7 @@ def test_what_would_happen(ledger: Ledger, application: Application) -> None:
     office = new_office(ledger)
     put(ledger, office)
     with ledger.transaction() as tx:
-        tx.connection.execute(update(office.shared.failed).values(queue_name=SYMFONY_FAILED_QUEUE))
+        tx.execute(update(office.shared.failed).values(queue_name=SYMFONY_FAILED_QUEUE))
 
     said = application.says("show", table=FAILED, queue=SYMFONY_FAILED_QUEUE)
 

@@ -14,6 +14,7 @@ from ledgerstone.errors import SettingsError
 from ledgerstone.room import Opened, Room
 from ledgerstone.settings import Settings
 from ledgerstone.store.rooms import RowSecurity
+from ledgerstone.store.schema import names_in
 from ledgerstone.store.transaction import Transaction
 
 FILE_URL = "sqlite:///"
@@ -49,13 +50,13 @@ BLOBS: Room[Blobs, BlobsState] = Room(
     enabled=lambda settings: settings.blobs.enabled,
     open=_open,
     calls=Blobs,
-    tables=tuple(tables.tables),
+    tables=names_in(tables),
     migrations="ledgerstone.blobs.migrations",
     duties=_duties,
     status={"blobs": _facts},
     doctor={"blobs": checks.blobs},
     # Files belong to no organisation.
-    security=RowSecurity(refused=tuple(tables.tables)),
+    security=RowSecurity(refused=names_in(tables)),
     failpoints=frozenset({"blobs.assembled", "blobs.intended", "blobs.renamed"}),
     cli={"blobs": "ledgerstone.blobs.cli.commands:app"},
 )

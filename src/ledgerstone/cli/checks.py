@@ -274,13 +274,16 @@ def _wakeups(database: Examined, _: Settings) -> Iterator[Check]:
 
 def _schema(database: Examined, _: Settings) -> Iterator[Check]:
     with database.reading() as tx:
-        migrating.check(tx.connection, database.url, database.rooms)
-        gone = present.missing(inspect(tx.connection).get_table_names(), list(migrating.titles()))
+        names = database.namespace
+        migrating.check(tx.connection, names, database.url, database.rooms)
+        there = inspect(tx.connection).get_table_names(schema=names.own)
+        gone = present.missing(there, list(migrating.titles()))
     if gone:
         todo = "something dropped them: restore them from a backup"
         yield _problem("schema", f"tables are missing: {', '.join(gone)}", todo)
     else:
-        yield _ok("schema", f"{migrating.newest()}, up to date")
+        at = "" if database.dialect.embedded else f", in the schema {names.own}"
+        yield _ok("schema", f"{migrating.newest()}, up to date{at}")
 
 
 def _clock(database: Examined, _: Settings) -> Iterator[Check]:
@@ -300,11 +303,11 @@ def _clock(database: Examined, _: Settings) -> Iterator[Check]:
 
 def _workers(database: Examined, settings: Settings) -> Iterator[Check]:
     with database.reading() as tx:
-        if not inspect(tx.connection).has_table(worker.name):
+        if not inspect(tx.connection).has_table(worker.name, schema=database.namespace.own):
             return
         found = workers_of(tx, lease_seconds=settings.engine.lease_seconds)
         leases = leases_of(tx)
-        schema = migrating.look(tx.connection, database.rooms)
+        schema = migrating.look(tx.connection, database.namespace, database.rooms)
         waiting = schema.up_to_date and any(
             room.waiting(tx.rooms.opened(room, database), tx) for room in tx.rooms
         )

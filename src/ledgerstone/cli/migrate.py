@@ -24,7 +24,7 @@ from ledgerstone.messaging import Office
 from ledgerstone.settings import Settings
 from ledgerstone.store import migrating, security
 from ledgerstone.store.database import Database
-from ledgerstone.store.dialect import dialect_of
+from ledgerstone.store.dialect import dialect_of, names_of_kind
 from ledgerstone.store.faults import migrate_hint
 
 
@@ -113,7 +113,7 @@ def looked_up(database: Database[Transaction]) -> migrating.Schema:
     if file is not None and not file.exists():
         return migrating.nothing(database.rooms)
     with database.reading() as tx:
-        return migrating.look(tx.connection, database.rooms)
+        return migrating.look(tx.connection, database.namespace, database.rooms)
 
 
 def brought_up_to_date(database: Database[Transaction], settings: Settings) -> Migrated:
@@ -153,8 +153,10 @@ def written(
         raise BadInput(f"no revision is called {since}", hint=f"known: {', '.join(known)}")
     url, _ = dialect_of(settings.url)
     kind = kind or Kind(url.get_backend_name())
-    further = security.script(kind.value, rooms, role=role) if separated else ""
-    return Script(kind, since, migrating.script(kind.value, since=since, rooms=rooms) + further)
+    names = names_of_kind(kind.value, url, settings.store.schema)
+    further = security.script(kind.value, names, rooms, role=role) if separated else ""
+    sql = migrating.script(kind.value, names, since=since, rooms=rooms)
+    return Script(kind, since, sql + further)
 
 
 def _facts(schema: migrating.Schema) -> dict[str, object]:

@@ -24,7 +24,7 @@ from ledgerstone.engine.status import (
     leases_of,
     workers_of,
 )
-from ledgerstone.errors import LedgerstoneError, SchemaMissing
+from ledgerstone.errors import LedgerstoneError
 from ledgerstone.jobs import unserved
 from ledgerstone.jobs.read.status import JobFacts
 from ledgerstone.ledger import Transaction
@@ -35,7 +35,7 @@ from ledgerstone.signing.kaspa import format_kas
 from ledgerstone.signing.read.status import SigningFacts
 from ledgerstone.store import migrating
 from ledgerstone.store.database import Database
-from ledgerstone.store.faults import migrate_hint
+from ledgerstone.store.dialects.sqlite import MAIN
 
 WATCH_SECONDS = 1.0
 ROWS_SHOWN_MAX = 15
@@ -82,10 +82,10 @@ def look(database: Database[Transaction], settings: Settings) -> StatusFacts:
     """Look once, in one reading transaction; SchemaMissing where the tables are not there."""
     must_exist(database)
     with database.reading() as tx:
-        schema = migrating.look(tx.connection, database.rooms)
-        if schema.current is None:
-            message = "Ledgerstone's tables are not in this database"
-            raise SchemaMissing(message, hint=migrate_hint(database.url))
+        names = database.namespace
+        schema = migrating.look(tx.connection, names, database.rooms)
+        if schema.current is None or schema.moves:
+            migrating.check(tx.connection, names, database.url, database.rooms)
         return StatusFacts(
             url=settings.url_masked,
             database=dict(database.dialect.describe(tx.connection)),
@@ -200,7 +200,8 @@ def _database_rows(facts: StatusFacts) -> dict[str, RenderableType]:
     settings = dict(facts.database)
     server, driver = settings.pop("database"), settings.pop("driver")
     schema = facts.schema
-    standing = f"{schema.current}, up to date"
+    at = f", in {schema.place}" if schema.place != MAIN else ""
+    standing = f"{schema.current}, up to date{at}"
     if not schema.up_to_date:
         needed = f"{schema.current}, {schema.newest} is needed: `ledgerstone migrate`"
         standing = f"[yellow]{needed} on this database[/]"

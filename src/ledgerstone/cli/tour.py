@@ -159,7 +159,7 @@ class Tour:
         held = select(job.c.id).where(*self._held(worker_id)).with_for_update(skip_locked=True)
         try:
             with database.transaction() as tx:
-                return len(tx.connection.execute(held).all())
+                return len(tx.execute(held).all())
         except StoreBusy:
             return 0
 
@@ -226,10 +226,10 @@ class Tour:
 
         def work(tx: Transaction) -> None:
             mine = select(job.c.id).where(self._mine)
-            tx.connection.execute(delete(job_key).where(job_key.c.job_id.in_(mine)))
+            tx.execute(delete(job_key).where(job_key.c.job_id.in_(mine)))
             with permitted(tx):
-                tx.connection.execute(delete(job).where(self._mine))
-            tx.connection.execute(delete(worker).where(worker.c.id.in_(self.ids)))
+                tx.execute(delete(job).where(self._mine))
+            tx.execute(delete(worker).where(worker.c.id.in_(self.ids)))
 
         self._ledger.run(work)
 
@@ -255,13 +255,13 @@ class Tour:
             )
         )
         with self._ledger.reading() as tx:
-            for row in tx.connection.execute(told):
+            for row in tx.execute(told):
                 detail = msgspec.json.decode(row[5]) if row[5] is not None else {}
                 yield JobEvent(str(row[0]), str(row[1]), row[2], row[3], row[4], detail)
 
     def _count(self, statement: Any) -> int:
         with self._ledger.reading() as tx:
-            return int(tx.connection.execute(statement).scalar_one())
+            return int(tx.execute(statement).scalar_one())
 
 
 def _is(status: Status) -> ColumnElement[bool]:

@@ -17,6 +17,7 @@ from ledgerstone.jobs.tables import tables
 from ledgerstone.room import Opened, Room
 from ledgerstone.settings import Settings
 from ledgerstone.store.rooms import ChildTable, RowSecurity
+from ledgerstone.store.schema import names_in
 from ledgerstone.store.transaction import Transaction
 
 MOVING = (
@@ -102,7 +103,7 @@ JOBS: Room[Jobs, JobsState] = Room(
     name="jobs",
     open=_open,
     calls=_calls,
-    tables=tuple(tables.tables),
+    tables=names_in(tables),
     sources=_sources,
     duties=_duties,
     begin=_put_schedules,

@@ -24,6 +24,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from ledgerstone.engine.backoff import BackoffPolicy
 from ledgerstone.jobs.states import FINISHED, Gate, Status
 from ledgerstone.store.expressions import default_id, default_now, unindexed
+from ledgerstone.store.namespace import OWN
 from ledgerstone.store.schema import (
     CHURNING,
     MYSQL_TABLE,
@@ -57,8 +58,8 @@ POLICIES = tuple(policy.value for policy in BackoffPolicy)
 _FINISHED = ", ".join(f"'{status}'" for status in STATUSES if Status(status) in FINISHED)
 
 tables = metadata()
-status_type = choice_type(STATUS_ENUM, STATUSES)
-policy_type = choice_type(POLICY_ENUM, POLICIES)
+status_type = choice_type(STATUS_ENUM, STATUSES, schema=OWN)
+policy_type = choice_type(POLICY_ENUM, POLICIES, schema=OWN)
 
 job = Table(
     "job",
@@ -218,8 +219,3 @@ job_queue = Table(
     **MYSQL_TABLE,
 )
 """Only queues that are paused or limited, and what is locked for limit keys: see `limits`."""
-
-history_permit = Table(
-    "history_permit", tables, Column("id", id_type(), primary_key=True), **MYSQL_TABLE
-)
-"""A row in it, seen only by the transaction that adds and removes it, permits retention."""

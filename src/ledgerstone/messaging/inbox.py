@@ -187,6 +187,7 @@ def _listing(receipt: Table, *, chosen: bool) -> Keyset[Receipt]:
         MetaData(),
         Column("message_id", _FromHex(), key="spelled"),
         *(Column(c.name, c.type) for c in receipt.c if c.name != "message_id"),
+        schema=receipt.schema,
     ).c
     query = select(
         hexadecimal(seen.spelled).label("spelled"),

@@ -154,7 +154,7 @@ class Outbox:
         outbox = self._office.shared.outbox
         waits = outbox.c.delivered_at.is_(None)
         some = select(outbox.c.queue_name).where(waits).limit(counted_max).subquery()
-        others = self._tx.connection.execute(select(some.c.queue_name).distinct()).scalars()
+        others = self._tx.execute(select(some.c.queue_name).distinct()).scalars()
         names = dict.fromkeys([*self._office.routes.destinations, *sorted(others)])
         found = {}
         for name in names:
@@ -165,7 +165,7 @@ class Outbox:
                 .subquery()
             )
             counted = select(func.count(), func.min(waiting.c.created_at))
-            count, oldest = self._tx.connection.execute(counted).one()
+            count, oldest = self._tx.execute(counted).one()
             found[name] = (int(count), moment_in(outbox, oldest))
         return [
             Backlog(

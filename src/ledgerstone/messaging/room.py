@@ -18,6 +18,7 @@ from ledgerstone.room import Opened, Room
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.store.rooms import RowSecurity
+from ledgerstone.store.schema import names_in
 from ledgerstone.store.transaction import Transaction
 
 # Messages belong to no organisation; rights on the tables that are shared with Symfony are its own.
@@ -56,7 +57,7 @@ MESSAGING: Room[Outbox, Office] = Room(
     name="messaging",
     open=_open,
     calls=_calls,
-    tables=tuple(tables.tables),
+    tables=names_in(tables),
     sources=_sources,
     duties=_duties,
     status={"messages": _backlog, "failed_messages": _failed},

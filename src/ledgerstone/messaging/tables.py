@@ -39,9 +39,9 @@ from ledgerstone.store.schema import (
     id_type,
     metadata,
     partial_index,
-    plain_metadata,
     second_type,
     serial_type,
+    shared_metadata,
     text_type,
 )
 
@@ -214,7 +214,7 @@ def shared(settings: MessagingSettings) -> Shared:
 
 @cache
 def _shared(outbox: str, failed: str, receipt: str, *, competing: bool, zone: str) -> Shared:
-    collection = plain_metadata()
+    collection = shared_metadata()
     return Shared(
         _outbox(outbox, collection, competing=competing, zone=zone),
         _failed(failed, collection, zone=zone),
@@ -309,7 +309,7 @@ def failed_index(failed: Table) -> str:
 def _receipt(name: str) -> Table:
     table = Table(
         name,
-        plain_metadata(),
+        shared_metadata(),
         Column("message_id", binary_id_type(), primary_key=True),
         Column("consumer", String(CONSUMER_CHARS_MAX), primary_key=True, server_default=text("''")),
         Column("message_name", String(NAME_CHARS_MAX), nullable=False),

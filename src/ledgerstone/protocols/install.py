@@ -44,8 +44,8 @@ def install(database: Database[Any], protocol: Protocol) -> list[str]:
         known = _known(tx)
     if all(known.get(each.name) == (protocol.name, each) for each in protocol.schema.tables):
         return []
-    engine = database.engine
-    with engine.connect() as connection, database.dialect.migrating(connection):
+    engine, names = database.engine, database.namespace
+    with engine.connect() as connection, database.dialect.migrating(connection, names):
         there = set(inspect(connection).get_table_names())
         steps = []
         for definition in protocol.schema.tables:

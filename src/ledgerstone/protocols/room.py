@@ -17,6 +17,7 @@ from ledgerstone.room import Opened, Room
 from ledgerstone.settings import Settings
 from ledgerstone.settings.protocols import ProtocolSettings
 from ledgerstone.store.rooms import RowSecurity
+from ledgerstone.store.schema import names_in
 from ledgerstone.store.transaction import Transaction
 
 KEYS_EVERY_SECONDS = 60.0
@@ -73,13 +74,13 @@ PROTOCOLS: Room[Protocols, Registry] = Room(
     enabled=lambda settings: settings.protocols.enabled,
     open=_open,
     calls=_calls,
-    tables=tuple(tables.tables),
+    tables=names_in(tables),
     migrations="ledgerstone.protocols.migrations",
     settings=ProtocolSettings,
     sources=_sources,
     duties=_duties,
     begin=_begin,
-    security=RowSecurity(refused=tuple(tables.tables)),
+    security=RowSecurity(refused=names_in(tables)),
     failpoints=frozenset(
         {
             "protocols.projected",

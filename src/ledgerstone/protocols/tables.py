@@ -32,6 +32,7 @@ from ledgerstone.protocols.states import ItemState
 from ledgerstone.store.schema import (
     MYSQL_TABLE,
     metadata,
+    names_in,
     partial_index,
     serial_type,
     text_type,
@@ -283,5 +284,5 @@ ADOPTED = {
     "recheck_queue": "partition_key reason_type available_at_ms attempts",
 }
 """Documented tables that another program may have made: they get what they lack."""
-OURS = frozenset({*tables.tables, "leases", "worker", "history_permit"})
+OURS = frozenset({*names_in(tables), "leases", "worker", "history_permit"})
 """Tables that no protocol has, and that no handler writes."""

@@ -11,6 +11,13 @@ from msgspec import Meta
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the database is used."""
 
+    schema: Annotated[
+        Annotated[str, Meta(pattern=r"^(?!pg_)[A-Za-z_][A-Za-z0-9_$-]{0,47}\Z")] | None,
+        Meta(
+            description="Where Ledgerstone's own tables lie: a schema on PostgreSQL, a database on"
+            " MySQL; none means `ledgerstone` on PostgreSQL, and the database of the URL on MySQL."
+        ),
+    ] = None
     sqlite_synchronous: Annotated[
         Literal["NORMAL", "FULL"],
         Meta(description="FULL keeps all commits through a power cut; NORMAL may lose the last."),

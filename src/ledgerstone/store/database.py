@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
     from ledgerstone.settings import StoreSettings
+    from ledgerstone.store.namespace import Namespace
 
 T = TypeVar("T")
 Tx = TypeVar("Tx", bound=Transaction)
@@ -85,6 +86,7 @@ class Database(Generic[Tx]):
         self._file = shared_file(self.url.database or "") if self.dialect.one_writer else None
         self._lender: Lender | None = None
         self._identity: str | None = None
+        self._namespace: Namespace | None = None
         self._retire: finalize[..., Any] | None = None
         self._siblings: WeakSet[Database[Tx]] = WeakSet()
         self._is_sibling = False
@@ -167,6 +169,23 @@ class Database(Generic[Tx]):
             _inherited.append(inherited)
 
     @property
+    def namespace(self) -> Namespace:
+        """Where the tables of this ledger lie."""
+        if self._namespace is None:
+            self._namespace = self.dialect.namespace(
+                self.url, self.settings.schema, self._default_schema()
+            )
+        return self._namespace
+
+    def _default_schema(self) -> str | None:
+        """The schema in which a new connection makes its tables."""
+        engine = self.engine
+        if engine.dialect.default_schema_name is None:
+            # It is asked for by the first connection.
+            engine.connect().close()
+        return engine.dialect.default_schema_name
+
+    @property
     def identity(self) -> str:
         """What tells this database from every other; made when it was first migrated."""
         if self._identity is None:
@@ -219,6 +238,7 @@ class Database(Generic[Tx]):
         twin.bells = self.bells
         twin.outage = self.outage
         twin.dialect = self.dialect
+        twin._namespace = self._namespace
         twin._is_sibling = True
         self._siblings.add(twin)
         return twin

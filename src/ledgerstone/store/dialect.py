@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from ledgerstone.store.change import ChangeEach, Found
     from ledgerstone.store.deadlines import Deadline
+    from ledgerstone.store.namespace import Namespace
     from ledgerstone.store.pipeline import Pipeline
     from ledgerstone.store.rows import InsertRows, PutRow
     from ledgerstone.store.statement import Row, Statement
@@ -68,7 +69,11 @@ class Dialect(Protocol):
       None where that cannot be known. One that ends is never answered again.
     - `announce` makes channels ring in other processes when the transaction commits.
     - `watcher` answers what listens for them, or None where only polling can tell.
-    - `migrating` holds off every other process that migrates the same database.
+    - `namespace` answers where the tables of a ledger lie, of its URL, `store.schema`, and the
+      schema in which a new connection finds the tables of the user.
+    - `migrating` holds off every other process that migrates the same ledger.
+    - `make_place` makes the place of the own tables if it is not there. In the block of `inside`
+      tables without a place are the own ones, for what is done on the connection that it answers.
     """
 
     name: str
@@ -167,7 +172,17 @@ class Dialect(Protocol):
 
     def watcher(self, url: URL, settings: StoreSettings, bells: Bells) -> Watcher | None: ...
 
-    def migrating(self, connection: Connection) -> AbstractContextManager[None]: ...
+    def namespace(self, url: URL, schema: str | None, users: str | None) -> Namespace: ...
+
+    def migrating(
+        self, connection: Connection, names: Namespace
+    ) -> AbstractContextManager[None]: ...
+
+    def make_place(self, connection: Connection, names: Namespace) -> None: ...
+
+    def inside(
+        self, connection: Connection, names: Namespace
+    ) -> AbstractContextManager[Connection]: ...
 
 
 def dialect_of(url: str | URL) -> tuple[URL, Dialect]:
@@ -190,6 +205,14 @@ def dialect_of(url: str | URL) -> tuple[URL, Dialect]:
         return _driver(parsed, f"mysql+{driver}"), mysql.MySQL()
     message = f"no ledger can be kept on {backend!r}"
     raise BadInput(message, hint="use sqlite:///FILE, postgresql://… or mysql://…")
+
+
+def names_of_kind(kind: str, url: URL, schema: str | None) -> Namespace:
+    """Where the tables lie on a kind of database; `url` is looked at if it is of this kind."""
+    found, dialect = dialect_of(url)
+    if dialect.name != kind:
+        found, dialect = dialect_of(f"{kind}://")
+    return dialect.namespace(found, schema, None)
 
 
 def _driver(url: URL, drivername: str) -> URL:

@@ -6,13 +6,27 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, Boolean, String, Text, and_, bindparam, case, func, or_
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    MetaData,
+    String,
+    Table,
+    Text,
+    and_,
+    bindparam,
+    case,
+    func,
+    or_,
+)
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
+from ledgerstone.store.namespace import OWN
+
 if TYPE_CHECKING:
-    from sqlalchemy import Select, Table
+    from sqlalchemy import Select
 
 NOW = "now"
 """The parameter that an injected clock fills; empty, the database's clock answers."""
@@ -206,6 +220,9 @@ def as_json(text: Any) -> ColumnElement[Any]:
     return _Json(text)
 
 
+_IN_OWN = Table("any", MetaData(schema=OWN))
+
+
 class _Choice(FunctionElement[Any]):
     """Text as a value of a named enum, where the database has such."""
 
@@ -218,7 +235,9 @@ class _Choice(FunctionElement[Any]):
 
 @compiles(_Choice, "postgresql")
 def _postgresql_choice(element: Any, compiler: Any, **kw: Any) -> str:
-    return f"CAST({_argument(element, compiler, kw)} AS {element.enum_name})"
+    # It lies where the tables do.
+    place = compiler.preparer.schema_for_object(_IN_OWN)
+    return f"CAST({_argument(element, compiler, kw)} AS {place}.{element.enum_name})"
 
 
 @compiles(_Choice)

@@ -27,6 +27,7 @@ from ledgerstone.errors import (
     BadInput,
     NotInTransaction,
     SchemaMissing,
+    StoreDenied,
     WrongDatabase,
 )
 from ledgerstone.store.cursors import Plain
@@ -173,7 +174,7 @@ class Joiner:
         ours = self._database.identity
         theirs = self._engines_known.get(connection.engine)
         if theirs is None:
-            theirs = _identity_seen_by(connection)
+            theirs = _identity_seen_by(connection, self._database)
             if theirs == ours:
                 self._engines_known[connection.engine] = theirs
         if theirs != ours:
@@ -185,23 +186,30 @@ def _another_database() -> WrongDatabase:
     return WrongDatabase(message, hint="join a connection to the ledger's own database")
 
 
-def _identity_seen_by(connection: Connection) -> str | None:
-    # Asked first, as a statement that fails would end a PostgreSQL transaction. Not on MySQL, where
-    # it would be looked for in the ledger's database instead of the connection's.
-    if connection.dialect.name == "postgresql" and not _has_identity(connection):
+def _identity_seen_by(connection: Connection, ours: Database[Any]) -> str | None:
+    names = ours.namespace
+    kind = connection.dialect.name
+    if kind == "postgresql":
+        # Asked first, as a statement that fails would end the transaction.
+        if not inspect(connection).has_table(ledger_identity.name, schema=names.own):
+            return None
+    elif kind != "sqlite" and _used_database(connection) != ours.url.database:
+        # Our tables are seen from every database of the server: the caller's are in this one.
         return None
     try:
-        found = connection.execute(select(ledger_identity.c.id))
+        found = connection.execute(select(ledger_identity.c.id), execution_options=names.options)
     except sa_exc.DBAPIError as error:
-        if isinstance(translated(error), SchemaMissing):
+        if isinstance(translated(error), SchemaMissing | StoreDenied):
             return None
         raise
     value = found.scalar()
     return None if value is None else str(value)
 
 
-def _has_identity(connection: Connection) -> bool:
-    return inspect(connection).has_table(ledger_identity.name)
+def _used_database(connection: Connection) -> str | None:
+    """The database that a session of MySQL uses."""
+    name: str | None = connection.exec_driver_sql("SELECT DATABASE()").scalar()
+    return name
 
 
 def _other_driver(driver: str, ours: DriverDialect) -> DriverDialect:

@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import Column, String, Table, inspect, literal, select, union_all
+from sqlalchemy import Column, MetaData, String, Table, inspect, literal, select, union_all
 
 from ledgerstone.errors import BadInput, SchemaMissing, SchemaOutdated
-from ledgerstone.store import present
+from ledgerstone.store import moving, present
 from ledgerstone.store.faults import migrate_hint, translated
+from ledgerstone.store.namespace import Namespace
+from ledgerstone.store.present import VERSION_TABLE
 from ledgerstone.store.rooms import StoredRoom
-from ledgerstone.store.schema import plain_metadata
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
     from ledgerstone.store.database import Database
 
-VERSION_TABLE = "ledgerstone_revision"
-"""Not `alembic_version`: that one is the user's own."""
 LOCATION = Path(__file__).with_name("migrations")
 
 
@@ -76,6 +75,10 @@ class Schema(msgspec.Struct, frozen=True):
     newest: str
     pending: tuple[str, ...]
     rooms: dict[str, Standing] = {}
+    place: str | None = None
+    """Where the tables lie: a schema or a database; None where they are not there."""
+    moves: bool = False
+    """Whether they lie among the tables of the user, and are to be moved."""
 
     @property
     def up_to_date(self) -> bool:
@@ -125,26 +128,45 @@ def nothing(rooms: Iterable[StoredRoom]) -> Schema:
     return _schema(lines(rooms), {})
 
 
-def look(connection: Connection, rooms: Sequence[StoredRoom] = ()) -> Schema:
-    """Where the database stands."""
+def look(connection: Connection, names: Namespace, rooms: Sequence[StoredRoom] = ()) -> Schema:
+    """Where the ledger stands that has its tables in these places."""
     listed = lines(rooms)
-    there = [line for line in listed if inspect(connection).has_table(line.version_table)]
-    current: dict[str, str] = {}
-    if there:
-        found = connection.execute(union_all(*map(_selected, there)))
-        current = {str(name): str(revision) for name, revision in found}
+    current = _current(connection, names.own, listed)
+    if "" in current:
+        return _schema(listed, current, place=names.own)
+    if names.own != names.shared:
+        before = _current(connection, names.shared, listed)
+        if moving.is_of_before(before.get("")):
+            return _schema(listed, before, place=names.shared, moves=True)
     return _schema(listed, current)
 
 
-def _selected(line: Line) -> Any:
-    table = Table(line.version_table, plain_metadata(), Column("version_num", String(32)))
+def _current(connection: Connection, place: str | None, listed: Sequence[Line]) -> dict[str, str]:
+    """The revisions of the kernel and of rooms whose version tables lie there."""
+    found = inspect(connection)
+    there = [line for line in listed if found.has_table(line.version_table, schema=place)]
+    if not there:
+        return {}
+    rows = connection.execute(union_all(*(_selected(line, place) for line in there)))
+    return {str(name): str(revision) for name, revision in rows}
+
+
+def _selected(line: Line, place: str | None) -> Any:
+    version = Column("version_num", String(32))
+    table = Table(line.version_table, MetaData(), version, schema=place)
     return select(literal(line.name), table.c.version_num)
 
 
-def _schema(listed: Sequence[Line], current: dict[str, str]) -> Schema:
+def _schema(
+    listed: Sequence[Line],
+    current: dict[str, str],
+    *,
+    place: str | None = None,
+    moves: bool = False,
+) -> Schema:
     kernel, *others = (_standing(line, current.get(line.name)) for line in listed)
     rooms = {line.name: each for line, each in zip(listed[1:], others, strict=True)}
-    return Schema(kernel.current, kernel.newest, kernel.pending, rooms)
+    return Schema(kernel.current, kernel.newest, kernel.pending, rooms, place=place, moves=moves)
 
 
 def _standing(line: Line, current: str | None) -> Standing:
@@ -162,19 +184,23 @@ def migrate(database: Database[Any], *, to: str = "head") -> Schema:
 
     `to`: only the kernel, to this revision.
     """
-    engine = database.engine
+    names, dialect = database.namespace, database.dialect
     try:
-        with engine.connect() as connection, database.dialect.migrating(connection):
-            before = look(connection, database.rooms)
+        with database.engine.connect() as connection, dialect.migrating(connection, names):
+            before = look(connection, names, database.rooms)
+            dialect.make_place(connection, names)
+            if before.moves:
+                moving.move(connection, names, database.rooms, str(before.current))
             known = list(kernel().titles())
             applied = [revision for revision in known if revision not in before.pending]
-            present.check(connection, applied=applied, pending=before.pending)
-            for line in lines(database.rooms if to == "head" else ()):
-                config = _config(line)
-                config.attributes["connection"] = connection
-                from alembic import command
+            present.check(connection, names.own, applied=applied, pending=before.pending)
+            with dialect.inside(connection, names) as within:
+                for line in lines(database.rooms if to == "head" else ()):
+                    config = _config(line, names)
+                    config.attributes["connection"] = within
+                    from alembic import command
 
-                command.upgrade(config, to)
+                    command.upgrade(config, to)
             connection.commit()
             if database.dialect.embedded:
                 # SQLite writes to a table three to four times slower on the connection that made
@@ -188,29 +214,54 @@ def migrate(database: Database[Any], *, to: str = "head") -> Schema:
     return before
 
 
-def script(dialect_name: str, *, since: str | None = None, rooms: Sequence[StoredRoom] = ()) -> str:
+def script(
+    dialect_name: str,
+    names: Namespace,
+    *,
+    since: str | None = None,
+    rooms: Sequence[StoredRoom] = (),
+) -> str:
     """The migrations as SQL text, for a dialect, without a database.
 
     `since`: only what comes after this revision of the kernel or of a room.
     """
     out = io.StringIO()
+    of_before = since in kernel().titles() and moving.is_of_before(since)
+    moves = moving.script(dialect_name, names, rooms, str(since)) if of_before else ""
+    made, entered, left = _around(dialect_name, names)
+    out.write(made + moves + entered)
     for line in lines(rooms):
         if since is not None and since not in line.titles():
             continue
-        config = _config(line, out)
+        config = _config(line, names, out)
         config.attributes["dialect"] = dialect_name
         from alembic import command
 
         command.upgrade(config, f"{since}:head" if since else "head", sql=True)
-    return out.getvalue()
+    return out.getvalue() + left
 
 
-def check(connection: Connection, url: URL, rooms: Sequence[StoredRoom] = ()) -> None:
+def _around(kind: str, names: Namespace) -> tuple[str, str, str]:
+    """What makes the place of the tables, what enters it before them, and what leaves it after.
+
+    On PostgreSQL each transaction enters it by itself; see `migrations/env.py`.
+    """
+    if kind == "postgresql":
+        return f'CREATE SCHEMA IF NOT EXISTS "{names.own}";\n\n', "", ""
+    if kind == "sqlite" or names.own == names.shared:
+        return "", "", ""
+    left = f"USE `{names.shared}`;\n\n" if names.shared else ""
+    return f"CREATE DATABASE IF NOT EXISTS `{names.own}`;\n\n", f"USE `{names.own}`;\n\n", left
+
+
+def check(
+    connection: Connection, names: Namespace, url: URL, rooms: Sequence[StoredRoom] = ()
+) -> None:
     """An error that says what to do, unless the schema is the one this version needs.
 
     `url` is that of the database, as people named it.
     """
-    schema = look(connection, rooms)
+    schema = look(connection, names, rooms)
     if schema.current is None:
         message = "Ledgerstone's tables are not in this database"
         raise SchemaMissing(message, hint=migrate_hint(url))
@@ -226,7 +277,7 @@ def check(connection: Connection, url: URL, rooms: Sequence[StoredRoom] = ()) ->
             raise SchemaOutdated(message, hint=migrate_hint(url))
 
 
-def _config(line: Line, out: io.StringIO | None = None) -> Config:
+def _config(line: Line, names: Namespace, out: io.StringIO | None = None) -> Config:
     from alembic.config import Config
 
     config = Config(output_buffer=out) if out is not None else Config()
@@ -234,4 +285,5 @@ def _config(line: Line, out: io.StringIO | None = None) -> Config:
     config.set_main_option("version_locations", str(line.folder).replace("%", "%%"))
     config.set_main_option("path_separator", "newline")
     config.attributes["line"] = line
+    config.attributes["names"] = names
     return config

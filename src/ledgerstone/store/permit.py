@@ -9,20 +9,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sqlalchemy import bindparam, column, delete, insert, table
+from sqlalchemy import bindparam, delete, insert
 
 from ledgerstone.ids import new_id
 from ledgerstone.store.schema import id_type
 from ledgerstone.store.statement import Statement
+from ledgerstone.store.tables import history_permit
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
-_history_permit = table("history_permit", column("id", id_type()))
 _id = bindparam("id_", type_=id_type())
-_permit = Statement("store.permit", insert(_history_permit).values(id=_id))
+_permit = Statement("store.permit", insert(history_permit).values(id=_id))
 _withdraw = Statement(
-    "store.withdraw_permit", delete(_history_permit).where(_history_permit.c.id == _id)
+    "store.withdraw_permit", delete(history_permit).where(history_permit.c.id == _id)
 )
 
 

@@ -26,6 +26,8 @@ class Created(msgspec.Struct, frozen=True):
     columns: str
 
 
+VERSION_TABLE = "ledgerstone_revision"
+"""Not `alembic_version`: that one is the user's own."""
 CREATED = {
     "ledger_identity": Created("0001", "id created_at_ms"),
     "schema_version": Created("0001", "version applied_at"),
@@ -62,20 +64,23 @@ CREATED = {
     "delivery_crash": Created("0013", "message_id consumer begun begun_at_ms"),
 }
 """Frozen with the revisions; a test compares the two."""
-HINT = "rename it, or give Ledgerstone a database of its own"
+HINT = "rename it, or name a place for Ledgerstone's tables in store.schema"
 TYPES = {"job_status": "0002", "job_backoff_policy": "0002"}
 """Types of PostgreSQL, and the revisions that create them."""
 
 
-def check(connection: Connection, *, applied: Sequence[str], pending: Sequence[str]) -> None:
+def check(
+    connection: Connection, schema: str | None, *, applied: Sequence[str], pending: Sequence[str]
+) -> None:
     """NotAllowedNow or SchemaMissing if the pending revisions would not give what they should.
 
+    - Only `schema` is looked at: elsewhere others may have tables of our names.
     - A table that is there, is to be created, and is of another shape is refused by its name.
     - A table that an applied revision has created, and that is gone, is named.
     - A type that is left of tables that were dropped is removed, unless something uses it.
     """
     found = inspect(connection)
-    there = set(found.get_table_names())
+    there = set(found.get_table_names(schema=schema))
     gone = missing(there, applied)
     if gone:
         message = f"the database is at revision {applied[-1]} and has no {', '.join(gone)}"
@@ -83,8 +88,8 @@ def check(connection: Connection, *, applied: Sequence[str], pending: Sequence[s
     for table in sorted(there & CREATED.keys()):
         created = CREATED[table]
         if created.revision in pending:
-            check_table(table, created.columns, found.get_columns(table))
-    _drop_types(connection, found, pending)
+            check_table(table, created.columns, found.get_columns(table, schema=schema))
+    _drop_types(connection, schema, found, pending)
 
 
 def missing(there: Iterable[str], applied: Sequence[str]) -> list[str]:
@@ -112,15 +117,20 @@ def check_table(table: str, names: str, columns: Sequence[Any], *, hint: str = H
     raise NotAllowedNow(message, hint=hint)
 
 
-def _drop_types(connection: Connection, found: Any, pending: Sequence[str]) -> None:
+def _drop_types(
+    connection: Connection, schema: str | None, found: Any, pending: Sequence[str]
+) -> None:
     # Only PostgreSQL has types that outlive the tables that use them.
     enums = getattr(found, "get_enums", None)
     if enums is None:
         return
-    for name in [enum["name"] for enum in enums() if TYPES.get(enum["name"]) in pending]:
+    for name in [
+        enum["name"] for enum in enums(schema=schema) if TYPES.get(enum["name"]) in pending
+    ]:
         query = "SELECT attrelid::regclass FROM pg_attribute WHERE atttypid = to_regtype(:name)"
-        used = connection.execute(text(query), {"name": name}).scalars().all()
+        place = f'"{schema}".{name}'
+        used = connection.execute(text(query), {"name": place}).scalars().all()
         if used:
             message = f"the type {name} is there already and is used by {used[0]}"
             raise NotAllowedNow(message, hint=HINT)
-        connection.execute(text(f"DROP TYPE {name}"))
+        connection.execute(text(f"DROP TYPE {place}"))

@@ -44,6 +44,7 @@ class StoredRoom(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     migrations: str | None = None
+    tables: tuple[str, ...] = ()
     security: RowSecurity = RowSecurity()
 
     @property

@@ -10,6 +10,8 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import TypeEngine, UserDefinedType
 
+from ledgerstone.store.namespace import OWN, SHARED
+
 NAMING = {
     "pk": "pk_%(table_name)s",
     "fk": "fk_%(table_name)s_%(referred_table_name)s_%(column_0_name)s",
@@ -46,13 +48,13 @@ _collections: list[MetaData] = []
 
 
 def metadata() -> MetaData:
-    """A collection of tables that follows the naming convention."""
-    return _kept(MetaData(naming_convention=NAMING))
+    """A collection of tables of Ledgerstone alone; it follows the naming convention."""
+    return _kept(MetaData(schema=OWN, naming_convention=NAMING))
 
 
-def plain_metadata() -> MetaData:
-    """A collection of tables whose indexes and constraints are named by others."""
-    return _kept(MetaData())
+def shared_metadata() -> MetaData:
+    """A collection of tables that are shared with another program, which names their indexes."""
+    return _kept(MetaData(schema=SHARED))
 
 
 def _kept(collection: MetaData) -> MetaData:
@@ -62,7 +64,12 @@ def _kept(collection: MetaData) -> MetaData:
 
 def is_ours(table: str) -> bool:
     """Whether a table of this name was declared here, as all of Ledgerstone's are."""
-    return any(table in collection.tables for collection in _collections)
+    return any(table in names_in(collection) for collection in _collections)
+
+
+def names_in(collection: MetaData) -> tuple[str, ...]:
+    """The names of its tables, without the places in which they lie."""
+    return tuple(table.name for table in collection.tables.values())
 
 
 def id_type() -> TypeEngine[str]:
@@ -118,12 +125,16 @@ def json_type() -> TypeEngine[Any]:
     )
 
 
-def choice_type(name: str, choices: Sequence[str]) -> TypeEngine[str]:
-    """One of some words: a named enum on PostgreSQL, ENUM on MySQL, text on SQLite."""
+def choice_type(name: str, choices: Sequence[str], *, schema: str | None = None) -> TypeEngine[str]:
+    """One of some words: a named enum on PostgreSQL, ENUM on MySQL, text on SQLite.
+
+    `schema` is where the enum lies: `OWN` for a table of this house, none in a migration.
+    """
     chars = max(map(len, choices))
+    enum = postgresql.ENUM(*choices, name=name, schema=schema, create_type=False)
     return (
         String(chars)
-        .with_variant(postgresql.ENUM(*choices, name=name, create_type=False), "postgresql")
+        .with_variant(enum, "postgresql")
         .with_variant(mysql.ENUM(*choices), "mysql", "mariadb")
     )
 

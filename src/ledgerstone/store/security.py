@@ -22,8 +22,10 @@ import msgspec
 from sqlalchemy import Text, bindparam, func, literal, select, text, true
 
 from ledgerstone.errors import BadInput, NotFound, Unsupported
+from ledgerstone.store.dialects.postgres import inside
 from ledgerstone.store.faults import translated
 from ledgerstone.store.names import check_name
+from ledgerstone.store.namespace import Namespace
 from ledgerstone.store.rooms import ChildTable, RowSecurity, StoredRoom
 from ledgerstone.store.statement import Statement
 from ledgerstone.store.transaction import Transaction
@@ -97,7 +99,7 @@ def check_role(database: Database[Any], role: str) -> None:
     """NotFound or BadInput unless it is a role that security holds for, or will when it is on."""
     try:
         with database.engine.connect() as connection:
-            _check_role(connection, role)
+            _check_role(connection, database.namespace, role)
     except Exception as error:
         fault = translated(error)
         if fault is error:
@@ -109,9 +111,14 @@ def separate(database: Database[Any], *, role: str | None = None) -> Separated:
     """Keep organisations apart, and let the role act for one; again, it changes nothing."""
     check_supported(database)
     try:
-        with database.engine.connect() as connection, database.dialect.migrating(connection):
+        names, dialect = database.namespace, database.dialect
+        with (
+            database.engine.connect() as connection,
+            dialect.migrating(connection, names),
+            dialect.inside(connection, names),
+        ):
             if role is not None:
-                _check_role(connection, role)
+                _check_role(connection, names, role)
             for statement in _statements(database.rooms, role):
                 connection.exec_driver_sql(statement)
             rules = [room.security for room in database.rooms]
@@ -126,10 +133,13 @@ def separate(database: Database[Any], *, role: str | None = None) -> Separated:
     return done
 
 
-def script(kind: str, rooms: Sequence[StoredRoom], *, role: str | None = None) -> str:
+def script(
+    kind: str, names: Namespace, rooms: Sequence[StoredRoom], *, role: str | None = None
+) -> str:
     """The same as SQL text, for these rooms."""
     _check_kind(kind)
-    return "".join(f"{line};\n\n" for line in ("BEGIN", *_statements(rooms, role), "COMMIT"))
+    lines = ("BEGIN", inside(str(names.own)), *_statements(rooms, role), "COMMIT")
+    return "".join(f"{line};\n\n" for line in lines)
 
 
 def _check_kind(kind: str) -> None:
@@ -207,16 +217,17 @@ def _quoted(role: str) -> str:
     return f'"{role}"'
 
 
-def _check_role(connection: Connection, role: str) -> None:
+def _check_role(connection: Connection, names: Namespace, role: str) -> None:
     """A role that security holds for: it is there, and is not the service's."""
     # Where the tables are not made yet, whoever asks will own them.
     query = text(
         "SELECT rolsuper OR rolbypassrls OR pg_has_role(pg_roles.oid, COALESCE(relowner, "
         "(SELECT oid FROM pg_roles WHERE rolname = current_user)), 'MEMBER') "
-        "FROM pg_roles LEFT JOIN pg_class ON pg_class.oid = to_regclass('ledger_identity') "
+        "FROM pg_roles LEFT JOIN pg_class ON pg_class.oid = to_regclass(:identity) "
         "WHERE rolname = :role"
     )
-    above = connection.execute(query, {"role": role}).scalar()
+    identity = f'"{names.own}".ledger_identity'
+    above = connection.execute(query, {"role": role, "identity": identity}).scalar()
     if above is None:
         hint = f"make it first: CREATE ROLE {_quoted(role)} LOGIN"
         raise NotFound(f"there is no role {role!r}", hint=hint)

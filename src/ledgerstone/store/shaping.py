@@ -11,6 +11,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
 from ledgerstone.errors import BadInput
+from ledgerstone.store.namespace import NAMELESS, Namespace, table_name, text_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -39,13 +40,15 @@ def run(connection: Connection, steps: Sequence[Step]) -> None:
         connection.execute(text(step.sql.replace(":", "\\:")))
 
 
-def new(table: Table, dialect: Any) -> list[Step]:
+def new(table: Table, dialect: Any, names: Namespace = NAMELESS) -> list[Step]:
     """The table and its indexes."""
-    made = str(CreateTable(table, if_not_exists=True).compile(dialect=dialect)).strip()
-    return [Step(f"make {table.name}", made), *indexes(table, dialect)]
+    made = text_of(CreateTable(table, if_not_exists=True), dialect, names)
+    return [Step(f"make {table.name}", made), *indexes(table, dialect, names)]
 
 
-def indexes(table: Table, dialect: Any, *, but: Collection[str] = ()) -> list[Step]:
+def indexes(
+    table: Table, dialect: Any, names: Namespace = NAMELESS, *, but: Collection[str] = ()
+) -> list[Step]:
     """The indexes of the table that this kind of database has."""
     steps = []
     for index in sorted(table.indexes, key=lambda index: str(index.name)):
@@ -57,18 +60,19 @@ def indexes(table: Table, dialect: Any, *, but: Collection[str] = ()) -> list[St
             create, index, None, compiler
         )
         if wanted and index.name not in but:
-            made = str(create.compile(dialect=dialect)).strip()
+            made = text_of(create, dialect, names)
             steps.append(Step(f"make {index.name} on {table.name}", made))
     return steps
 
 
-def rekeyed(connection: Connection, table: Table) -> list[Step]:
+def rekeyed(connection: Connection, table: Table, names: Namespace) -> list[Step]:
     """The table, which is there, gets the primary key that it is declared with."""
-    name = _quoted(connection, table.name)
+    name = table_name(table, connection.dialect, names)
     listed = ", ".join(column.name for column in table.primary_key)
     words = f"make ({listed}) the key of {table.name}"
     if connection.dialect.name == "postgresql":
-        constraint = inspect(connection).get_pk_constraint(table.name)["name"]
+        found = inspect(connection).get_pk_constraint(table.name, schema=names.of(table.schema))
+        constraint = found["name"]
         return [
             Step(
                 words,
@@ -80,37 +84,39 @@ def rekeyed(connection: Connection, table: Table) -> list[Step]:
         copied = ", ".join(column.name for column in table.c)
         return [
             Step(words, f"ALTER TABLE {name} RENAME TO {old}"),
-            Step(words, str(CreateTable(table).compile(dialect=connection.dialect)).strip()),
+            Step(words, text_of(CreateTable(table), connection.dialect, names)),
             Step(words, f"INSERT INTO {name} ({copied}) SELECT {copied} FROM {old}"),  # noqa: S608 - names of ours
             Step(words, f"DROP TABLE {old}"),
-            *indexes(table, connection.dialect),
+            *indexes(table, connection.dialect, names),
         ]
     return [Step(words, f"ALTER TABLE {name} DROP PRIMARY KEY, ADD PRIMARY KEY ({listed})")]
 
 
-def exact(connection: Connection, column: Column[Any]) -> list[Step]:
+def exact(connection: Connection, column: Column[Any], names: Namespace) -> list[Step]:
     """What differs only in case must not be taken for the same (MySQL)."""
     if connection.dialect.name not in {"mysql", "mariadb"}:
         return []
     table = column.table
-    found = {each["name"]: each for each in inspect(connection).get_columns(table.name)}
+    columns = inspect(connection).get_columns(table.name, schema=names.of(table.schema))
+    found = {each["name"]: each for each in columns}
     kept: Any = found.get(column.name)
     if kept is None or kept["type"].collation == "utf8mb4_bin":
         return []
     return [
         Step(
             f"compare {column.name} of {table.name} letter by letter",
-            f"ALTER TABLE {_quoted(connection, table.name)} MODIFY {_spelled(connection, column)}",
+            f"ALTER TABLE {table_name(table, connection.dialect, names)} "
+            f"MODIFY {_spelled(connection, column)}",
         )
     ]
 
 
-def added(connection: Connection, column: Column[Any]) -> Step:
+def added(connection: Connection, column: Column[Any], names: Namespace = NAMELESS) -> Step:
     """The table, which is there, gets this column."""
-    name = column.table.name
+    name = table_name(column.table, connection.dialect, names)
     return Step(
-        f"add {column.name} to {name}",
-        f"ALTER TABLE {_quoted(connection, name)} ADD COLUMN {_spelled(connection, column)}",
+        f"add {column.name} to {column.table.name}",
+        f"ALTER TABLE {name} ADD COLUMN {_spelled(connection, column)}",
     )
 
 

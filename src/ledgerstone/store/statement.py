@@ -18,6 +18,7 @@ from sqlalchemy import LargeBinary
 from sqlalchemy.sql.dml import UpdateBase
 
 from ledgerstone.cancellation import check as check_cancellation
+from ledgerstone.store import namespace
 from ledgerstone.store.expressions import NOW
 from ledgerstone.store.faults import is_of_the_call, refused
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine.interfaces import Dialect as DriverDialect
     from sqlalchemy.sql.elements import ClauseElement
 
+    from ledgerstone.store.namespace import Namespace
     from ledgerstone.store.pipeline import Answer, Noted
     from ledgerstone.store.transaction import Transaction
 
@@ -39,14 +41,17 @@ class Compiled:
     __slots__ = ("_fixed", "_numbered", "_order", "_processors", "takes_now", "text")
 
     def __init__(
-        self, expression: ClauseElement, driver: DriverDialect, amend: Callable[[str], str]
+        self,
+        expression: ClauseElement,
+        driver: DriverDialect,
+        names: Namespace,
+        amend: Callable[[str], str],
     ) -> None:
-        # `Any`: which compiler answers depends on the driver, and its bind processors, the
-        # conversions its types ask for, have no public name.
-        compiled: Any = expression.compile(
-            dialect=driver, compile_kwargs={"render_postcompile": True}
+        # Its bind processors, the conversions its types ask for, have no public name.
+        text, compiled = namespace.compiled(
+            expression, driver, names, compile_kwargs={"render_postcompile": True}
         )
-        self.text = amend(compiled.string)
+        self.text = amend(text)
         self._order: list[str] | None = compiled.positiontup if compiled.positional else None
         # Every driver takes bytes as they are, and what SQLAlchemy makes of them cannot be wired.
         self._processors: dict[str, Callable[[Any], Any]] = {
@@ -244,12 +249,13 @@ class Statement:
         return number
 
     def compiled(self, tx: Transaction) -> Compiled:
-        """Its text for the driver of this transaction."""
+        """Its text for the driver of this transaction, and for where the ledger's tables lie."""
         driver = tx.driver
-        key = (driver.name, driver.driver, getattr(driver, "is_mariadb", False))
+        names = tx.database.namespace
+        key = (driver.name, driver.driver, getattr(driver, "is_mariadb", False), names)
         compiled = self._compiled.get(key)
         if compiled is None:
-            compiled = self._compiled[key] = Compiled(self._expression, driver, self._amend)
+            compiled = self._compiled[key] = Compiled(self._expression, driver, names, self._amend)
         return compiled
 
     def _held(self, tx: Transaction, values: dict[str, Any], *, writes: bool) -> Answer | None:

@@ -37,6 +37,11 @@ leases = Table(
     **MYSQL_TABLE,
 )
 
+history_permit = Table(
+    "history_permit", tables, Column("id", id_type(), primary_key=True), **MYSQL_TABLE
+)
+"""A row in it, seen only by the transaction that adds and removes it, permits retention."""
+
 worker = Table(
     "worker",
     tables,

@@ -13,7 +13,7 @@ from ledgerstone.store.faults import translated
 from ledgerstone.store.lending import Lent
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, CursorResult, Executable
     from sqlalchemy.engine.interfaces import Dialect as DriverDialect
 
     from ledgerstone.store.database import Database
@@ -64,6 +64,16 @@ class Transaction:
             self.pipeline.flush()
         connection = self._connection
         return connection.connection if isinstance(connection, Lent) else connection
+
+    def execute(
+        self, statement: Executable, parameters: Any = None
+    ) -> CursorResult[*tuple[Any, ...]]:
+        """Run a statement on tables of Ledgerstone, or of a room, that is no `Statement`.
+
+        Each table is named where it lies in this ledger: `connection.execute` does not know that.
+        """
+        names = self.database.namespace
+        return self.connection.execute(statement, parameters, execution_options=names.options)
 
     def cursor(self) -> Any:
         """A cursor of the driver itself, inside this transaction."""

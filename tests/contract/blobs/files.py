@@ -196,7 +196,7 @@ class FileContract:
         upload = on_disk.run(lambda tx: tx.blobs.begin_unnamed())
         name = text("UPDATE blobs SET disk_name = :name WHERE file_id = :upload")
         named = {"name": ID, "upload": upload}
-        on_disk.run(lambda tx: tx.connection.execute(name, named))
+        on_disk.run(lambda tx: tx.execute(name, named))
         on_disk.blobs.put(Pipe(DATA))
         clock.advance(25 * 3600)
 

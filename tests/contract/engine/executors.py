@@ -115,7 +115,7 @@ class JobWork(SourceWork):
 
     def is_left(self, tx: Transaction) -> bool:
         open_ = {JobStatus.QUEUED.value, JobStatus.RUNNING.value}
-        found = tx.connection.execute(select(job).where(job.c.status.in_(open_)))
+        found = tx.execute(select(job).where(job.c.status.in_(open_)))
         return found.first() is not None
 
     def given_up(self) -> dict[str, str]:
@@ -123,7 +123,7 @@ class JobWork(SourceWork):
             job.c.status == JobStatus.DEAD_LETTER.value
         )
         with self.ledger.reading() as tx:
-            return {str(row[0]): str(row[1]) for row in tx.connection.execute(dead)}
+            return {str(row[0]): str(row[1]) for row in tx.execute(dead)}
 
     def _run(self, job: Job) -> None:
         self.perform(job.id)
@@ -157,7 +157,7 @@ class RelayWork(SourceWork):
         waits = select(outbox.c.id).where(
             outbox.c.delivered_at.is_(None), outbox.c.partition_key.not_in(parked)
         )
-        return tx.connection.execute(waits).first() is not None
+        return tx.execute(waits).first() is not None
 
     def given_up(self) -> dict[str, str]:
         parked = [entry for entry in self._shop.record() if entry.code is not None]

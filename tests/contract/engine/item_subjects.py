@@ -66,13 +66,13 @@ class ItemSubject:
 
     def clear(self, tx: Transaction) -> None:
         for table in (self.items.table, self.history, worker):
-            tx.connection.execute(table.delete())
+            tx.execute(table.delete())
 
     def add(self, tx: Transaction, count: int) -> list[str]:
         added = []
         for _ in range(count):
             row = self._new(next(self._numbers))
-            tx.connection.execute(insert(self.items.table).values(row))
+            tx.execute(insert(self.items.table).values(row))
             key = tuple(row[c.name] for c in self.items.key)
             self._keys[key_words(key)] = key
             added.append(key_words(key))
@@ -80,7 +80,7 @@ class ItemSubject:
 
     def row(self, tx: Transaction, key: str) -> RowMapping | None:
         """The row of an item, if it is there."""
-        found = tx.connection.execute(select(self.items.table).where(self.is_row(key)))
+        found = tx.execute(select(self.items.table).where(self.is_row(key)))
         return found.mappings().first()
 
     def is_row(self, key: str) -> Any:
@@ -125,7 +125,7 @@ class ItemSubject:
         history = self.history
         of = [c for c in history.c if c.name.endswith("_id") or c.name.startswith("of_")]
         same = and_(*[c == part for c, part in zip(of, self._keys[key], strict=True)])
-        rows = tx.connection.execute(select(history).where(same).order_by(history.c.id)).mappings()
+        rows = tx.execute(select(history).where(same).order_by(history.c.id)).mappings()
         return [
             (
                 (row["reason"] or "").startswith(REFUSED),
@@ -142,7 +142,7 @@ class ItemSubject:
     def count(self, tx: Transaction) -> int:
         """How many rows there are."""
         counting = select(func.count()).select_from(self.items.table)
-        return int(tx.connection.execute(counting).scalar_one())
+        return int(tx.execute(counting).scalar_one())
 
 
 def anchors() -> ItemSubject:

@@ -11,16 +11,16 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Integer, String, Table
+from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table
 
 from ledgerstone.items import Begun, Delete, Failures, Idle, Items, More, State, ToState
 from ledgerstone.items.events import events
-from ledgerstone.store.schema import MYSQL_TABLE, metadata, partial_index, serial_type, text_type
+from ledgerstone.store.schema import MYSQL_TABLE, NAMING, partial_index, serial_type, text_type
 
 ATTEMPTS_MAX = 4
 CHARS = 100
 
-tables = metadata()
+tables = MetaData(naming_convention=NAMING)
 
 
 def _leased() -> list[Column[Any]]:

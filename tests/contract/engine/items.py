@@ -46,7 +46,7 @@ class ItemContract(SubjectContract):
         again = {**row, items.token.name: 0, items.lease.name: None}
         if items.state is not None:
             again[items.state.column.name] = items.state.due.value
-        ledger.run(lambda tx: tx.connection.execute(insert(items.table).values(again)))
+        ledger.run(lambda tx: tx.execute(insert(items.table).values(again)))
         (current,) = claim(ledger, subject)
 
         refused = settle(ledger, subject, subject.outcome(late, Verdict.DONE))
@@ -66,7 +66,7 @@ class ItemContract(SubjectContract):
         (taken,) = claim(ledger, subject)
         name = items.attempt.column.name
         ledger.run(
-            lambda tx: tx.connection.execute(
+            lambda tx: tx.execute(
                 update(items.table).values({name: items.attempt.column + 1})  # type: ignore[union-attr]
             )
         )
@@ -175,7 +175,7 @@ class MoreContract(SubjectContract):
         table = subject.items.table
         with ledger.transaction() as tx:
             more = update(table).where(subject.is_row(raised))
-            tx.connection.execute(more.values(generation=table.c.generation + 1))
+            tx.execute(more.values(generation=table.c.generation + 1))
 
         refused = settle(
             ledger, subject, *[subject.outcome(taken, Verdict.DONE) for taken in claims]
@@ -224,7 +224,7 @@ def _row(ledger: Ledger, items: Items) -> dict[str, Any]:
     """The only row of the table, without what the database computes."""
     computed = {c.name for c in items.table.c if c.computed is not None}
     with ledger.reading() as tx:
-        (row,) = tx.connection.execute(select(items.table)).mappings()
+        (row,) = tx.execute(select(items.table)).mappings()
     return {name: value for name, value in row.items() if name not in computed}
 
 

@@ -14,14 +14,14 @@ from ledgerstone.ids import new_id
 from ledgerstone.jobs import NewJob
 from ledgerstone.jobs.states import Status as JobStatus
 from ledgerstone.jobs.tables import MAX_ATTEMPTS as JOB_ATTEMPTS_MAX
-from ledgerstone.jobs.tables import history_permit, job, job_event, job_key
+from ledgerstone.jobs.tables import job, job_event, job_key
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.messaging.carrying import LaneClaim
 from ledgerstone.messaging.publishing import lane_id
 from ledgerstone.messaging.relay import OrderedRelay
 from ledgerstone.messaging.states import LaneState, What
 from ledgerstone.messaging.tables import event, lane
-from ledgerstone.store.tables import worker
+from ledgerstone.store.tables import history_permit, worker
 from ledgerstone.testing.contracts.source_subject import plain_outcome
 from tests.contract.messaging.destination import NAME, REFUSED, UNDELIVERABLE, Shop
 
@@ -123,7 +123,7 @@ class LaneSubject:
         return keys
 
     def state(self, tx: Transaction, key: str) -> str:
-        row = tx.connection.execute(select(lane).where(lane.c.id == key)).mappings().one()
+        row = tx.execute(select(lane).where(lane.c.id == key)).mappings().one()
         if row["lease_until_ms"] is not None:
             stands = "held"
         elif row["state"] == LaneState.PARKED.value:
@@ -135,15 +135,15 @@ class LaneSubject:
         waits = select(outbox.c.id).where(
             outbox.c.partition_key == self._partitions[key], outbox.c.delivered_at.is_(None)
         )
-        is_marked = tx.connection.execute(waits).first() is None
+        is_marked = tx.execute(waits).first() is None
         return stands if is_marked == (stands == "done") else f"{stands}, and marked: {is_marked}"
 
     def attempt(self, tx: Transaction, key: str) -> int:
-        found = tx.connection.execute(select(lane.c.attempts).where(lane.c.id == key))
+        found = tx.execute(select(lane.c.attempts).where(lane.c.id == key))
         return int(found.scalar_one())
 
     def refusals(self, tx: Transaction, key: str) -> int:
-        found = tx.connection.execute(
+        found = tx.execute(
             select(event.c.id).where(
                 event.c.what == What.REFUSED.value,
                 event.c.partition_key == self._partitions[key],
@@ -166,14 +166,14 @@ class LaneSubject:
 
 def clear_jobs(tx: Transaction) -> None:
     """Remove every job, and what workers have reported."""
-    tx.connection.execute(insert(history_permit).values(id=new_id()))
+    tx.execute(insert(history_permit).values(id=new_id()))
     for table in (job_event, job_key, job, worker, history_permit):
-        tx.connection.execute(table.delete())
+        tx.execute(table.delete())
 
 
 def clear_messages(tx: Transaction) -> None:
     """The same with messages."""
-    tx.connection.execute(insert(history_permit).values(id=new_id()))
+    tx.execute(insert(history_permit).values(id=new_id()))
     for table in TABLES_OF_MESSAGES:
         tx.connection.exec_driver_sql(f"DELETE FROM {table}")  # noqa: S608 - our own
 

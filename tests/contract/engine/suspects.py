@@ -209,7 +209,7 @@ def suspect(ledger: Ledger) -> None:
     """As if workers had died with all that there are, so that one more death is the end."""
     crashes = ledger.settings.engine.crashes_max - 1
     with ledger.transaction() as tx:
-        tx.connection.execute(update(chore).values(crashes=crashes))
+        tx.execute(update(chore).values(crashes=crashes))
 
 
 def begun(ledger: Ledger) -> list[str]:

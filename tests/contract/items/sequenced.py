@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence as Rows
 from typing import Any
 
-from sqlalchemy import Column, Integer, String, Table, insert
+from sqlalchemy import Column, Integer, MetaData, String, Table, insert
 
 from ledgerstone import Ledger
 from ledgerstone.engine.duties import Duties
@@ -15,10 +15,10 @@ from ledgerstone.items.positions import Positions
 from ledgerstone.items.sequence import Sequence, log_table, progress_table
 from ledgerstone.items.sequencer import Sequencer
 from ledgerstone.ledger import Transaction
-from ledgerstone.store.schema import MYSQL_TABLE, metadata, serial_type
+from ledgerstone.store.schema import MYSQL_TABLE, NAMING, serial_type
 from tests.harness.drivers import connect
 
-tables = metadata()
+tables = MetaData(naming_convention=NAMING)
 event = Table(
     "shop_event",
     tables,

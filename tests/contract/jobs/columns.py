@@ -195,7 +195,7 @@ class NativeTypesContract:
         """Ids are uuid, moments timestamptz, documents jsonb, states the enums."""
         told: dict[str, Any] = {}
         with ledger.reading() as tx:
-            for table, column, kind in tx.connection.execute(
+            for table, column, kind in tx.execute(
                 text(
                     "SELECT table_name, column_name, udt_name FROM information_schema.columns "
                     "WHERE table_name IN ('job', 'job_event')"

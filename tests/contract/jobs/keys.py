@@ -14,8 +14,9 @@ from ledgerstone.errors import KeyConflict
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import Accepted, Enqueued, NewJob
 from ledgerstone.jobs.accepting import NO_ORG
-from ledgerstone.jobs.tables import history_permit, job
+from ledgerstone.jobs.tables import job
 from ledgerstone.ledger import Ledger
+from ledgerstone.store.tables import history_permit
 from ledgerstone.testing.clock import ManualClock
 from tests.contract.jobs.examples import enqueue, kept, standing
 from tests.harness.threads import together
@@ -70,12 +71,12 @@ class KeysContract:
         """Whether content is that of a job which somebody added and removed nobody can say."""
         by_hand = {"id": new_id(), "org_id": NO_ORG, "type": "a", "idempotency_key": "k"}
         with ledger.transaction() as tx:
-            tx.connection.execute(insert(job).values(by_hand))
+            tx.execute(insert(job).values(by_hand))
         met = ledger.run(lambda tx: tx.jobs.enqueue("a", {}, key="k"))
         with ledger.transaction() as tx:
-            tx.connection.execute(insert(history_permit).values(id=new_id()))
-            tx.connection.execute(delete(job))
-            tx.connection.execute(delete(history_permit))
+            tx.execute(insert(history_permit).values(id=new_id()))
+            tx.execute(delete(job))
+            tx.execute(delete(history_permit))
 
         with pytest.raises(KeyConflict, match=by_hand["id"]):
             enqueue(ledger, "a", {"other": 1}, key="k")

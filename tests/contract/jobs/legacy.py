@@ -374,7 +374,7 @@ class LegacyJobContract:
 
     def test_printed_it_says_so(self, bare: Ledger) -> None:
         """The printed SQL leaves the old table alone and says that it does."""
-        script = migrating.script(bare.database.url.get_backend_name())
+        script = migrating.script(bare.database.url.get_backend_name(), bare.database.namespace)
 
         assert "-- A table jobs of before the job ledger" in script
         assert "jobs_legacy" not in script

@@ -118,7 +118,7 @@ class RetentionContract:
                 with ledger.reading() as tx:
                     left = "".join(sorted(str(job.key) for job in tx.jobs.find().rows))
                     query = text("SELECT idempotency_key FROM job_key ORDER BY 1")
-                    keys = "".join(tx.connection.execute(query).scalars())
+                    keys = "".join(tx.execute(query).scalars())
                 turns.append((removed, left, keys))
 
         assert turns[:3] == [(2, "cde", "abcde"), (2, "e", "abcde"), (1, "", "abcde")]

@@ -213,7 +213,7 @@ def places(ledger: Ledger) -> list[tuple[Any, ...]]:
     """Where the jobs are that there are, and what holds for them there."""
     columns = (job.c.queue, job.c.priority, job.c.max_attempts, job.c.backoff_policy)
     with ledger.reading() as tx:
-        found = tx.connection.execute(select(*columns, job.c.limit_key, job.c.limit_max))
+        found = tx.execute(select(*columns, job.c.limit_key, job.c.limit_max))
         return [tuple(row) for row in found]
 
 
@@ -229,4 +229,4 @@ def zoned(ledger: Ledger, zone: str) -> None:
     """Let the foreign ones have this time zone, past all checks."""
     with ledger.transaction() as tx:
         ours = job_schedule.c.name.startswith("foreign ")
-        tx.connection.execute(update(job_schedule).where(ours).values(time_zone=zone))
+        tx.execute(update(job_schedule).where(ours).values(time_zone=zone))

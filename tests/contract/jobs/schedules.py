@@ -576,7 +576,7 @@ def zoned(ledger: Ledger, zone: str) -> None:
     """Let the one that is called foreign have this time zone, past all checks."""
     with ledger.transaction() as tx:
         foreign = job_schedule.c.name == "a foreign one"
-        tx.connection.execute(update(job_schedule).where(foreign).values(time_zone=zone))
+        tx.execute(update(job_schedule).where(foreign).values(time_zone=zone))
 
 
 def takes_a_number(number: int) -> None:

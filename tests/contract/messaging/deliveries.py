@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 import pytest
-from sqlalchemy import Column, Integer, String, Table, select
+from sqlalchemy import Column, Integer, MetaData, String, Table, select
 
 from ledgerstone.ledger import Ledger
-from ledgerstone.store.schema import MYSQL_TABLE, metadata
+from ledgerstone.store.schema import MYSQL_TABLE, NAMING
 from ledgerstone.testing.waiting import until
 from tests.harness.sizes import sized
 
@@ -19,7 +19,7 @@ BACKLOGS = [
 ]
 """Messages of each partition, and the seconds that a handler takes."""
 
-own = metadata()
+own = MetaData(naming_convention=NAMING)
 arrival = Table(
     "arrival",
     own,

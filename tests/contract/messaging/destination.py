@@ -179,7 +179,7 @@ class Shop:
         """The outbox as it is, in the order of the places."""
         outbox = self.ledger.office.shared.outbox
         with self.ledger.reading() as tx:
-            found = tx.connection.execute(select(outbox).order_by(outbox.c.id))
+            found = tx.execute(select(outbox).order_by(outbox.c.id))
             return [dict(row) for row in found.mappings()]
 
     def waiting(self) -> list[Any]:
@@ -190,7 +190,7 @@ class Shop:
     def record(self) -> list[Entry]:
         """What was put on record, in order."""
         with self.ledger.reading() as tx:
-            found = tx.connection.execute(select(event).order_by(event.c.id)).mappings()
+            found = tx.execute(select(event).order_by(event.c.id)).mappings()
             return [
                 Entry(
                     what=What(row["what"]),

@@ -90,7 +90,7 @@ def waiting(ledger: Ledger, office: Office) -> list[Row[Any]]:
     """The rows of the outbox, in the order of their places."""
     table = office.shared.outbox
     with ledger.reading() as tx:
-        return list(tx.connection.execute(select(table).order_by(table.c.id)))
+        return list(tx.execute(select(table).order_by(table.c.id)))
 
 
 def message_in(row: Row[Any]) -> Message:
@@ -132,8 +132,8 @@ class FailedContract:
         put(ledger, office)
         table = office.shared.failed
         with ledger.transaction() as tx:
-            tx.connection.execute(table.update().values(queue_name="async"))
-            (other,) = tx.connection.execute(select(table.c.id)).scalars()
+            tx.execute(table.update().values(queue_name="async"))
+            (other,) = tx.execute(select(table.c.id)).scalars()
 
         with ledger.transaction() as tx:
             rooms = Failed(tx, office)
@@ -358,7 +358,7 @@ class FailedContract:
         first = message_in(waiting(ledger, office)[0])
         table = office.shared.outbox
         with ledger.transaction() as tx:
-            tx.connection.execute(table.delete().where(table.c.id == places[0]))
+            tx.execute(table.delete().where(table.c.id == places[0]))
         put(ledger, office, first, consumer=None, origin=SHOP)
 
         ledger.run(lambda tx: Failed(tx, office).retry(one(ledger, office).id))
@@ -475,7 +475,7 @@ class FailedContract:
         assert len(found(ledger, office)) == 2
         assert waiting(ledger, office) == []
         with ledger.reading() as tx:
-            whats = set(tx.connection.execute(select(event.c.what)).scalars())
+            whats = set(tx.execute(select(event.c.what)).scalars())
         assert whats == {What.FAILED.value}
 
     def test_remove_all(self, ledger: Ledger, office: Office) -> None:
@@ -490,7 +490,7 @@ class FailedContract:
         assert [each.consumer for each in found(ledger, office)] == ["biller"]
         removed = select(event.c.who).where(event.c.what == "removed")
         with ledger.reading() as tx:
-            assert tx.connection.execute(removed).scalars().all() == ["ann", "ann"]
+            assert tx.execute(removed).scalars().all() == ["ann", "ann"]
 
     def test_full_circle(self, ledger: Ledger, office: Office) -> None:
         """A message fails, is retried and handled as what it was, by that consumer alone."""

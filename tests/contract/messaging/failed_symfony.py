@@ -37,7 +37,7 @@ def put_by_symfony(ledger: Ledger, office: Office, headers: Mapping[str, str]) -
         "available_at": at,
     }
     with ledger.transaction() as tx:
-        tx.connection.execute(insert(office.shared.failed).values(**row))
+        tx.execute(insert(office.shared.failed).values(**row))
 
 
 class FailedBesideSymfonyContract:
@@ -53,7 +53,7 @@ class FailedBesideSymfonyContract:
         assert isinstance(came, Message)
 
         with ledger.reading() as tx:
-            (row,) = tx.connection.execute(select(office.shared.failed)).all()
+            (row,) = tx.execute(select(office.shared.failed)).all()
 
         headers: Mapping[str, str] = msgspec.json.decode(row.headers, type=dict[str, str])
         stamps = {
@@ -117,7 +117,7 @@ class FailedBesideSymfonyContract:
             with ledger.transaction() as tx:
                 table = office.shared.failed
                 untaken = update(table).where(table.c.delivered_at.is_(None))
-                tx.connection.execute(untaken.values(delivered_at=literal_column(f"'{at}'")))
+                tx.execute(untaken.values(delivered_at=literal_column(f"'{at}'")))
 
         with ledger.transaction() as tx:
             rooms = Failed(tx, office)

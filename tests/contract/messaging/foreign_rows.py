@@ -77,7 +77,7 @@ class ForeignRowsContract(Opened):
         shop = opening()
         count = STEPS_MAX + 300
         rows = [foreign(clock, str(n), symfony(NAME), f"p{n:05}") for n in range(count)]
-        call(shop, lambda tx: tx.connection.execute(insert_text(outbox_of(shop)), rows))
+        call(shop, lambda tx: tx.execute(insert_text(outbox_of(shop)), rows))
 
         for _ in range(8):
             shop.tick()
@@ -89,7 +89,7 @@ class ForeignRowsContract(Opened):
         """One sweep finds the rows of more partitions than one statement does."""
         shop = opening()
         rows = [foreign(clock, str(n), symfony(NAME), f"p{n:05}") for n in range(2000)]
-        call(shop, lambda tx: tx.connection.execute(insert_text(outbox_of(shop)), rows))
+        call(shop, lambda tx: tx.execute(insert_text(outbox_of(shop)), rows))
 
         told = shop.ledger.run(sweeping.Sweep(shop.ledger.office, SHOP))
 

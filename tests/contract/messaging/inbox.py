@@ -59,7 +59,7 @@ def message_of(name: str = NAME, *, partition: str = "", body: bytes = b"{}") ->
 
 def noted(tx: Transaction, name: str) -> None:
     """What a handler does: a row in the user's table."""
-    tx.connection.execute(insert(note).values(name=name, count=0))
+    tx.execute(insert(note).values(name=name, count=0))
 
 
 def new_office(ledger: Ledger, **settings: Any) -> Office:
@@ -364,7 +364,7 @@ class InboxContract:
 
         def send(tx: Transaction, _: Message) -> None:
             noted(tx, "sent")
-            tx.connection.execute(delete(office.shared.receipt))
+            tx.execute(delete(office.shared.receipt))
 
         consumer = office.consumers.add(NAME, send, name="mailer")
 
@@ -443,7 +443,7 @@ class InboxContract:
 
         with ledger.reading() as tx:
             count = select(func.count()).select_from(office.shared.outbox)
-            assert tx.connection.execute(count).scalar() == (0 if fails else 1)
+            assert tx.execute(count).scalar() == (0 if fails else 1)
 
     def test_names_of_others(self, ledger: Ledger, office: Office) -> None:
         """The name of a message that others sent is no obstacle, however it looks."""

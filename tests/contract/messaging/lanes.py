@@ -552,7 +552,7 @@ def grow(shop: Shop, count: int) -> None:
     with shop.ledger.transaction() as tx:
         total = PARTITIONS
         while total < count:
-            tx.connection.execute(doubled)
+            tx.execute(doubled)
             total *= 2
 
 

@@ -119,7 +119,7 @@ def fill(shop: Shop, *, waits: bool) -> None:
         if not waits:
             rows = update(shared.outbox).values(delivered_at=shared.outbox.c.created_at)
             tx.connection.execute(rows)
-        tx.connection.execute(insert(lane), [lane_of(number) for number in range(LENGTH)])
+        tx.execute(insert(lane), [lane_of(number) for number in range(LENGTH)])
     with shop.ledger.database.engine.connect() as connection:
         names = ", ".join(table.name for table in (shared.outbox, shared.failed, lane))
         figures = {"sqlite": "ANALYZE", "postgresql": f"ANALYZE {names}"}
@@ -133,7 +133,7 @@ def double(tx: Transaction, table: Table) -> None:
     columns = [column for column in table.c if column.name != "id"]
     for _ in range(DOUBLINGS):
         names = [column.name for column in columns]
-        tx.connection.execute(insert(table).from_select(names, select(*columns)))
+        tx.execute(insert(table).from_select(names, select(*columns)))
 
 
 def lane_of(number: int) -> dict[str, Any]:

@@ -150,9 +150,7 @@ class RelayRoundContract(Opened):
         outbox = shop.ledger.office.shared.outbox
         call(
             shop,
-            lambda tx: tx.connection.execute(
-                outbox.update().values(available_at=outbox.c.created_at)
-            ),
+            lambda tx: tx.execute(outbox.update().values(available_at=outbox.c.created_at)),
         )
 
         clock.advance(lanes.WAIT_SECONDS_MAX - 1)
@@ -172,11 +170,11 @@ class RelayRoundContract(Opened):
         later = datetime.fromtimestamp(clock.now_ms() / 1000 + 600, UTC)
         row = foreign(clock, "1", symfony(NAME), "ann")
         row |= {"available_at": later.strftime("%Y-%m-%d %H:%M:%S")}
-        call(shop, lambda tx: tx.connection.execute(insert_text(outbox), row))
+        call(shop, lambda tx: tx.execute(insert_text(outbox), row))
         shop.publish(2, partition="bob")
         call(
             shop,
-            lambda tx: tx.connection.execute(outbox.delete().where(outbox.c.body == "2")),
+            lambda tx: tx.execute(outbox.delete().where(outbox.c.body == "2")),
         )
 
         shop.tick(2)

@@ -560,7 +560,7 @@ def write(shop: Shop, clock: ManualClock, body: str, headers: str, partition: st
     """Write a row as others do, past the ledger; its place."""
     outbox = shop.ledger.office.shared.outbox
     with shop.ledger.transaction() as tx:
-        tx.connection.execute(insert_text(outbox), foreign(clock, body, headers, partition))
+        tx.execute(insert_text(outbox), foreign(clock, body, headers, partition))
     return int(shop.rows()[-1]["id"])
 
 

@@ -15,6 +15,7 @@ from sqlalchemy import (
     Column,
     Index,
     Integer,
+    MetaData,
     String,
     Table,
     UniqueConstraint,
@@ -33,7 +34,7 @@ from ledgerstone.store.batch import (
     InsertEach,
     UpdateEach,
 )
-from ledgerstone.store.schema import MYSQL_TABLE, metadata, serial_type, text_type
+from ledgerstone.store.schema import MYSQL_TABLE, NAMING, serial_type, text_type
 from tests.harness.ledgers import undone
 from tests.harness.threads import aside, signaled, together
 
@@ -42,7 +43,7 @@ BIGINT_MAX = 2**63 - 1
 MIB = 1_048_576
 CLAIMERS = 4
 
-tables = metadata()
+tables = MetaData(naming_convention=NAMING)
 item = Table(
     "item",
     tables,

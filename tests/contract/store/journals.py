@@ -9,6 +9,7 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Index,
+    MetaData,
     String,
     Table,
     Text,
@@ -23,9 +24,9 @@ from ledgerstone import errors
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger
 from ledgerstone.store.batch import ROWS_MAX, AppendEach, ClaimEach, Journal, UpdateEach
-from ledgerstone.store.schema import MYSQL_TABLE, id_type, metadata, text_type
+from ledgerstone.store.schema import MYSQL_TABLE, NAMING, id_type, text_type
 
-tables = metadata()
+tables = MetaData(naming_convention=NAMING)
 parcel = Table(
     "parcel",
     tables,

@@ -15,7 +15,7 @@ from ledgerstone import errors
 from ledgerstone.jobs.tables import tables as job_tables
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
-from ledgerstone.store import leases, migrating
+from ledgerstone.store import leases, migrating, present, shaping
 from ledgerstone.store.tables import tables as store_tables
 from ledgerstone.testing.fixtures import Home
 from tests.harness import drivers
@@ -134,13 +134,15 @@ class MigrationContract:
                 tx.connection.execute(text(f"DROP TABLE IF EXISTS {name}"))
         with bare.transaction() as tx:
             for declared in DECLARED:
-                declared.create_all(tx.connection)
+                for table in declared.sorted_tables:
+                    names, driver = bare.database.namespace, tx.connection.dialect
+                    shaping.run(tx.connection, shaping.new(table, driver, names))
 
         assert shape(bare) == migrated
 
     def test_the_script_does_the_same(self, bare: Ledger, home: Home) -> None:
         """The printed SQL, run statement by statement on an empty database, does all of it."""
-        script = migrating.script(bare.database.url.get_backend_name())
+        script = migrating.script(bare.database.url.get_backend_name(), bare.database.namespace)
 
         execute(home.url, script)
 
@@ -152,7 +154,11 @@ class MigrationContract:
 
     def test_the_script_from_a_revision(self, bare: Ledger) -> None:
         """Printed from a revision on, the SQL holds only what comes after it."""
-        script = migrating.script(bare.database.url.get_backend_name(), since=migrating.newest())
+        script = migrating.script(
+            bare.database.url.get_backend_name(),
+            bare.database.namespace,
+            since=migrating.newest(),
+        )
 
         assert "CREATE TABLE" not in script
 
@@ -219,7 +225,7 @@ class MigrationContract:
     def test_a_newer_one_is_refused(self, home: Home) -> None:
         """A database that a newer version has migrated is SchemaOutdated, and is left alone."""
         with opened(home.url) as ledger, ledger.transaction() as tx:
-            unknown = f"UPDATE {migrating.VERSION_TABLE} SET version_num = '9999'"  # noqa: S608 - fixed
+            unknown = f"UPDATE {present.VERSION_TABLE} SET version_num = '9999'"  # noqa: S608 - fixed
             tx.connection.execute(text(unknown))
 
         with never_migrating(home.url) as ledger:
@@ -260,7 +266,7 @@ def never_migrating(url: str) -> Ledger:
 def standing(ledger: Ledger) -> migrating.Schema:
     """Where its database stands."""
     with ledger.database.reading() as tx:
-        return migrating.look(tx.connection)
+        return migrating.look(tx.connection, ledger.database.namespace)
 
 
 def number(ledger: Ledger) -> int:

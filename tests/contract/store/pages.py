@@ -9,18 +9,18 @@ from typing import Any, cast
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import BigInteger, Column, Index, String, Table, bindparam, insert, select
+from sqlalchemy import BigInteger, Column, Index, MetaData, String, Table, bindparam, insert, select
 
 from ledgerstone.errors import BadInput
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.store import pages
 from ledgerstone.store.pages import LIMIT_MAX, Keyset
-from ledgerstone.store.schema import MYSQL_TABLE, id_type, metadata
+from ledgerstone.store.schema import MYSQL_TABLE, NAMING, id_type
 from ledgerstone.testing.fixtures import Home
 from tests.harness.ledgers import another, opened, undone
 
-tables = metadata()
+tables = MetaData(naming_convention=NAMING)
 entry = Table(
     "entry",
     tables,

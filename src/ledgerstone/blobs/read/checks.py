@@ -20,7 +20,7 @@ def blobs(opened: Opened[BlobsState]) -> Iterator[Check]:
     """Expired uploads that nobody removes, slices that the server refuses, and the folder."""
     database, state = opened.database, opened.state
     with database.reading() as tx:
-        if not migrating.look(tx.connection, database.rooms).up_to_date:
+        if not migrating.look(tx.connection, database.namespace, database.rooms).up_to_date:
             return
         facts, server = facts_of(tx), database.dialect.describe(tx.connection)
     words = f"{counted(facts.completed, facts.counted_max)} files, {facts.uploading} uploads"

@@ -30,7 +30,7 @@ def round_trip(opened: Opened[Any]) -> Iterator[Check]:
     """Accept, claim and settle a job, in a transaction that leaves nothing behind."""
     database = opened.database
     with database.reading() as tx:
-        if not migrating.look(tx.connection, database.rooms).up_to_date:
+        if not migrating.look(tx.connection, database.namespace, database.rooms).up_to_date:
             return
     kinds = Kinds()
     kinds.add(ROUND_TRIP, lambda: None, queue=f"{ROUND_TRIP}-{new_id()}")
@@ -57,7 +57,7 @@ def jobs(opened: Opened[Any]) -> Iterator[Check]:
     """Dead letters, and jobs of types that nobody runs."""
     database = opened.database
     with database.reading() as tx:
-        if not migrating.look(tx.connection, database.rooms).up_to_date:
+        if not migrating.look(tx.connection, database.namespace, database.rooms).up_to_date:
             return
         found = jobs_of(tx)
     if found.dead_letters:

@@ -19,7 +19,7 @@ def failed_messages(opened: Opened[Office]) -> Iterator[Check]:
     """Messages that could not be handled or delivered."""
     database = opened.database
     with database.reading() as tx:
-        if not migrating.look(tx.connection, database.rooms).up_to_date:
+        if not migrating.look(tx.connection, database.namespace, database.rooms).up_to_date:
             return
         failed = failed_messages_of(tx, opened.state)
     if failed:
@@ -56,7 +56,7 @@ def _foreign_rows(opened: Opened[Office]) -> Iterator[Check]:
     """Rows that others wrote into the outbox hold nothing up."""
     database = opened.database
     with database.reading() as tx:
-        if not migrating.look(tx.connection, database.rooms).up_to_date:
+        if not migrating.look(tx.connection, database.namespace, database.rooms).up_to_date:
             return
         ahead = foreign.from_the_future(tx, opened.state)
         queues = foreign.held_up(tx, opened.state)

@@ -35,7 +35,7 @@ class BacklogFacts(msgspec.Struct, frozen=True):
 
 def backlog_of(tx: Transaction, office: Office) -> list[BacklogFacts] | None:
     """What waits, for each destination; None if the outbox is not there as it should be."""
-    lacking = office.setup.lacking(tx.connection)
+    lacking = office.setup.lacking(tx.connection, tx.database.namespace)
     if any(office.shared.outbox.name in step.words.split() for step in lacking):
         return None
     ((ms,),) = _now.rows(tx)
@@ -56,6 +56,7 @@ def backlog_of(tx: Transaction, office: Office) -> list[BacklogFacts] | None:
 
 def failed_messages_of(tx: Transaction, office: Office) -> int | None:
     """How many messages are in the failed table, up to a most; None where there is no table."""
-    if not inspect(tx.connection).has_table(office.shared.failed.name):
+    place = tx.database.namespace.shared
+    if not inspect(tx.connection).has_table(office.shared.failed.name, schema=place):
         return None
     return Failed(tx, office).count(most=COUNTED_MAX)

@@ -14,7 +14,7 @@ def protocols(opened: Opened[Registry]) -> Iterator[Check]:
     """Parked items, and jobs that fail, of each protocol."""
     database = opened.database
     with database.reading() as tx:
-        if not migrating.look(tx.connection, database.rooms).up_to_date:
+        if not migrating.look(tx.connection, database.namespace, database.rooms).up_to_date:
             return
         found = facts_of(tx, [each.name for each in opened.state])
     for facts in found:

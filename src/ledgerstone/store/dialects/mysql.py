@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.mysql import insert
+from sqlalchemy.pool import StaticPool
 
 from ledgerstone.errors import Duplicate, StoreBusy, Unsupported
 from ledgerstone.store import ended, mysql_ends
@@ -55,6 +57,7 @@ from ledgerstone.store.dialects.mysql_rows import (
     travelling,
 )
 from ledgerstone.store.drivers import load
+from ledgerstone.store.namespace import Namespace, namespace
 from ledgerstone.store.statement import Row, Statement
 from ledgerstone.store.watched import connect_pymysql
 
@@ -75,7 +78,7 @@ MYSQL_MIN = (8, 0, 4)
 CHARSET = "utf8mb4"
 """All of Unicode."""
 _POSITION = "position"
-MIGRATION_LOCK = "CONCAT('ledgerstone.migrate.', MD5(DATABASE()))"
+MIGRATION_LOCK = "CONCAT('ledgerstone.migrate.', MD5(:place))"
 """A lock of this kind belongs to the whole server: its name tells the databases apart."""
 MIGRATION_WAIT_SECONDS_MAX = 60
 _DEADLOCK, _CHANGED_SINCE, _LOCKS_FULL, _WAITED_TOO_LONG = 1213, 1020, 1206, 1205
@@ -470,13 +473,16 @@ class MySQL:
     def watcher(self, url: URL, settings: StoreSettings, bells: Bells) -> Watcher | None:
         return None
 
+    def namespace(self, url: URL, schema: str | None, users: str | None) -> Namespace:
+        return namespace(schema or url.database, url.database)
+
     @contextmanager
-    def migrating(self, connection: Connection) -> Iterator[None]:
+    def migrating(self, connection: Connection, names: Namespace) -> Iterator[None]:
         # Each DDL statement commits by itself here, so a lock of the transaction would be gone
         # after the first; this one is the session's and is given back at the end.
         got = connection.execute(
             text(f"SELECT GET_LOCK({MIGRATION_LOCK}, :wait)"),
-            {"wait": MIGRATION_WAIT_SECONDS_MAX},
+            {"wait": MIGRATION_WAIT_SECONDS_MAX, "place": names.own},
         ).scalar()
         if got != 1:
             message = "another process has been migrating this database for too long"
@@ -484,7 +490,37 @@ class MySQL:
         try:
             yield
         finally:
-            connection.execute(text(f"SELECT RELEASE_LOCK({MIGRATION_LOCK})"))
+            release = text(f"SELECT RELEASE_LOCK({MIGRATION_LOCK})")
+            connection.execute(release, {"place": names.own})
+
+    def make_place(self, connection: Connection, names: Namespace) -> None:
+        # Asked first: IF NOT EXISTS takes the right to make one also where it is there.
+        there = text("SELECT 1 FROM information_schema.schemata WHERE schema_name = :name")
+        if connection.execute(there, {"name": names.own}).first() is None:
+            quoted = connection.dialect.identifier_preparer.quote_schema(str(names.own))
+            connection.exec_driver_sql(f"CREATE DATABASE {quoted}")
+
+    @contextmanager
+    def inside(self, connection: Connection, names: Namespace) -> Iterator[Connection]:
+        if names.own == names.shared:
+            yield connection
+            return
+        quote = connection.dialect.identifier_preparer.quote_schema
+        connection.exec_driver_sql(f"USE {quote(str(names.own))}")
+        try:
+            with _using(connection, names.own).connect() as within:
+                yield within
+                within.commit()
+        finally:
+            connection.exec_driver_sql(f"USE {quote(str(names.shared))}")
+
+
+def _using(connection: Connection, database: str | None) -> Engine:
+    """The same session, for SQLAlchemy, which remembers the database that was used at first."""
+    raw: Any = connection.connection.dbapi_connection
+    driver = copy(connection.dialect)
+    driver.default_schema_name = database
+    return Engine(StaticPool(lambda: raw, reset_on_return=None), driver, connection.engine.url)
 
 
 def _begins_with_key(operation: ClaimEach) -> bool:

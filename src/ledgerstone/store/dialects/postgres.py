@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert
 
-from ledgerstone.errors import StoreError, Unsupported
+from ledgerstone.errors import StoreDenied, StoreError, Unsupported
 from ledgerstone.store import ended
 from ledgerstone.store.batch import (
     AddEach,
@@ -57,8 +57,10 @@ from ledgerstone.store.dialects.postgres_rows import (
     update_statement,
 )
 from ledgerstone.store.drivers import load
+from ledgerstone.store.faults import translated
+from ledgerstone.store.namespace import Namespace, namespace
 from ledgerstone.store.statement import Row, Statement
-from ledgerstone.store.wakeups.listen import CHANNEL, ListenWatcher
+from ledgerstone.store.wakeups.listen import ListenWatcher
 from ledgerstone.store.watched import connect_psycopg
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
     from ledgerstone.store.wakeup import Bells, Watcher
 
+SCHEMA, PUBLIC = "ledgerstone", "public"
+"""Where our tables lie, and where those of the user do, unless something else is said."""
 VERSION_MIN = 130000
 MIGRATION_LOCK = 0x1ED6E5
 PREPARE_AFTER = 5
@@ -114,7 +118,7 @@ _announce = Statement(
     "store.announce",
     select(
         func.pg_notify(
-            CHANNEL,
+            bindparam("schema_channel", type_=Text()),
             func.unnest(cast(bindparam("channels", type_=Text()), ARRAY(Text()))),
         )
     ),
@@ -433,18 +437,49 @@ class PostgreSQL:
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
         if self._notify:
-            _announce.send(tx, channels="{" + ",".join(map(word, sorted(channels))) + "}")
+            listed = "{" + ",".join(map(word, sorted(channels))) + "}"
+            channel = channel_of(tx.database.namespace)
+            _announce.send(tx, schema_channel=channel, channels=listed)
 
     def watcher(self, url: URL, settings: StoreSettings, bells: Bells) -> Watcher | None:
         if settings.notify == "off" or self.pooled:
             return None
-        return ListenWatcher(url, bells, connect_timeout_seconds=settings.connect_timeout_seconds)
+        return ListenWatcher(
+            url,
+            bells,
+            channel=channel_of(self.namespace(url, settings.schema, None)),
+            connect_timeout_seconds=settings.connect_timeout_seconds,
+        )
+
+    def namespace(self, url: URL, schema: str | None, users: str | None) -> Namespace:
+        return namespace(schema or SCHEMA, users or PUBLIC)
 
     @contextmanager
-    def migrating(self, connection: Connection) -> Iterator[None]:
+    def migrating(self, connection: Connection, names: Namespace) -> Iterator[None]:
         # Of the transaction, not of the session: it also holds behind a pooler.
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
         yield
+
+    def make_place(self, connection: Connection, names: Namespace) -> None:
+        # Asked first: IF NOT EXISTS takes the right to make one also where it is there.
+        there = text("SELECT 1 FROM pg_namespace WHERE nspname = :name")
+        if connection.execute(there, {"name": names.own}).first() is not None:
+            return
+        quoted = connection.dialect.identifier_preparer.quote_schema(str(names.own))
+        try:
+            connection.exec_driver_sql(f"CREATE SCHEMA {quoted}")
+        except Exception as error:
+            fault = translated(error)
+            if not isinstance(fault, StoreDenied):
+                raise
+            message = f"the schema {names.own} is not there, and this role may not make it"
+            hint = f"as an administrator: CREATE SCHEMA {quoted} AUTHORIZATION of this role"
+            raise StoreDenied(message, hint=f"{hint}; or set store.schema") from error
+
+    @contextmanager
+    def inside(self, connection: Connection, names: Namespace) -> Iterator[Connection]:
+        connection.exec_driver_sql(inside(str(names.own)))
+        yield connection
 
     def _configure(self, connection: Any, lasting: Mapping[str, object]) -> None:
         if connection.info.server_version < VERSION_MIN:
@@ -471,6 +506,19 @@ class PostgreSQL:
             # A setting of the session would be left to whoever is given this session next.
             local = {**_SESSION, **_limits_ms(settings)}.items()
             connection.exec_driver_sql("; ".join(f"SET LOCAL {n} = {value}" for n, value in local))
+
+
+def channel_of(names: Namespace) -> str:
+    """Where the wake-ups of a ledger are sent: each schema has a channel of its own."""
+    return SCHEMA if names.own == SCHEMA else f"{SCHEMA}.{names.own}"
+
+
+def inside(schema: str) -> str:
+    """The statement after which names without a schema are of this one, in this transaction.
+
+    Temporary tables come last: where they are not named they come first.
+    """
+    return f'SET LOCAL search_path = "{schema}", pg_temp'
 
 
 def _reported(driver: Any, name: str) -> str | None:

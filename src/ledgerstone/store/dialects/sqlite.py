@@ -49,6 +49,7 @@ from ledgerstone.store.batch import (
 )
 from ledgerstone.store.change import CHANGED, Found
 from ledgerstone.store.faults import refused
+from ledgerstone.store.namespace import Namespace, namespace
 from ledgerstone.store.statement import Row, Statement
 from ledgerstone.store.wakeups.data_version import DataVersionWatcher
 
@@ -76,6 +77,8 @@ same pages again and again: SQLite's own 1000 took a worker an eighth of its tim
 power cut may take back what was not synced, if the system has not written it by itself."""
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
+MAIN = "main"
+"""What SQLite calls the file that was opened."""
 WRITE = "BEGIN IMMEDIATE"
 READ = "BEGIN"
 _SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
@@ -386,10 +389,24 @@ class SQLite:
     def watcher(self, url: URL, settings: StoreSettings, bells: Bells) -> Watcher | None:
         return DataVersionWatcher(driver_of(url), file_of(url), bells)
 
+    def namespace(self, url: URL, schema: str | None, users: str | None) -> Namespace:
+        if schema not in {None, MAIN}:
+            message = f"a SQLite file has no schema {schema}"
+            raise BadInput(message, hint="leave store.schema out, or name another file")
+        # Also where a temporary table has the name of one of ours.
+        return namespace(MAIN, MAIN)
+
     @contextmanager
-    def migrating(self, connection: Connection) -> Iterator[None]:
+    def migrating(self, connection: Connection, names: Namespace) -> Iterator[None]:
         # BEGIN IMMEDIATE already holds off every other writer.
         yield
+
+    def make_place(self, connection: Connection, names: Namespace) -> None:
+        """Nothing: a file is one."""
+
+    @contextmanager
+    def inside(self, connection: Connection, names: Namespace) -> Iterator[Connection]:
+        yield connection
 
 
 def file_of(url: URL) -> Path:

@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from alembic import context
-from sqlalchemy import delete, insert
+from sqlalchemy import BigInteger, Integer, column, delete, insert, table
 
 from ledgerstone.failpoints import hit
+from ledgerstone.store.dialects.postgres import inside
 from ledgerstone.store.expressions import database_now_ms
-from ledgerstone.store.tables import schema_version
+from ledgerstone.store.migrations.steps import USERS_PLACE
+
+# Named without its schema, as all that a migration makes: it is made inside of it.
+_schema_version = table(
+    "schema_version", column("version", Integer), column("applied_at", BigInteger)
+)
 
 
 def _keep_schema_version(*, ctx: Any, step: Any, **_: Any) -> None:
@@ -18,10 +24,10 @@ def _keep_schema_version(*, ctx: Any, step: Any, **_: Any) -> None:
         number = int(revision)
         if step.is_upgrade:
             row = {"version": number, "applied_at": database_now_ms() // 1000}
-            ctx.impl._exec(delete(schema_version).where(schema_version.c.version == number))  # noqa: SLF001
-            ctx.impl._exec(insert(schema_version).values(row))  # noqa: SLF001
+            ctx.impl._exec(delete(_schema_version).where(_schema_version.c.version == number))  # noqa: SLF001
+            ctx.impl._exec(insert(_schema_version).values(row))  # noqa: SLF001
         else:
-            ctx.impl._exec(delete(schema_version).where(schema_version.c.version >= number))  # noqa: SLF001
+            ctx.impl._exec(delete(_schema_version).where(_schema_version.c.version >= number))  # noqa: SLF001
     hit("migrate.step")
 
 
@@ -32,7 +38,9 @@ def _take_a_step(**_: Any) -> None:
 
 _attributes = context.config.attributes
 _line = _attributes["line"]
+_names = _attributes["names"]
 _options: dict[str, Any] = {
+    USERS_PLACE: None if _names.own == _names.shared else _names.shared,
     "version_table": _line.version_table,
     "on_version_apply": _take_a_step if _line.name else _keep_schema_version,
     "transaction_per_migration": False,
@@ -45,6 +53,8 @@ if context.is_offline_mode():
         **_options,
     )
     with context.begin_transaction():
+        if _attributes["dialect"] == "postgresql":
+            context.execute(inside(_names.own))
         context.run_migrations()
 else:
     context.configure(connection=_attributes["connection"], **_options)

@@ -125,14 +125,15 @@ def take_over() -> None:
         return
     connection = op.get_bind()
     found = sa.inspect(connection)
-    tables = found.get_table_names()
+    users = _users_place()
+    tables = found.get_table_names(schema=users)
     name = OLD
     if OLD not in tables and steps.is_mysql():
         # DDL commits by itself there: a run that was interrupted may have come to the renaming.
         name = KEPT
     if name not in tables:
         return
-    types = {column["name"]: column["type"] for column in found.get_columns(name)}
+    types = {column["name"]: column["type"] for column in found.get_columns(name, schema=users)}
     if not _is_of_that_shape(types) or _has_other_ids(connection, name):
         return
     if name == OLD:
@@ -140,10 +141,23 @@ def take_over() -> None:
             message = f"the table {OLD} would be renamed {KEPT}, and there is a table of that name"
             raise NotAllowedNow(message, hint=f"rename {KEPT}, then migrate again")
         # First of all: whoever still writes to it is waited for, and then finds it gone.
-        op.rename_table(OLD, KEPT)
+        op.rename_table(OLD, KEPT, schema=users)
     words = _words()
     op.execute(_copy(words, types))
     op.execute(_tell(words))
+
+
+def _users_place() -> str | None:
+    """Where the tables of the user lie, if that is not where ours are made."""
+    place: str | None = op.get_context().opts.get(steps.USERS_PLACE)
+    return place
+
+
+def _spelled(table: str) -> str:
+    """A table of the user, as it is written."""
+    place = _users_place()
+    quote = op.get_context().dialect.identifier_preparer.quote_schema
+    return table if place is None else f"{quote(place)}.{table}"
 
 
 def _words() -> Words:
@@ -178,7 +192,7 @@ def _has_other_ids(connection: sa.Connection, name: str) -> bool:
     """Whether an id is not spelled like a UUID."""
     words = _words()
     spelled = words.text.format(words.id)
-    query = f"SELECT 1 FROM {name} AS jobs WHERE {spelled} NOT LIKE '{SOME_ID}' LIMIT 1"  # noqa: S608 - names of ours
+    query = f"SELECT 1 FROM {_spelled(name)} AS jobs WHERE {spelled} NOT LIKE '{SOME_ID}' LIMIT 1"  # noqa: S608 - names of ours
     return connection.execute(sa.text(query)).first() is not None
 
 
@@ -209,7 +223,8 @@ def _copy(words: Words, types: Types) -> str:
     }
     return (
         f"INSERT INTO job ({', '.join(columns)}) SELECT {', '.join(columns.values())} "  # noqa: S608 - names of ours
-        f"FROM {KEPT} AS jobs WHERE NOT EXISTS (SELECT 1 FROM job WHERE job.id = {words.id})"
+        f"FROM {_spelled(KEPT)} AS jobs "
+        f"WHERE NOT EXISTS (SELECT 1 FROM job WHERE job.id = {words.id})"
     )
 
 
@@ -233,7 +248,7 @@ def _tell(words: Words) -> str:
     return (
         "INSERT INTO job_event (job_id, ts, next_status, detail_json) "  # noqa: S608 - names of ours
         f"SELECT job.id, {words.now}, {words.text.format('job.status')}, {_facts(words, facts)} "
-        f"FROM {KEPT} AS jobs JOIN job ON job.id = {words.id} "
+        f"FROM {_spelled(KEPT)} AS jobs JOIN job ON job.id = {words.id} "
         "WHERE NOT EXISTS (SELECT 1 FROM job_event WHERE job_event.job_id = job.id)"
     )
 

@@ -11,6 +11,8 @@ from alembic import context, op
 from ledgerstone.store.present import HINT, check_table
 from ledgerstone.store.schema import CHURNING
 
+USERS_PLACE = "users_place"
+"""The option of Alembic that says where the tables of the user lie, if not where ours do."""
 PERMIT = "history_permit"
 PERMITTED = f"EXISTS (SELECT 1 FROM {PERMIT})"  # noqa: S608 - a name of ours
 PERMITTED_BY_PARTITION = f"EXISTS (SELECT 1 FROM {PERMIT} PARTITION (p0))"  # noqa: S608 - as above

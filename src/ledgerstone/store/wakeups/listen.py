@@ -23,7 +23,6 @@ from ledgerstone.store.watched import connect_psycopg
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
-CHANNEL = "ledgerstone"
 LISTEN_SECONDS = 0.5
 """How long one wait lasts; a stop is noticed after it at the latest."""
 TEST_SECONDS_MAX = 2.0
@@ -38,7 +37,10 @@ _log = logging.getLogger("ledgerstone.store")
 class ListenWatcher:
     """Rings the channel that each notification names."""
 
-    def __init__(self, url: URL, bells: Bells, *, connect_timeout_seconds: float) -> None:
+    def __init__(
+        self, url: URL, bells: Bells, *, channel: str, connect_timeout_seconds: float
+    ) -> None:
+        self._channel = channel
         # As arguments: in a URL a blank is a plus sign to SQLAlchemy, and not to the driver.
         named = url.translate_connect_args(username="user", database="dbname")
         self._connect_timeout = max(1, round(connect_timeout_seconds))
@@ -76,7 +78,7 @@ class ListenWatcher:
         while not self._stop.is_set():
             try:
                 with self._connected() as connection:
-                    connection.execute(f"LISTEN {CHANNEL}")
+                    connection.execute(f'LISTEN "{self._channel}"')
                     self._listen(connection)
             except psycopg.Error as error:
                 # Another one is made in a moment; an outage of the database is logged elsewhere.
@@ -93,7 +95,7 @@ class ListenWatcher:
     def _listen(self, connection: Any) -> None:
         probe = PROBE + new_id()
         with self._connected() as other:
-            other.execute("SELECT pg_notify(%s, %s)", (CHANNEL, probe))
+            other.execute("SELECT pg_notify(%s, %s)", (self._channel, probe))
         for notification in connection.notifies(timeout=TEST_SECONDS_MAX):
             if notification.payload == probe:
                 self.prompt = True
