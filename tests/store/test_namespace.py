@@ -348,7 +348,7 @@ def test_a_ledger_of_before_moves(server: Home, place: str, revision: str) -> No
 
 
 @on_servers
-@pytest.mark.parametrize("revision", ["0003", "0012"])
+@pytest.mark.parametrize("revision", ["0003", "0013"])
 def test_a_ledger_of_before_moves_by_its_script(server: Home, place: str, revision: str) -> None:
     """So it does by the printed SQL."""
     identity = old_ledger(server, revision)
@@ -404,7 +404,7 @@ def test_rooms_move_too(server: Home, place: str) -> None:
     with opened(server.url, users, rooms=[REMINDERS]) as ledger:
         ledger.migrate()
         with ledger.database.engine.begin() as connection:
-            connection.execute(text("UPDATE ledgerstone_revision SET version_num = '0012'"))
+            connection.execute(text("UPDATE ledgerstone_revision SET version_num = '0013'"))
 
     with opened(server.url, place, rooms=[REMINDERS]) as ledger:
         ledger.migrate()
@@ -418,7 +418,7 @@ def test_rooms_move_too(server: Home, place: str) -> None:
 @pytest.mark.parametrize("server", ["mysql"], indirect=True)
 def test_an_interrupted_move(server: Home, place: str) -> None:
     """Where a run was killed once the triggers were gone, or the tables moved, the next ends it."""
-    old_ledger(server, "0012")
+    old_ledger(server, "0013")
     users = users_place(server)
     with opened(server.url, place) as ledger, connected(server.url) as connection:
         for name in ("tg_job__moves", "tg_job_event__kept_delete"):
@@ -442,7 +442,7 @@ def test_organisations_stay_apart(server: Home) -> None:
                 for org in (OURS, THEIRS):
                     tx.jobs.enqueue("work", {"n": 1}, org=org)
             with ledger.database.engine.begin() as connection:
-                connection.execute(text("UPDATE ledgerstone_revision SET version_num = '0012'"))
+                connection.execute(text("UPDATE ledgerstone_revision SET version_num = '0013'"))
         with opened(server.url) as ledger:
             ledger.migrate()
 
@@ -506,7 +506,7 @@ def test_where_they_lie_is_said(server: Home, place: str) -> None:
 @on_servers
 def test_what_is_left_where_they_move_to(server: Home, place: str) -> None:
     """Where both places have a table of ours nothing is moved, and it is said which."""
-    old_ledger(server, "0012")
+    old_ledger(server, "0013")
     with opened(server.url, place) as ledger:
         with connected(server.url) as connection:
             ledger.database.dialect.make_place(connection, ledger.database.namespace)

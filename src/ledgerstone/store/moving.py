@@ -25,7 +25,7 @@ from ledgerstone.store.rooms import StoredRoom
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-LAST_AMONG_USERS = "0012"
+LAST_AMONG_USERS = "0013"
 GUARD, GUARDED_SINCE = "history_guard", "0006"
 """Only MySQL needs it."""
 FUNCTIONS = ("ledgerstone_keep", "ledgerstone_refuse", "ledgerstone_sees")

@@ -12,8 +12,8 @@ from alembic import op
 
 from ledgerstone.store.migrations import steps
 
-revision = "0013"
-down_revision = "0012"
+revision = "0014"
+down_revision = "0013"
 branch_labels = None
 depends_on = None
 
