@@ -184,9 +184,7 @@ def eventsourcing_append(url: str, count: int) -> Timing:
     from eventsourcing.persistence import StoredEvent
     from eventsourcing.sqlite import SQLiteApplicationRecorder, SQLiteDatastore
 
-    recorder = SQLiteApplicationRecorder(
-        SQLiteDatastore(url.removeprefix("sqlite:///")), originator_id_type="uuid"
-    )
+    recorder = SQLiteApplicationRecorder(SQLiteDatastore(url.removeprefix("sqlite:///")))
     recorder.create_table()
     state, originator = (b'{"n":1,"words":"%s"}' % TEXT.encode()), uuid4()
 

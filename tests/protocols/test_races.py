@@ -1,0 +1,207 @@
+"""Several at once, and killed in between: no event lost, none applied twice, the same end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from ledgerstone import Ledger
+from ledgerstone.engine.source import Ask, Outcome, Verdict
+from ledgerstone.protocols import Envelope, Reading, Running, rechecks
+from ledgerstone.protocols.applying import apply
+from ledgerstone.protocols.example import protocol as groups
+from ledgerstone.protocols.results import Reason
+from ledgerstone.settings import Settings
+from ledgerstone.store.database import Database
+from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.waiting import until
+from tests.harness.child import Child
+from tests.protocols.letters import (
+    arrive,
+    count,
+    given_key,
+    letters,
+    rows,
+    seat,
+    words_of,
+    written,
+)
+
+QUICK = {"lease_seconds": 1.0, "rescue_seconds": 0.1, "crashes_max": 100}
+LETTERS = 40
+WORK = """
+import sys
+from ledgerstone import Ledger
+from ledgerstone.settings import Settings
+from tests.protocols.letters import letters
+engine = {"lease_seconds": 1.0, "rescue_seconds": 0.1, "crashes_max": 100}
+with Ledger(settings=Settings.load(url=sys.argv[1], environ={}, engine=engine)) as ledger:
+    running = ledger.protocol(letters())
+    print("ready", flush=True)
+    sys.stdin.readline()
+    running.work(together=int(sys.argv[2]))
+"""
+
+
+def opened(home: Home) -> Ledger:
+    """A ledger whose leases end soon."""
+    return Ledger(settings=Settings.load(url=home.url, environ={}, engine=QUICK))
+
+
+@pytest.fixture
+def quick(ledger: Ledger, home: Home) -> Iterator[Running]:
+    """The protocol on a ledger whose leases end soon."""
+    ledger.close()
+    with opened(home) as made:
+        yield made.protocol(letters())
+
+
+def backlog() -> list[Envelope]:
+    """Letters before their key, a chain of seats in the wrong order, and what arrives twice."""
+    before = [written(f"{i:02}") for i in range(LETTERS // 2)]
+    after = [written(f"{i:02}") for i in range(LETTERS)]
+    return [*before, seat("c", "b"), seat("b", "a"), given_key(), *after, seat("a")]
+
+
+def is_done(running: Running) -> bool:
+    """Nothing is left to do, and everything was applied once."""
+    running.work()
+    left = [count(running, table) for table in ("incoming", "blocked", "recheck_queue")]
+    return left == [0, 0, 0]
+
+
+def check_end(running: Running) -> None:
+    """As after a run of one process that nobody killed."""
+    assert sorted(words_of(running)) == [f"{i:02}" for i in range(LETTERS)]
+    assert [row[0] for row in rows(running, "SELECT name FROM seat ORDER BY name")] == [*"abc"]
+    assert count(running, "events") == LETTERS + 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("failpoint", "together"),
+    [
+        ("pump.claimed=kill@2", 7),
+        ("protocols.projected=kill@1", 1),
+        ("protocols.applied=kill@3", 7),
+        ("protocols.kept=kill@2", 1),
+        ("protocols.unblocked=kill@2", 1),
+        ("protocols.rechecked=kill@3", 7),
+        ("transaction.before_commit=kill@9", 1),
+        ("transaction.after_commit=kill@9", 7),
+    ],
+)
+def test_a_process_is_killed(quick: Running, home: Home, failpoint: str, together: int) -> None:
+    """At each step of pop, project, block, unblock and drain; another process goes on."""
+    with Child(WORK, home.url, together, failpoint=failpoint) as child:
+        arrive(quick, *backlog())
+        child.go()
+        child.ended()
+
+    until(lambda: is_done(quick))
+
+    check_end(quick)
+
+
+@pytest.mark.slow
+def test_several_processes_apply_what_comes_in(quick: Running, home: Home) -> None:
+    """Two processes and a reader at once: each event is applied once, and the reader waits not."""
+    arrive(quick, *backlog())
+    with Child(WORK, home.url, 1) as first, Child(WORK, home.url, 1) as second:
+        first.go()
+        second.go()
+        seen = [len(words_of(quick)) for _ in range(20)]
+        codes = [first.ended()[0], second.ended()[0]]
+
+    until(lambda: is_done(quick))
+
+    assert (codes, seen) == ([0, 0], sorted(seen))
+    check_end(quick)
+
+
+def test_a_key_that_is_about_to_be_committed(ledger: Ledger) -> None:
+    """An event that looks for its key just before the key is committed does not wait for ever."""
+    protocol = letters()
+    running = ledger.protocol(protocol)
+    arrive(running, written("hello"))
+    if ledger.database.dialect.one_writer:
+        # The writer of the key holds off the other one: there is nothing to be missed.
+        arrive(running, given_key())
+        running.work()
+    else:
+        with ThreadPoolExecutor(1) as beside:
+            with ledger.transaction() as tx:
+                apply(tx, protocol, given_key(), 1)
+                working = beside.submit(running.work)
+                until(lambda: _waits_for_a_lock(ledger.database))
+            working.result()
+        running.work()
+
+    assert (words_of(running), count(running, "blocked")) == (["hello"], 0)
+
+
+def _waits_for_a_lock(database: Database[Any]) -> bool:
+    """Whether a session waits for another one."""
+    queries = {
+        "postgres": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+        "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+    }
+    with database.engine.connect() as connection:
+        sql = next(sql for name, sql in queries.items() if name in database.url.drivername)
+        return bool(connection.execute(text(sql)).scalar())
+
+
+@pytest.mark.slow
+def test_a_slow_tick_beside_an_invite_and_a_join(ledger: Ledger, home: Home) -> None:
+    """Whoever comes first, the end is that of one after the other."""
+    steps = [
+        ("invite.create", {"group": "g", "invite": "i", "by": "ann"}),
+        ("join", {"group": "g", "invite": "i", "by": "ann"}),
+        ("message.create", {"group": "g", "words": "hello", "by": "ann"}),
+    ]
+    running = ledger.protocol(groups)
+    running.command("group.create", {"group": "g", "name": "Garden", "by": "ann"})
+
+    def command(step: tuple[str, dict[str, str]]) -> None:
+        with Ledger(home.url) as own:
+            own.protocol(groups).command(*step)
+
+    def tick() -> None:
+        with Ledger(home.url) as own:
+            own.protocol(groups).tick()
+
+    with ThreadPoolExecutor(4) as beside:
+        done = [beside.submit(tick), *(beside.submit(command, step) for step in steps)]
+        for each in done:
+            each.result()
+    running.work()
+
+    def read(db: Reading) -> list[int]:
+        tables = ("chat_invite", "chat_member", "chat_message", "blocked")
+        return [db.rows(f"SELECT COUNT(*) FROM {table}")[0][0] for table in tables]  # noqa: S608
+
+    assert running.read(read) == [1, 1, 1, 0]
+
+
+def test_a_wake_up_that_comes_during_a_drain(ledger: Ledger) -> None:
+    """A key that is unblocked while a worker has its marker is looked at once more."""
+    running = ledger.protocol(letters())
+    arrive(running, written("first"))
+    running.work()
+    hall = Reason("key", "ann/hall")
+    for _ in range(3):
+        ledger.run(lambda tx: rechecks.wake(tx, "letters", [hall]))
+    markers = count(running, "recheck_queue")
+    source = running.sources()[1]
+    (claim,) = ledger.run(lambda tx: source.claim(tx, Ask(10, "a worker", 30.0)))
+    # The worker has looked, and found nothing to do; now the key comes.
+    running.import_events([given_key()])
+
+    ledger.run(lambda tx: source.settle(tx, [Outcome(claim, Verdict.DONE)]))
+    running.work()
+
+    assert (markers, words_of(running), count(running, "recheck_queue")) == (1, ["first"], 0)
