@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from sqlalchemy import insert, select
 
 from ledgerstone import Ledger
 from ledgerstone.cancellation import current
@@ -26,6 +27,7 @@ from ledgerstone.messaging.failed import Failed
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.office import Office
 from ledgerstone.messaging.subscription import Delivery
+from ledgerstone.messaging.tables import delivery_crash
 from ledgerstone.settings import MessagingSettings, SubscriptionSettings
 from ledgerstone.store.transaction import Transaction
 from ledgerstone.testing.clock import ManualClock
@@ -85,14 +87,15 @@ class Queue:
         self._outstanding: dict[int, Arrival] = {}
         self._count = 0
 
-    def add(self, *messages: Message) -> None:
-        self.add_raw(*[(message.raw, attributes(message, SOURCE)) for message in messages])
+    def add(self, *messages: Message, redelivered: bool = False) -> None:
+        items = [(message.raw, attributes(message, SOURCE)) for message in messages]
+        self.add_raw(*items, redelivered=redelivered)
 
-    def add_raw(self, *items: Item) -> None:
+    def add_raw(self, *items: Item, redelivered: bool = False) -> None:
         with self._news:
             for item in items:
                 self._count += 1
-                self._ready.append((self._count, item, False))
+                self._ready.append((self._count, item, redelivered))
             self._news.notify_all()
 
     def next(self, stopped: threading.Event) -> Arrival | None:
@@ -757,6 +760,56 @@ def test_a_handler_that_takes_too_long(ledger: Ledger, queue: Queue) -> None:
     assert (kept.code, kept.attempts) == (HandlerTimeout.code, 2)
     assert (receiver.tally.retried, receiver.tally.failed) == (1, 1)
     assert notes_kept(ledger) == []
+
+
+def test_the_last_chance_is_taken_alone(ledger: Ledger, office: Office, queue: Queue) -> None:
+    """Of messages for which one more crash is the end, one at a time runs in a process."""
+    at_work: list[str] = []
+    most: list[int] = []
+    others = threading.Event()
+
+    def send(_: Any, came: Message) -> None:
+        if came.body == "free":
+            others.set()
+            return
+        at_work.append(came.id)
+        most.append(len(at_work))
+        if not ledger.database.dialect.one_writer:
+            # Where there is one, no other handler could run meanwhile.
+            signaled(others)
+        at_work.remove(came.id)
+
+    office.consumers.add("*", send, name="mailer")
+    suspects = [message_of(body=b'"suspect"') for _ in range(3)]
+    with ledger.transaction() as tx:
+        for each in suspects:
+            row = {"message_id": each.id, "consumer": "mailer", "begun": 2, "begun_at_ms": 0}
+            tx.connection.execute(insert(delivery_crash).values(row))
+    queue.add(*suspects, redelivered=True)
+
+    with receiving(ledger, office, queue):
+        until(lambda: most, what="the first of them")
+        queue.add(message_of(body=b'"free"'))
+        drained(queue)
+
+    assert most == [1, 1, 1]
+    assert found(ledger, office) == []
+
+
+def test_a_handler_that_was_stopped_is_no_crash(ledger: Ledger, queue: Queue) -> None:
+    """One that ran past its limit has not killed its process."""
+    office = new_office(ledger, **QUICK, retries_max=0)
+    office.consumers.add(
+        "*", lambda *_: until(lambda: current().reason, what="the end of the time"), name="mailer"
+    )
+    queue.add(message_of(), redelivered=True)
+
+    with receiving(ledger, office, queue, timeout_seconds=0.05):
+        drained(queue)
+
+    assert [kept.code for kept in found(ledger, office)] == [HandlerTimeout.code]
+    with ledger.reading() as tx:
+        assert tx.connection.execute(select(delivery_crash)).all() == []
 
 
 def test_what_no_waiting_helps(ledger: Ledger, office: Office, queue: Queue) -> None:

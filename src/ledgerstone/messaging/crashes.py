@@ -11,6 +11,7 @@ whatever way, it is forgotten. What is left was begun by a process that is no mo
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, bindparam, delete, select, update
@@ -69,11 +70,39 @@ def guarded(
     handle: Callable[[], Handled],
     *,
     crashes_max: int,
+    last_chance: Lock,
 ) -> Handled:
     """Handle a message that was delivered before, unless so many processes died of it.
 
-    It is DEAD then; who puts it into the failed table forgets the count (`forget`).
+    - It is DEAD then; who puts it into the failed table forgets the count (`forget`).
+    - One for which one more death is the end is handled while it holds `last_chance`. So one that
+      kills its process takes none of its like along: it is tried again later.
     """
+    try:
+        count = database.run(lambda tx: _count(tx, consumer, message))
+        is_last = count + 1 == crashes_max
+        if is_last and not last_chance.acquire(blocking=False):
+            words = "another message is handled for which one more death of a process is the end"
+            return Handled(Result.AGAIN, Failure(CRASHED, words))
+    except LedgerstoneError as error:
+        if not error.retryable:
+            raise
+        return Handled(Result.AGAIN, failure_of(error))
+    try:
+        return _on_record(database, consumer, message, handle, crashes_max=crashes_max)
+    finally:
+        if is_last:
+            last_chance.release()
+
+
+def _on_record(
+    database: Database[Any],
+    consumer: str,
+    message: Message,
+    handle: Callable[[], Handled],
+    *,
+    crashes_max: int,
+) -> Handled:
     try:
         begun = database.run(lambda tx: _noted(tx, consumer, message))
     except LedgerstoneError as error:
@@ -113,8 +142,12 @@ def _noted(tx: Transaction, consumer: str, message: Message) -> int:
     if not _first.run(tx, [(message.id, consumer)]):
         return 1
     _again.run(tx, message_id_=message.id, consumer_=consumer)
+    return _count(tx, consumer, message)
+
+
+def _count(tx: Transaction, consumer: str, message: Message) -> int:
     row = _begun.one(tx, message_id_=message.id, consumer_=consumer)
-    return int(row[0]) if row is not None else 1
+    return int(row[0]) if row is not None else 0
 
 
 def _ended(database: Database[Any], consumer: str, message: Message) -> None:

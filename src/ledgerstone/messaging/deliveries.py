@@ -170,6 +170,8 @@ class Deliveries:
         self._subscription = subscription
         self._settings = settings
         self._parse = parse
+        self._last_chance = threading.Lock()
+        """Held while a message is handled for which one more death of a process is the end."""
         self._waiting = _Waiting(database.clock.monotonic)
         self._numbers = itertools.count()
         self._counting = threading.Lock()
@@ -335,7 +337,10 @@ class Deliveries:
         most = self._settings.crashes_max
         try:
             if redelivered:
-                return guarded(self._database, consumer.name, message, run, crashes_max=most)
+                last, database = self._last_chance, self._database
+                return guarded(
+                    database, consumer.name, message, run, crashes_max=most, last_chance=last
+                )
             return run()
         except (LeaseLost, Interrupted, HandlerTimeout) as error:
             if current().reason is not None:

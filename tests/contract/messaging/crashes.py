@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -64,7 +65,9 @@ class CrashContract:
 
             here = told.begin()
             with pytest.raises(Interrupted):
-                crashes.guarded(ledger.database, CONSUMER, came, handle, crashes_max=3)
+                crashes.guarded(
+                    ledger.database, CONSUMER, came, handle, crashes_max=3, last_chance=Lock()
+                )
             Cancellation.leave(here)
 
         assert begun(ledger, came)
@@ -128,4 +131,6 @@ def tried(ledger: Ledger, came: Any, error: Exception | None = None) -> Handled:
             raise error
         return Handled(Result.HANDLED)
 
-    return crashes.guarded(ledger.database, CONSUMER, came, handle, crashes_max=3)
+    return crashes.guarded(
+        ledger.database, CONSUMER, came, handle, crashes_max=3, last_chance=Lock()
+    )
