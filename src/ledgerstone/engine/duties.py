@@ -30,13 +30,15 @@ class Duty(msgspec.Struct, frozen=True):
     """Something to be done every so often, a bounded piece at a time; answers how much it did.
 
     `do` is done in a transaction that holds the lease of the duty. `rounds` opens transactions of
-    its own, and fences them itself.
+    its own, and fences them itself. `needed` is asked first, in a transaction that only reads:
+    where nothing is to be done, nothing is written and the lease is left alone.
     """
 
     name: str
     every_seconds: float
     do: Callable[[Transaction], int] = lambda _: 0
     rounds: Callable[[], int] | None = None
+    needed: Callable[[Transaction], bool] | None = None
 
 
 class Duties:
@@ -78,6 +80,10 @@ class Duties:
         # A holder of its own for each turn: the turn is not ours again because the last one was.
         turn = new_id()
         try:
+            if duty.needed is not None:
+                with self._database.reading() as tx:
+                    if not duty.needed(tx):
+                        return None
             lease = self._database.run(
                 lambda tx: leases.acquire(
                     tx,

@@ -22,6 +22,9 @@ A row up to `upto` had its number before step 2. So it is visible in step 4, or 
 one of those under way, and then step 3 of a later turn finds it. A row that was inserted after
 another one was committed is never before it: in step 4 its number would be above `upto`.
 
+That holds between transactions. Rows of one transaction can be apart, and one of them that was
+written later can be first, if it was committed in the middle of a turn.
+
 A session has a number for a moment before the database counts its transaction among those that
 write. So a stretch is looked at again at each turn for a second, and waits after that for those
 that are under way then.
@@ -46,6 +49,7 @@ from sqlalchemy import BigInteger, bindparam, exists, func, insert, select, upda
 from ledgerstone.engine.duties import Duty
 from ledgerstone.failpoints import hit
 from ledgerstone.store.batch import InsertEach
+from ledgerstone.store.dialect import Hidden
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.statement import Statement
 
@@ -53,7 +57,7 @@ if TYPE_CHECKING:
     from ledgerstone.items.sequence import Sequence
     from ledgerstone.store.transaction import Transaction
 
-EVERY_SECONDS = 0.5
+EVERY_SECONDS = 0.25
 """How often a worker looks for new rows."""
 PAGE_ROWS = 10_000
 """Rows that one statement looks at."""
@@ -115,7 +119,17 @@ class Sequencer:
 
     def duty(self, *, every_seconds: float = EVERY_SECONDS) -> Duty:
         """The turns as a duty of workers: one worker of all at a time, under a fenced lease."""
-        return Duty(f"sequence:{self.sequence.name}", every_seconds, self.append)
+        name = f"sequence:{self.sequence.name}"
+        return Duty(name, every_seconds, self.append, needed=self.needed)
+
+    def needed(self, tx: Transaction) -> bool:
+        """Whether a turn would find something to do; reads only."""
+        row = self._statements.look.one(tx, **self._statements.one_name)
+        if row is None:
+            return True
+        _, head, text, now = row
+        highest = self._statements.highest.rows(tx)[0][0]
+        return (highest is not None and highest > head) or _due(text, now)
 
     def append(self, tx: Transaction) -> int:
         """One turn; how many rows got a position."""
@@ -140,12 +154,11 @@ class _Statements:
             "sequence.last",
             select(func.coalesce(func.max(position), 0)).select_from(log),
         )
-        self.progress = Statement(
-            "sequence.progress",
-            select(progress.c.last_position, progress.c.head, progress.c.looks, now_ms())
-            .where(mine)
-            .with_for_update(),
-        )
+        looking = select(
+            progress.c.last_position, progress.c.head, progress.c.looks, now_ms()
+        ).where(mine)
+        self.look = Statement("sequence.look", looking)
+        self.progress = Statement("sequence.progress", looking.with_for_update())
         self.save = Statement(
             "sequence.save",
             update(progress)
@@ -207,13 +220,14 @@ class _Turn:
         self._save()
         return appended
 
-    def _ended(self, under_way: frozenset[int] | None) -> bool:
+    def _ended(self, under_way: frozenset[int] | Hidden) -> bool:
         """Look again where a transaction may have ended; whether that was all of it."""
         complete = True
         left: list[_Stretch] = []
         for stretch in self._looks.stretches:
             after = self._after(stretch, under_way)
-            if after == stretch and stretch.fresh_ms is None:
+            known = under_way is not Hidden.NOW
+            if after == stretch and stretch.fresh_ms is None and known:
                 left.append(stretch)
                 continue
             reached = self._scan(stretch.low, stretch.high)
@@ -225,16 +239,16 @@ class _Turn:
         self._looks.stretches = _merged(left)
         return complete
 
-    def _after(self, stretch: _Stretch, under_way: frozenset[int] | None) -> _Stretch:
+    def _after(self, stretch: _Stretch, under_way: frozenset[int] | Hidden) -> _Stretch:
         """The stretch as it is once it was looked at."""
         if stretch.fresh_ms is None:
-            if under_way is None:
+            if isinstance(under_way, Hidden):
                 return stretch
             waits = under_way.intersection(stretch.waits)
-        elif self._now_ms < stretch.fresh_ms + FRESH_MS + TOGETHER_MS:
+        elif self._now_ms < stretch.fresh_ms + FRESH_MS + TOGETHER_MS or under_way is Hidden.NOW:
             return stretch
         else:
-            waits = under_way or frozenset()
+            waits = frozenset[int]() if isinstance(under_way, Hidden) else under_way
         return _Stretch(stretch.low, stretch.high, None, sorted(waits))
 
     def _new(self, upto: int) -> None:
@@ -248,7 +262,7 @@ class _Turn:
             self._looks.stretches = _merged([*self._looks.stretches, stretch])
         self._head = reached
 
-    def _late(self, under_way: frozenset[int] | None) -> None:
+    def _late(self, under_way: frozenset[int] | Hidden) -> None:
         """Look again by age."""
         self._pages = PAGES_MAX
         looks = self._looks.looks
@@ -258,7 +272,7 @@ class _Turn:
                 look.done = self._scan(look.done, look.following)
             if look.following <= look.done and self._head > look.done:
                 look.following, look.at_ms = self._head, self._now_ms
-        if under_way is None:
+        if under_way is Hidden.ALWAYS:
             # Nothing tells when the transactions of these end: the looks were all that can be done.
             done = looks[-1].done
             kept = [s for s in self._looks.stretches if s.fresh_ms is not None or s.high > done]
@@ -310,6 +324,16 @@ class _Turn:
         saved = {"position_": self._position, "head_": self._head, "looks_": text}
         self._statements.save.run(self._tx, **saved, **self._statements.one_name)
         hit("sequencer.saved")
+
+
+def _due(text: str, now: int) -> bool:
+    """Whether something is to be looked at again by now."""
+    looks = msgspec.json.decode(text, type=_Looks)
+    aged = any(
+        look.following > look.done and now >= look.at_ms + seconds * 1000
+        for look, seconds in zip(looks.looks, LOOKS_SECONDS, strict=False)
+    )
+    return aged or bool(looks.stretches) or looks.swept is not None or now >= looks.sweep_at_ms
 
 
 def _merged(stretches: list[_Stretch]) -> list[_Stretch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy.engine import make_url
@@ -37,6 +38,13 @@ if TYPE_CHECKING:
     from ledgerstone.store.wakeup import Bells, Watcher
 
 
+class Hidden(Enum):
+    """Why it is not known which transactions are under way."""
+
+    ALWAYS = "always"
+    NOW = "now"
+
+
 class Dialect(Protocol):
     """One kind of database.
 
@@ -66,7 +74,7 @@ class Dialect(Protocol):
     - `check_unspoiled` is asked before a commit: StoreError if the database has given up the
       transaction over an error that was caught, and would keep nothing of it.
     - `under_way` answers the transactions of others that have written and are not over, as numbers;
-      None where that cannot be known. One that ends is never answered again.
+      `Hidden` where that cannot be known. One that ends is never answered again.
     - `announce` makes channels ring in other processes when the transaction commits.
     - `watcher` answers what listens for them, or None where only polling can tell.
     - `namespace` answers where the tables of a ledger lie, of its URL, `store.schema`, and the
@@ -166,7 +174,7 @@ class Dialect(Protocol):
 
     def check_unspoiled(self, connection: Any) -> None: ...
 
-    def under_way(self, tx: Transaction) -> frozenset[int] | None: ...
+    def under_way(self, tx: Transaction) -> frozenset[int] | Hidden: ...
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None: ...
 

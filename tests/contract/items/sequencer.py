@@ -330,6 +330,24 @@ class SequencerContract:
         assert before == [{}, {}, {}]
         assert second == [1, 0, 0]
 
+    def test_an_idle_one_writes_nothing(self, ledger: Ledger, clock: ManualClock) -> None:
+        """Without new rows a worker only looks: it does not even take the lease."""
+        duties = Duties(ledger.database, [sequencer.duty(every_seconds=1)])
+        write(ledger, "a")
+
+        def ticks_idle() -> bool:
+            clock.advance(LOOKS_SECONDS[-1])
+            return duties.tick() == {}
+
+        # Others of this server may still be under way.
+        until(ticks_idle)
+        write(ledger, "b")
+        clock.advance(1)
+
+        busy = duties.tick()
+
+        assert sum(busy.values()) == 1
+
 
 class BlindContract:
     """Where the transactions under way are not known. Fixtures: `ledger` and its `clock`."""
@@ -406,7 +424,7 @@ def traffic(ledger: Ledger, seed: int) -> None:
     versions = count(1)
     for _ in range(TRANSACTIONS):
         names = sorted(dice.sample(range(STREAMS), dice.randint(1, 2)))
-        own = [(f"writer-{seed}", next(versions)) for _ in range(dice.randint(0, 3))]
+        own = [(f"writer-{seed}", next(versions))] * dice.randint(0, 3)
         with suppress(Undone):
             ledger.run(partial(act, names=names, own=own, fails=dice.random() < FAIL_PART))
 

@@ -41,6 +41,7 @@ from ledgerstone.store.batch import (
     document,
 )
 from ledgerstone.store.change import CHANGED, Found
+from ledgerstone.store.dialect import Hidden
 from ledgerstone.store.dialects import mysql_under_way
 from ledgerstone.store.dialects.mysql_groups import (
     GROUPS,
@@ -464,7 +465,7 @@ class MySQL:
     def check_unspoiled(self, connection: Any) -> None:
         """Nothing: an error undoes one statement, or all of them, see `check_open`."""
 
-    def under_way(self, tx: Transaction) -> frozenset[int] | None:
+    def under_way(self, tx: Transaction) -> frozenset[int] | Hidden:
         return mysql_under_way.under_way(tx)
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy import bindparam, column, func, select, table, text
 
 from ledgerstone.errors import StoreDenied
 from ledgerstone.ids import new_id
+from ledgerstone.store.dialect import Hidden
 from ledgerstone.store.statement import Statement
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 READ_ONLY_IDS = 2**48
 """MySQL numbers a transaction that has written nothing from here on; MariaDB calls it 0."""
-TRIES_MAX = 3
+TRIES_MAX = 5
 COPY_SECONDS = 0.11
 
 _trx = table(
@@ -43,8 +44,8 @@ _under_way = Statement(
 )
 
 
-def under_way(tx: Transaction) -> frozenset[int] | None:
-    """The transactions of others, as numbers; None without the privilege PROCESS."""
+def under_way(tx: Transaction) -> frozenset[int] | Hidden:
+    """The transactions of others, as numbers; hidden without the privilege PROCESS."""
     for attempt in range(TRIES_MAX):
         if attempt:
             time.sleep(COPY_SECONDS)
@@ -52,8 +53,8 @@ def under_way(tx: Transaction) -> frozenset[int] | None:
         try:
             rows = _under_way.rows(tx, word=word)
         except StoreDenied:
-            return None
+            return Hidden.ALWAYS
         if any(mine and word in query for _, _, mine, query in rows):
             ids = {int(number) for _, number, mine, _ in rows if not mine}
             return frozenset(number for number in ids if 0 < number < READ_ONLY_IDS)
-    return None
+    return Hidden.NOW
