@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import resource
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -181,10 +182,11 @@ def ledger_append(url: str, count: int) -> Timing:
 
 def eventsourcing_append(url: str, count: int) -> Timing:
     """The recorder of `eventsourcing`, given bytes that are ready."""
-    from eventsourcing.persistence import StoredEvent
-    from eventsourcing.sqlite import SQLiteApplicationRecorder, SQLiteDatastore
-
-    recorder = SQLiteApplicationRecorder(SQLiteDatastore(url.removeprefix("sqlite:///")))
+    # It is no dependency of ours: the benchmark alone installs it.
+    stored_event: Any = import_module("eventsourcing.persistence").StoredEvent
+    sqlite: Any = import_module("eventsourcing.sqlite")
+    datastore = sqlite.SQLiteDatastore(url.removeprefix("sqlite:///"))
+    recorder = sqlite.SQLiteApplicationRecorder(datastore)
     recorder.create_table()
     state, originator = (b'{"n":1,"words":"%s"}' % TEXT.encode()), uuid4()
 
@@ -192,7 +194,7 @@ def eventsourcing_append(url: str, count: int) -> Timing:
         for start in range(0, count, APPEND_BATCH):
             numbers = range(start, min(start + APPEND_BATCH, count))
             recorder.insert_events(
-                [StoredEvent(originator, n + 1, "bench:Kept", state) for n in numbers]
+                [stored_event(originator, n + 1, "bench:Kept", state) for n in numbers]
             )
 
     return _timed(count, append)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from ledgerstone.messaging.failed_rows import (
 from ledgerstone.messaging.message import PARTITION_CHARS_MAX
 
 FAILURE = Failure("bad_input", "no JSON")
-AT = "2026-02-03 04:05:06"
+AT = datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC)
 consumers = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=190)
 partitions = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=200).filter(
     lambda text: not text.endswith(" ")
@@ -55,14 +57,14 @@ def test_any_bytes(body: bytes, headers: dict[str, bytes | str]) -> None:
     text, about = row_of(raw, consumer="", failure=FAILURE, attempts=0, origin="orders")
 
     assert "\0" not in text + about
-    kept = made((1, about, AT, text), "here")
+    kept = made((1, about, None, text), "here", AT)
     assert (kept.raw, kept.message, kept.code) == (body, None, "bad_input")
 
 
 @pytest.mark.parametrize("headers", ["", "oops", "[]", '{"type": ""}', "null"])
 def test_rows_that_make_no_sense(headers: str) -> None:
     """A row of others that cannot be read is shown all the same, with what is wrong with it."""
-    kept = made((7, headers, AT, "{}"), "here")
+    kept = made((7, headers, None, "{}"), "here", AT)
 
     assert (kept.id, kept.name, kept.message) == (7, "unreadable", None)
     assert kept.reason
@@ -79,7 +81,7 @@ def test_what_is_kept_has_an_end() -> None:
         Raw(body=b"a\0b", headers=deep), consumer="", failure=failure, attempts=0, origin="orders"
     )
 
-    kept = made((1, about, AT, text), "here")
+    kept = made((1, about, None, text), "here", AT)
     assert kept.traceback is not None
     assert len(kept.traceback) == TRACEBACK_CHARS_MAX
     assert kept.traceback.endswith("the end")
