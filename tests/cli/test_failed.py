@@ -197,7 +197,7 @@ def test_all_are_more_than_a_transaction_takes(program: Program, embedded: Ledge
     with embedded.transaction() as tx:
         for _ in range(8):
             every = insert(table).from_select([column.name for column in columns], select(*columns))
-            tx.connection.execute(every)
+            tx.execute(every)
 
     refused = program.run("failed", "retry", "--all")
     some = program.run("failed", "retry", "--all", "--force", "--limit", 1100, "--json")

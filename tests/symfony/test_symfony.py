@@ -285,7 +285,7 @@ def test_a_time_zone_that_is_set(home: Home, zone: str, serializer: str) -> None
         outbox = ledger.office.shared.outbox
         with ledger.transaction() as tx:
             ours = outbox.c.body.like("%9%")
-            tx.connection.execute(update(outbox).where(ours).values(queue_name="php"))
+            tx.execute(update(outbox).where(ours).values(queue_name="php"))
         told = doctor(ledger)
         asked = application.says("get", table=OUTBOX, queue="php", serializer=serializer)
 

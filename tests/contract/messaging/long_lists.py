@@ -115,14 +115,14 @@ def fill(shop: Shop, *, waits: bool) -> None:
         for table in (shared.outbox, shared.failed):
             double(tx, table)
         others = update(shared.failed).where(shared.failed.c.id % 2 == 0)
-        tx.connection.execute(others.values(queue_name=OTHER))
+        tx.execute(others.values(queue_name=OTHER))
         if not waits:
             rows = update(shared.outbox).values(delivered_at=shared.outbox.c.created_at)
-            tx.connection.execute(rows)
+            tx.execute(rows)
         tx.execute(insert(lane), [lane_of(number) for number in range(LENGTH)])
     with shop.ledger.database.engine.connect() as connection:
         names = ", ".join(table.name for table in (shared.outbox, shared.failed, lane))
-        figures = {"sqlite": "ANALYZE", "postgresql": f"ANALYZE {names}"}
+        figures = {"sqlite": "ANALYZE", "postgresql": "ANALYZE"}
         command = figures.get(connection.dialect.name, f"ANALYZE TABLE {names}")
         connection.exec_driver_sql(command)
         connection.commit()
