@@ -46,9 +46,9 @@ def many(ledger: Ledger, home: Home) -> None:
         )
         for table, row in ((slices, {"slice_no": 0, "offset": 0, "data": b"x"}), (owners, {})):
             owned = {"owner": "a"} if table is owners else row
-            tx.connection.execute(insert(table), [owned | {"file_id": each} for each in ids])
+            tx.execute(insert(table), [owned | {"file_id": each} for each in ids])
         more = [{"file_id": ID, "slice_no": n, "offset": n, "data": b"x"} for n in range(1, ROWS)]
-        tx.connection.execute(insert(slices), more)
+        tx.execute(insert(slices), more)
     for table in (blobs, slices, owners):
         analyze(home, ledger, table.name)
 
