@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pymysql
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
@@ -21,6 +21,7 @@ from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.servers import PrivateMariaDB
 from tests.chores import Chores
 from tests.chores.workshop import opened
+from tests.contract.jobs.examples import claim
 from tests.contract.store.transactions import count_up
 from tests.harness.ledgers import another
 from tests.harness.own_table import note, notes_kept, tables, write
@@ -64,6 +65,25 @@ def test_a_character_set_that_lacks_some(ledger: Ledger, home: Home, charset: st
     with closing(pymysql.connect(**where, charset="utf8mb4")) as theirs:
         again = ledger.join(theirs).jobs.enqueue("a", {"words": "🦊"}, key="🦊")
         assert again.id == job.id
+
+
+def test_a_cancel_locks_one_row(home: Home) -> None:
+    """In a user's REPEATABLE READ transaction a cancel locks its job, and no gap of an index."""
+    with opened(home.url, store={"lock_timeout_seconds": 1}) as ledger:
+        ledger.kinds.add("a", lambda: None)
+        job = ledger.run(lambda tx: tx.jobs.enqueue("a"))
+        claim(ledger, ledger.job_source())
+        theirs = create_engine(
+            make_url(home.url).set(drivername="mysql+pymysql"), isolation_level="REPEATABLE READ"
+        )
+
+        with theirs.connect() as connection, connection.begin() as transaction:
+            ledger.join(connection).jobs.cancel(job.id)
+            beside = ledger.run(lambda tx: tx.jobs.enqueue("a"))
+            transaction.rollback()
+        theirs.dispose()
+
+        assert beside.id != job.id
 
 
 @pytest.mark.parametrize("mode", ["", "ANSI_QUOTES"])

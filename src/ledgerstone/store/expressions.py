@@ -273,6 +273,12 @@ def _postgresql_unindexed(element: Any, compiler: Any, **kw: Any) -> str:
     return f"CAST({compiler.process(column, **kw)} AS TEXT)"
 
 
+@compiles(_Unindexed, "mysql")
+def _mysql_unindexed(element: Any, compiler: Any, **kw: Any) -> str:
+    (column,) = element.clauses
+    return f"CONCAT({compiler.process(column, **kw)})"
+
+
 @compiles(_Unindexed)
 def _other_unindexed(element: Any, compiler: Any, **kw: Any) -> str:
     (column,) = element.clauses
@@ -284,7 +290,8 @@ def unindexed(column: ColumnElement[Any]) -> ColumnElement[Any]:
 
     SQLite, which knows nothing of how often a value occurs, would rather look through all rows of a
     state than look up a few hundred ids; PostgreSQL would as long as there are few, and then also
-    pass all those that were there and cannot be forgotten yet.
+    pass all those that were there and cannot be forgotten yet. MySQL would as well, and in a user's
+    REPEATABLE READ transaction it would lock the gaps that it passes: nobody could add a row there.
     """
     return _Unindexed(column)
 
