@@ -31,7 +31,7 @@ def many(ledger: Ledger, home: Home) -> None:
     """Many files, of which few expire, with slices and owners."""
     ids = [hash_of(str(number).encode()) for number in range(ROWS)]
     with ledger.transaction() as tx:
-        tx.connection.execute(
+        tx.execute(
             insert(blobs),
             [
                 {

@@ -395,10 +395,12 @@ class SliceContract:
 
     def test_a_table_of_others(self, home: Home, ledger: Ledger) -> None:
         """A table that has one of our names and is another program's is refused by its name."""
+        own = ledger.database.namespace.own
+        place = f"{own}." if own else ""
         with ledger.database.engine.begin() as theirs:
             for table in ("blobs", "ledgerstone_revision_blobs"):
-                theirs.exec_driver_sql(f"DROP TABLE {table}")
-            theirs.exec_driver_sql("CREATE TABLE blobs (id INTEGER PRIMARY KEY)")
+                theirs.exec_driver_sql(f"DROP TABLE {place}{table}")
+            theirs.exec_driver_sql(f"CREATE TABLE {place}blobs (id INTEGER PRIMARY KEY)")
 
         with pytest.raises(errors.NotAllowedNow, match="the table blobs is there already") as told:
             ledger.migrate()
