@@ -76,6 +76,7 @@ class Reader:
         self._cursor = self._connection.cursor()
         if url.startswith("postgresql"):
             self._cursor.execute("SET search_path TO public, ledgerstone")
+            self._connection.commit()
 
     def __enter__(self) -> Self:
         return self
