@@ -12,6 +12,7 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -31,6 +32,7 @@ STEP_ROWS = 1000
 STEPS_MAX = 10
 """Steps in which rows are looked through for those that fit."""
 CURSOR_CHARS_MAX = 2048
+KEYS_KEPT = 1024
 _CHECK_BYTES = 12
 
 T = TypeVar("T")
@@ -169,8 +171,14 @@ class Keyset(Generic[T]):
         return _sealed([row[i] for i in self._positions], key)
 
     def _key(self, tx: Transaction, filters: dict[str, Any]) -> bytes:
-        named = msgspec.json.encode([self.name, filters], order="deterministic")
-        return hashlib.sha256(tx.database.identity_in(tx).encode() + named).digest()
+        return _key_of(self.name, tx.database.identity_in(tx), tuple(filters.items()))
+
+
+@lru_cache(maxsize=KEYS_KEPT)
+def _key_of(name: str, identity: str, filters: tuple[tuple[str, Any], ...]) -> bytes:
+    """What ties a cursor to a list, its filters and a database."""
+    named = msgspec.json.encode([name, dict(filters)], order="deterministic")
+    return hashlib.sha256(identity.encode() + named).digest()
 
 
 def _check_limit(limit: Any) -> None:

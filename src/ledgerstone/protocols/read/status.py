@@ -13,7 +13,7 @@ from ledgerstone.protocols.states import ItemState
 from ledgerstone.protocols.tables import blocked, deferred, events, incoming, outgoing, protocol_job
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.pages import Keyset
-from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.statement import Statement
 from ledgerstone.store.transaction import Transaction
 
 COUNTED_MAX = 10_000
@@ -50,7 +50,7 @@ class Logged(msgspec.Struct, frozen=True):
 
     id: int
     event_type: str
-    event_id: str
+    event_id: str | None
     received_by: str
     created_at_ms: int
 
@@ -107,13 +107,6 @@ BLOCKED: Keyset[Waiting] = Keyset(
     order=[blocked.c.id],
     make=lambda row: Waiting(*row),
 )
-
-
-def _logged(row: Row) -> Logged:
-    number, kind, event_id, received_by, created = row
-    return Logged(number, kind, event_id or "", received_by, created)
-
-
 EVENTS: Keyset[Logged] = Keyset(
     "protocols.events",
     select(
@@ -125,7 +118,7 @@ EVENTS: Keyset[Logged] = Keyset(
     ).where(events.c.protocol == bindparam("protocol_")),
     order=[events.c.id],
     descending=True,
-    make=_logged,
+    make=lambda row: Logged(*row),
 )
 
 
