@@ -218,7 +218,7 @@ class IncomingState(Enum):
 
 
 incoming = Table(
-    "incoming",
+    "incoming_envelope",
     tables,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("state", String(16), nullable=False),
