@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import insert, select
+from sqlalchemy.schema import DropTable
 
 from ledgerstone import Ledger
 from ledgerstone.cancellation import current
@@ -784,7 +785,7 @@ def test_the_last_chance_is_taken_alone(ledger: Ledger, office: Office, queue: Q
     with ledger.transaction() as tx:
         for each in suspects:
             row = {"message_id": each.id, "consumer": "mailer", "begun": 2, "begun_at_ms": 0}
-            tx.connection.execute(insert(delivery_crash).values(row))
+            tx.execute(insert(delivery_crash).values(row))
     queue.add(*suspects, redelivered=True)
 
     with receiving(ledger, office, queue):
@@ -809,7 +810,7 @@ def test_a_handler_that_was_stopped_is_no_crash(ledger: Ledger, queue: Queue) ->
 
     assert [kept.code for kept in found(ledger, office)] == [HandlerTimeout.code]
     with ledger.reading() as tx:
-        assert tx.connection.execute(select(delivery_crash)).all() == []
+        assert tx.execute(select(delivery_crash)).all() == []
 
 
 def test_what_no_waiting_helps(ledger: Ledger, office: Office, queue: Queue) -> None:
@@ -820,7 +821,7 @@ def test_what_no_waiting_helps(ledger: Ledger, office: Office, queue: Queue) -> 
     with receiving(ledger, office, queue):
         drained(queue)
     with ledger.transaction() as tx:
-        office.shared.receipt.drop(tx.connection)
+        tx.execute(DropTable(office.shared.receipt))
     queue.add(*[message_of() for _ in range(3)])
 
     with receiving(ledger, office, queue) as receiver:

@@ -503,7 +503,7 @@ class Pump:
         if outcome is None:
             if self._breakers:
                 self._breakers.succeeded(claim.target or self.source.name)
-            if self._pace.more:
+            if self._pace.more and (not self._work.local or self._room() > 0):
                 self._claim_bell.ring()
             return
         if claim.target is not None or outcome.verdict is Verdict.RETURNED or self._breakers:
@@ -553,7 +553,9 @@ class Pump:
         if self._batches is not None:
             return self._room_in_batches(self._batches)
         if self._work.local:
-            return max(self._settings.batch_max - len(self._crew.waiting), 0)
+            waiting = len(self._crew.waiting)
+            # While every place has a next one there is no hurry: few large claims cost less.
+            return self._settings.batch_max if waiting <= self._crew.places else 0
         # In this order: what ends in between is counted twice, not overlooked.
         taken = self._crew.running + len(self._crew.waiting)
         unsettled = len(self._settlements)
