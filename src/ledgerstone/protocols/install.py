@@ -2,8 +2,7 @@
 
 Each definition that was applied is on record. A table that is there and is not on record belongs to
 another program, or to another protocol, and is refused by its name. New columns and indexes are
-added; what cannot be added to rows that are there is refused, and `rebuild` makes the tables anew
-from the log.
+added; what cannot be added to rows that are there is refused.
 """
 
 from __future__ import annotations
@@ -133,5 +132,5 @@ def _check_added(protocol: Protocol, before: Definition, after: Definition) -> N
             why = f"the new column {name} needs a default"
     if why is not None:
         message = f"the table {after.name} cannot be changed in place: {why}"
-        hint = f"`ledgerstone protocols rebuild {protocol.name}` makes the tables from the log"
+        hint = f"make a table of another name in schema.sql of {protocol.name}, and fill it"
         raise NotAllowedNow(message, hint=hint)

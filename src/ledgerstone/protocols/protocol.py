@@ -69,7 +69,6 @@ class Protocol:
 
     - `folder` holds its `schema.sql` and `tests`; a protocol without tables needs none.
     - `identify` makes the identity of an event that brings none; None: its content is it.
-    - `keep_days`: the content of older events is removed after a snapshot; None keeps everything.
     """
 
     def __init__(
@@ -79,13 +78,11 @@ class Protocol:
         folder: Path | None = None,
         schema: str | None = None,
         identify: Identify | None = None,
-        keep_days: float | None = None,
     ) -> None:
         check_name(name, "the name of a protocol", chars_max=NAME_CHARS_MAX)
         self.name = name
         self.folder = folder
         self.identify = identify
-        self.keep_days = keep_days
         self.projectors: dict[str, Projector | None] = {}
         self.commands: dict[str, Command] = {}
         self.decode: Decoder | None = None

@@ -252,27 +252,6 @@ protocol_schema = Table(
     Column("applied_at_ms", BigInteger, nullable=False),
     **MYSQL_TABLE,
 )
-protocol_snapshot = Table(
-    "protocol_snapshot",
-    tables,
-    Column("protocol", String(NAME_CHARS_MAX), primary_key=True),
-    Column("to_id", BigInteger, primary_key=True, autoincrement=False),
-    Column("part", Integer, primary_key=True, autoincrement=False),
-    Column("table_name", String(NAME_CHARS_MAX), nullable=False),
-    Column("content", text_type(), nullable=False),
-    **MYSQL_TABLE,
-)
-protocol_pruned = Table(
-    "protocol_pruned",
-    tables,
-    Column("protocol", String(NAME_CHARS_MAX), primary_key=True),
-    Column("to_id", BigInteger, primary_key=True, autoincrement=False),
-    Column("from_id", BigInteger, nullable=False),
-    Column("events", BigInteger, nullable=False),
-    Column("pruned_at_ms", BigInteger, nullable=False),
-    **MYSQL_TABLE,
-)
-
 event_position = log_table("event_position", tables)
 protocol_progress = progress_table("protocol_progress", tables)
 
