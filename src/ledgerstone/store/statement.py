@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 Row = tuple[Any, ...]
+NOT_A_NUMBER = float("nan")
+"""SQLite keeps it as NULL. Its driver looks for an adapter for each None, 0.8 µs a value."""
 _PARAMETER = re.compile(r"%\((\w+)\)s|%%")
 """As psycopg's texts name one; a per cent sign is doubled."""
 
@@ -38,7 +40,7 @@ _PARAMETER = re.compile(r"%\((\w+)\)s|%%")
 class Compiled:
     """A statement's text for one driver, and how its parameters are handed over."""
 
-    __slots__ = ("_fixed", "_numbered", "_order", "_processors", "takes_now", "text")
+    __slots__ = ("_fixed", "_null", "_numbered", "_order", "_processors", "takes_now", "text")
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class Compiled:
         for name in self._fixed:
             self._processors.pop(name, None)
         self._numbered: tuple[bytes, list[str]] | None = None
+        self._null = NOT_A_NUMBER if driver.name == "sqlite" else None
 
     def parameters(self, values: dict[str, Any]) -> Any:
         """What the driver's `execute` takes beside the text."""
@@ -77,7 +80,10 @@ class Compiled:
             values = self._fixed | values
         if self._order is None:
             return values
-        return tuple([values[name] for name in self._order])
+        if self._null is None:
+            return tuple([values[name] for name in self._order])
+        null = self._null
+        return tuple([null if (v := values[name]) is None else v for name in self._order])
 
     def many(self, rows: Sequence[dict[str, Any]]) -> Sequence[Any]:
         """The same for each of these."""
