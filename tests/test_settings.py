@@ -78,6 +78,7 @@ remember(JOBS)
 EXAMPLES: dict[str, Any] = {
     "rooms": ["jobs"],
     "url": "postgresql://db/shop",
+    "store.schema": "shop",
     "messaging.outbox_table": "outbox",
     "messaging.failed_table": "failed",
     "messaging.deduplication_table": "handled",
