@@ -22,7 +22,8 @@ BUSY_SECONDS = 0.2
 HOLDER = "holder"
 """The application name of the one whose transaction is open on purpose."""
 # What the servers have when nobody sets anything; the tests' private ones are kept smaller.
-POSTGRES_STOCK = {"shared_buffers": "128MB"}
+# The driver's side names no schema.
+POSTGRES_STOCK = {"shared_buffers": "128MB", "search_path": "public, ledgerstone"}
 MARIADB_STOCK = {"innodb-buffer-pool-size": "128M", "innodb-log-file-size": "96M"}
 LEVEL_POSTGRES = ("ANALYZE", "CHECKPOINT")
 BUSY_POSTGRES = f"""\

@@ -17,6 +17,7 @@ import msgspec
 from bench.ledgers import opened
 from ledgerstone.engine.source import Ask, Handler, Outcome, Verdict
 from ledgerstone.ledger import Ledger, Transaction
+from ledgerstone.store.namespace import Namespace
 from tests.chores import Chores, ChoreSource, NewChore
 from tests.chores.work import nothing
 
@@ -105,18 +106,22 @@ class _Overheard(Transaction):
     heard: list[Heard]
 
     def cursor(self) -> Any:
-        return _Cursor(super().cursor(), self.heard)
+        return _Cursor(super().cursor(), self.heard, self.database.namespace)
 
     def own_cursor(self) -> Any:
-        return _Cursor(super().own_cursor(), self.heard)
+        return _Cursor(super().own_cursor(), self.heard, self.database.namespace)
 
 
 class _Cursor:
-    """Passes everything on, and writes down what is executed with parameters."""
+    """Passes everything on, and writes down what is executed with parameters.
 
-    def __init__(self, cursor: Any, heard: list[Heard]) -> None:
+    Without the place of the tables: the driver does it in another database.
+    """
+
+    def __init__(self, cursor: Any, heard: list[Heard], namespace: Namespace) -> None:
         self._cursor = cursor
         self._heard = heard
+        self._place = f"{namespace.own}."
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cursor, name)
@@ -124,12 +129,12 @@ class _Cursor:
     def execute(self, text: str, parameters: Any = None) -> Any:
         if parameters is None:
             return self._cursor.execute(text)
-        self._heard.append(Heard(text, parameters, many=False))
+        self._heard.append(Heard(text.replace(self._place, ""), parameters, many=False))
         return self._cursor.execute(text, parameters)
 
     def executemany(self, text: str, rows: Iterable[Any]) -> Any:
         given = list(rows)
-        self._heard.append(Heard(text, given, many=True))
+        self._heard.append(Heard(text.replace(self._place, ""), given, many=True))
         return self._cursor.executemany(text, given)
 
     def fetchall(self) -> list[Any]:

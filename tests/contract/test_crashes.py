@@ -12,6 +12,12 @@ from ledgerstone.settings import Settings
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePgBouncer, PrivatePostgres
 from tests import chores
 from tests.contract.engine.crashes import CrashContract, survive_kill_and_pause
+from tests.harness.shared_servers import SEARCH_PATH
+
+
+def findable_postgres() -> PrivatePostgres:
+    """A server on which the checker finds our tables without naming their schema."""
+    return PrivatePostgres(settings={"search_path": SEARCH_PATH})
 
 
 @pytest.mark.slow
@@ -21,7 +27,7 @@ class TestCrashes(CrashContract):
 
 @pytest.fixture(
     params=[
-        pytest.param(PrivatePostgres, id="postgres", marks=pytest.mark.postgres),
+        pytest.param(findable_postgres, id="postgres", marks=pytest.mark.postgres),
         pytest.param(PrivateMariaDB, id="mysql", marks=pytest.mark.mysql),
     ]
 )
@@ -53,7 +59,7 @@ def test_the_server_is_killed_in_between(
 @pytest.mark.slow
 def test_behind_a_transaction_pooler(tmp_path: Path) -> None:
     """Behind PgBouncer in transaction mode the same holds."""
-    with PrivatePostgres() as postgres, PrivatePgBouncer(postgres) as pooler:
+    with findable_postgres() as postgres, PrivatePgBouncer(postgres) as pooler:
         url = pooler.create_database("ledger")
         with opened(url) as ledger:
             survive_kill_and_pause(ledger, url, tmp_path / "gate")

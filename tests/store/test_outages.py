@@ -197,7 +197,7 @@ def test_a_wrong_password_on_postgresql(mortal_postgres: PrivatePostgres) -> Non
 
         assert not raised.value.retryable
         assert "wrong" not in str(raised.value)
-    with pytest.raises(errors.StoreDenied, match="permission"):
+    with pytest.raises(errors.StoreDenied, match="may not make it"):
         opened(f"postgresql://locked:right@{address}/postgres")
 
 

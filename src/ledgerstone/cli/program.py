@@ -69,6 +69,7 @@ SUMMARIES = {
     "protocols": "Run protocols: their commands, tick, tests, and what waits in them.",
     "events": "List, import and export the events of a protocol.",
     "signing": "Sign payments as a group: M of N members agree and sign before money moves.",
+    "blobs": "Files in slices: stored, resumed, verified, read by ranges.",
 }
 """The first sentence of each help, again: to list the commands loads none of them."""
 

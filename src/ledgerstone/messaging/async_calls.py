@@ -36,6 +36,7 @@ class AsyncFailed(AsyncCalls[Failed]):
     """`Failed`, awaited."""
 
     find = awaited(Failed.find)
+    last_id = awaited(Failed.last_id)
     get = awaited(Failed.get)
     count = awaited(Failed.count)
     groups = awaited(Failed.groups)

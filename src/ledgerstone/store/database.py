@@ -182,7 +182,8 @@ class Database(Generic[Tx]):
         engine = self.engine
         if engine.dialect.default_schema_name is None:
             # It is asked for by the first connection.
-            engine.connect().close()
+            with self._lent(reads=True):
+                pass
         return engine.dialect.default_schema_name
 
     @property
