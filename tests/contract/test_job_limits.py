@@ -11,7 +11,11 @@ from sqlalchemy import text
 
 from ledgerstone import Ledger
 from ledgerstone.engine.source import Outcome, Verdict
+from ledgerstone.engine.transacted import Transacted
 from ledgerstone.jobs import NewJob, Status, limits, retention
+from ledgerstone.jobs.settling import JobClaim
+from ledgerstone.jobs.source import JobSource
+from ledgerstone.jobs.states import Gate
 from ledgerstone.settings import JobSettings
 from ledgerstone.store.batch import WithRows
 from ledgerstone.testing.clock import ManualClock
@@ -23,6 +27,7 @@ from tests.contract.jobs.limits import (
     claimed,
     ended,
     enqueue,
+    execute,
     limited_source,
     settled,
 )
@@ -65,7 +70,7 @@ class TestRivals(RivalContract):
 
 @ON_SERVERS
 def test_a_key_that_another_holds(ledger: Ledger) -> None:
-    """A claim that holds keys does not wait for one before them: it leaves it to the next."""
+    """A claim does not wait for a key: it leaves it to the next, which comes soon."""
     source = limited_source(ledger)
     before, behind = sorted(("ada", "bob"), key=limits._slot)
     crowd = [NewJob(type="work", payload={"customer": behind}, priority=9) for _ in range(11)]
@@ -76,11 +81,12 @@ def test_a_key_that_another_holds(ledger: Ledger) -> None:
     with ledger.transaction() as other, hung(ledger, source.channel) as bell:
         limits.lock(other, [before])
         first = claimed(ledger, source)
-        rung = bell.wait(0)
+        rung, again = bell.wait(0), Transacted(source, ledger.database).due_seconds()
     second = claimed(ledger, source)
 
-    assert limits._slot(before) < limits._slot(behind)
-    assert rung
+    # A bell would be rung until the key is free.
+    assert not rung
+    assert again <= limits.AGAIN_SECONDS
     assert [claim.limit_key for claim in first] == [behind]
     assert [claim.limit_key for claim in second] == [before]
 
@@ -150,30 +156,88 @@ def test_retention_spares_what_died_again(
 
 
 @ON_SERVERS
-@pytest.mark.parametrize("act", ["rescue", "settle", "claim"])
-def test_keys_are_held_in_order(ledger: Ledger, clock: ManualClock, home: Home, act: str) -> None:
-    """Whoever waits for the first of several keys holds none of the others meanwhile."""
+def test_an_open_settlement_stops_no_claim(ledger: Ledger, clock: ManualClock) -> None:
+    """A job that is settled in an open transaction keeps nobody but those of its key waiting."""
+    source = limited_source(ledger)
+    ledger.run(enqueue({"customer": "ada"}))
+    held = claimed(ledger, source)
+    crowd = [NewJob(type="work", payload={"customer": "ada"}, priority=9) for _ in range(30)]
+
+    with ledger.transaction() as other:
+        source.settle(other, [Outcome(each, Verdict.DONE) for each in held], waits=True)
+        ledger.run(lambda tx: tx.jobs.enqueue_many(crowd))
+        ledger.run(enqueue({"customer": "bob"}))
+        meanwhile = asked(ledger, source, clock)
+    after = asked(ledger, source, clock)
+
+    assert [claim.limit_key for claim in meanwhile] == ["bob"]
+    assert [claim.limit_key for claim in after] == ["ada"]
+    assert source.due_seconds() == limits.INFINITY
+
+
+@ON_SERVERS
+@pytest.mark.parametrize("act", ["settle", "rescue"])
+def test_an_open_settlement_stops_no_settlement(
+    ledger: Ledger, clock: ManualClock, act: str
+) -> None:
+    """Who ends a job while its key is held waits for nobody; the next of the key follows soon."""
+    source = limited_source(ledger)
+    kin = [NewJob(type="work", payload={"customer": "ada"}, max_attempts=1) for _ in range(2)]
+    first, following = (job.id for job in ledger.run(lambda tx: tx.jobs.enqueue_many(kin)))
+    (taken,) = claimed(ledger, source)
+    clock.advance(LEASE_SECONDS + 1)
+
+    with ledger.transaction() as other:
+        limits.lock(other, ["ada"])
+        if act == "settle":
+            assert settled(ledger, source, [taken], Verdict.DEAD) == []
+        else:
+            ledger.run(lambda tx: source.rescue(tx, limit=10, crashes_max=1))
+        with ledger.reading() as tx:
+            fate = tx.jobs.get(first).status
+        execute(ledger, f"UPDATE job SET gate = {Gate.BLOCKED.value} WHERE status = 'queued'")  # noqa: S608 - our own
+        meanwhile = asked(ledger, source, clock)
+    after = asked(ledger, source, clock)
+
+    assert fate is Status.DEAD_LETTER
+    assert meanwhile == []
+    assert [claim.key for claim in after] == [following]
+
+
+@ON_SERVERS
+@pytest.mark.parametrize("most", [None, 5])
+def test_an_open_limit_stops_no_claim(ledger: Ledger, most: int | None) -> None:
+    """While somebody changes the limit of a queue, claims go by the one that is committed."""
+    ledger.kinds.add("plain", lambda: None)
+    source = ledger.job_source()
+    ledger.run(lambda tx: tx.jobs.limit("default", most))
+    ledger.run(lambda tx: tx.jobs.enqueue_many([NewJob(type="plain") for _ in range(8)]))
+
+    with ThreadPoolExecutor(1) as threads, ledger.transaction() as other:
+        other.jobs.limit("default", 1)
+        taken = threads.submit(claimed, ledger, source).result(WAIT_SECONDS_MAX)
+
+    assert len(taken) == (most or 8)
+    assert claimed(ledger, source) == []
+
+
+@ON_SERVERS
+def test_keys_are_held_in_order(ledger: Ledger, home: Home) -> None:
+    """Who waits for the first of several keys holds none of the others meanwhile."""
     source = limited_source(ledger)
     first, *others = sorted(("ada", "bob", "cyd"), key=limits._slot)
     jobs = [NewJob(type="work", payload={"customer": key}) for key in (*others, first)]
     ledger.run(lambda tx: limits.lock(tx, (first, *others)))
     ledger.run(lambda tx: tx.jobs.enqueue_many(jobs))
     held, slots = threading.Event(), {limits._slot(key) for key in (first, *others)}
-    taken = [] if act == "claim" else list(claimed(ledger, source))
-    outcomes = [Outcome(each, Verdict.DONE) for each in taken]
-    clock.advance(LEASE_SECONDS + 1)
+    outcomes = [Outcome(each, Verdict.DONE) for each in claimed(ledger, source)]
 
-    def perform() -> None:
+    def settle() -> None:
         signaled(held)
-        match act:
-            case "rescue":
-                ledger.run(lambda tx: source.rescue(tx, limit=10, crashes_max=1))
-            case "settle":
-                ledger.run(lambda tx: source.settle(tx, outcomes))
-            case _:
-                claimed(ledger, source)
+        # As in a transaction of its handler.
+        ledger.run(lambda tx: source.settle(tx, outcomes, waits=True))
 
-    with aside(perform), ledger.transaction() as other:
+    with aside(settle), ledger.transaction() as other:
         limits.lock(other, [first])
         held.set()
         until(
@@ -181,10 +245,19 @@ def test_keys_are_held_in_order(ledger: Ledger, clock: ManualClock, home: Home, 
             what="the lock to be waited for",
             every_seconds=REFRESHED_SECONDS,
         )
-        free = [limits._is_free(other, limits._slot(key)) for key in others]
+        free = limits._hold_free(other, slots)
 
     assert len(slots) == 3
-    assert free == [True, True]
+    assert free == slots
+
+
+def asked(ledger: Ledger, source: JobSource, clock: ManualClock) -> list[JobClaim]:
+    """What a worker gets that asks whenever a busy key is to be tried again."""
+    claims: list[JobClaim] = []
+    for _ in range(limits.STUCK_TRIES + 1):
+        claims += claimed(ledger, source)
+        clock.advance(limits.AGAIN_SECONDS_MAX)
+    return claims
 
 
 def _waiting(ledger: Ledger, home: Home) -> int:

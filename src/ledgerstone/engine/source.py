@@ -224,6 +224,8 @@ class Source(Protocol):
     - `handler` answers what runs a claim.
     - A source may have `close`: its worker has stopped, and it lets go of its connections and
       threads. Another worker may use it later.
+    - A source may have `due_seconds`: how long until it wants to be asked without a ring of
+      `channel`.
     - A source may have `batches`: what one `claim` answers is then handled by one call, and its
       capacity counts items. Each item is settled, extended and rescued by itself.
     """

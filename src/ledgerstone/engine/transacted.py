@@ -41,8 +41,9 @@ class Transacted:
         return self._database.run(lambda tx: self.source.extend(tx, claims, lease_seconds))
 
     def due_seconds(self) -> float:
-        # Polling finds what becomes due in the database.
-        return float("inf")
+        # Polling finds what becomes due in the database; a source may know that it is sooner.
+        asked: Callable[[], float] | None = getattr(self.source, "due_seconds", None)
+        return asked() if asked is not None else float("inf")
 
     def start(self) -> None:
         """Nothing has to be begun."""

@@ -1,10 +1,10 @@
 """Limits that hold for all workers together: of a queue, and of jobs with the same limit key.
 
-Whoever claims from a limited queue first locks the row of the queue, and whoever claims or settles
-a job with a limit key locks the slot of that key, whatever its queue: what is counted then cannot
-change behind its back, so limits are exact. A job whose key is used up is taken out of the line
-(its gate is `blocked`), so that ten thousand of them cost nobody anything; when a job with that key
-is over, the next one gets back in line: of the next organisation that has one, in any queue.
+Claims of a limited queue go one at a time, and whoever claims or settles a job with a limit key
+locks the slot of that key, whatever its queue: what is counted then cannot change behind its back,
+so limits are exact. A job whose key is used up is taken out of the line (its gate is `blocked`), so
+that ten thousand of them cost nobody anything; when a job with that key is over, the next one gets
+back in line: of the next organisation that has one, in any queue.
 
     in line (open) ──claim──▶ running ──settle──▶ over
          │  ▲                                │
@@ -12,15 +12,22 @@ is over, the next one gets back in line: of the next organisation that has one, 
          ▼  │
       blocked
 
-To let in too many does no harm, for a claim counts again and puts them back. Locks are taken in one
-order by all: the queue, jobs, then slots by their names; behind the first slots nobody is waited
-for.
+To let in too many does no harm, for a claim counts again and puts them back.
+
+No claim, settlement or rescue waits for a slot: a transaction of the user's, which settled a job
+and is still open, may hold it for as long as it likes. Jobs whose slot is busy are passed over, and
+out of the line if it stays busy; their keys are looked at again soon (`BusySlots`). What is settled
+in a transaction of the user's waits, for slots in the order of their names. What claims of a queue
+wait for belongs to claims alone, not to who pauses or limits the queue.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from hashlib import sha256
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -44,8 +51,17 @@ PASSES_MAX = 10
 BLOCK_MAX = 1000
 SLOTS = 16
 """Keys are locked by slots: rows beside those of the queues, so few that all are soon locked."""
+AGAIN_SECONDS, AGAIN_SECONDS_MAX = 0.05, 1.0
+"""The pause before a busy slot is tried again: at first, and at most; it doubles each time."""
+STUCK_TRIES = 3
+"""A slot that was busy so often is not busy with claims and settlements, which are short."""
 SWEPT_KEYS_MAX = 100
 """Keys that one sweep looks at; the next one goes on behind them."""
+# They end in a space, as the name of no queue does.
+_SLOTS = tuple(f"limit keys {number:02} " for number in range(SLOTS))
+ANY = 2**31 - 1
+"""As many as are never allowed."""
+INFINITY = float("inf")
 FIRST_ORG = "00000000-0000-0000-0000-000000000000"
 
 Freed = tuple[str, str]
@@ -64,6 +80,13 @@ _state = select(job_queue.c.paused_at_ms, job_queue.c.concurrency_max).where(
 _lock = Statement("jobs.lock_queue", _state.with_for_update())
 _lock_if_free = Statement("jobs.lock_slot", _state.with_for_update(skip_locked=True))
 _look = Statement("jobs.look_at_queue", _state)
+_most_of_key = Statement(
+    "jobs.most_of_key",
+    select(_most)
+    .where(_blocked, job.c.limit_key == _key)
+    .order_by(job.c.org_id, job.c.urgency, job.c.run_at_ms, job.c.id)
+    .limit(1),
+)
 _running = Statement(
     "jobs.running",
     select(func.count()).select_from(job).where(stands(Status.RUNNING), job.c.queue == _queue),
@@ -136,30 +159,103 @@ class Candidate(msgspec.Struct, frozen=True):
     row: Row
     limit_key: str | None
     limit_max: int | None
+    org_id: str
+
+
+class _Busy(msgspec.Struct):
+    """A slot that another transaction holds: what is to be done once it is free."""
+
+    tries: int
+    due: float
+    orgs: dict[str, str] = {}
+    """The keys that may have a free place; the organisation behind which the next one is."""
+
+
+class BusySlots:
+    """The slots that one source found busy, until it has had them.
+
+    Keys are noted when what made them wait is committed: before that, what is counted is the past.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._busy: dict[str, _Busy] = {}
+
+    def seconds(self, now: float) -> float:
+        """How long until one is to be tried again; without end if none is busy."""
+        with self._lock:
+            return min((max(each.due - now, 0.0) for each in self._busy.values()), default=INFINITY)
+
+    def are_stuck(self, slot: str) -> bool:
+        """Whether it has been busy for long."""
+        with self._lock:
+            return slot in self._busy and self._busy[slot].tries >= STUCK_TRIES
+
+    def put_off(self, tx: Transaction, freed: Iterable[Freed]) -> None:
+        """These keys are to be looked at when their slots are free."""
+        pairs = list(freed)
+        if pairs:
+            tx.after_commit(partial(self._note, pairs, tx.database.clock.monotonic()))
+
+    def tried(self, slot: str, now: float) -> None:
+        """It is busy; the next try is later."""
+        with self._lock:
+            busy = self._busy.setdefault(slot, _Busy(0, now))
+            if now >= busy.due:
+                busy.due = now + min(AGAIN_SECONDS * 2**busy.tries, AGAIN_SECONDS_MAX)
+                busy.tries += 1
+
+    def due(self, now: float) -> dict[str, dict[str, str]]:
+        """The slots that are to be tried now, and their keys."""
+        if not self._busy:
+            return {}
+        with self._lock:
+            return {slot: dict(b.orgs) for slot, b in self._busy.items() if b.due <= now}
+
+    def had(self, slot: str, orgs: dict[str, str]) -> None:
+        """It was free, and these keys were looked at."""
+        with self._lock:
+            busy = self._busy.get(slot)
+            if busy is None:
+                return
+            for key in orgs:
+                busy.orgs.pop(key, None)
+            if not busy.orgs:
+                del self._busy[slot]
+
+    def _note(self, freed: Sequence[Freed], now: float) -> None:
+        for key, org in freed:
+            slot = _slot(key)
+            with self._lock:
+                fresh = _Busy(0, now + AGAIN_SECONDS)
+                self._busy.setdefault(slot, fresh).orgs[key] = org
 
 
 class _Keys:
     """The limit keys that one claim holds, and how many jobs run with each."""
 
-    def __init__(self, tx: Transaction) -> None:
+    def __init__(self, tx: Transaction, slots: BusySlots) -> None:
         self._tx = tx
+        self._slots = slots
         self._held: set[str] = set()
+        self._missed: set[str] = set()
         self._used: dict[str, int] = {}
         self._full: dict[str, int] = {}
+        self._stuck: dict[str, str] = {}
         self.busy = False
 
     def hold(self, found: Iterable[Candidate]) -> None:
-        """Lock the keys of these. Once some are held, what another holds is left for later."""
+        """Lock the keys of these, except what another transaction holds."""
         keys = (candidate.limit_key for candidate in found)
-        missing = {_slot(key) for key in keys if key is not None} - self._held
-        if not missing:
+        slots = {_slot(key) for key in keys if key is not None} - self._held - self._missed
+        if not slots:
             return
-        for slot in sorted(missing):
-            if not self._held or slot > max(self._held) or _is_free(self._tx, slot):
-                _locked(self._tx, slot)
-                self._held.add(slot)
-            else:
-                self.busy = True
+        held = _hold_free(self._tx, slots)
+        now = self._tx.database.clock.monotonic()
+        for slot in slots - held:
+            self._slots.tried(slot, now)
+        self._held |= held
+        self._missed |= slots - held
         self._used = {key: int(count) for key, count in _used.rows(self._tx)}
 
     def admits(self, candidate: Candidate) -> bool:
@@ -167,7 +263,11 @@ class _Keys:
         key = candidate.limit_key
         if key is None:
             return True
-        if _slot(key) not in self._held:
+        if (slot := _slot(key)) not in self._held:
+            if self._slots.are_stuck(slot):
+                self._stuck[key] = candidate.org_id
+            else:
+                self.busy = True
             return False
         used = self._used.get(key, 0)
         if used >= (candidate.limit_max or 1):
@@ -177,12 +277,12 @@ class _Keys:
         return True
 
     def block(self, queue: str) -> None:
-        """Take those whose key is used up out of the line."""
-        for key in self._full:
-            _block.run(
-                self._tx, limit=BLOCK_MAX, queue_=queue, key_=key, used_=self._used.get(key, 0)
-            )
-        self._full = {}
+        """Take those whose key is used up, or stays busy, out of the line."""
+        used = {key: self._used.get(key, 0) for key in self._full} | dict.fromkeys(self._stuck, ANY)
+        for key, count in used.items():
+            _block.run(self._tx, limit=BLOCK_MAX, queue_=queue, key_=key, used_=count)
+        self._slots.put_off(self._tx, self._stuck.items())
+        self._full, self._stuck = {}, {}
 
 
 def limited(tx: Transaction, queue: str) -> bool:
@@ -203,20 +303,22 @@ def claim(
     queue: str,
     limit: int,
     look: Callable[[int], Sequence[Candidate]],
+    slots: BusySlots,
     **common: Any,
 ) -> list[Row]:
     """Take what is in line as far as every limit allows; the rows as they were found.
 
     `look` answers so many jobs in line, locked, and others each time it is asked.
     """
-    paused, most = _locked(tx, queue)
+    _lock_or_make(tx, _turn_of(queue), (_turn_of(queue),))
+    paused, most = _state_of(tx, queue)
     if paused:
         return []
     room = limit
     if most is not None:
         ((running,),) = _running.rows(tx, queue_=queue)
         room = min(limit, most - running)
-    keys = _Keys(tx)
+    keys = _Keys(tx, slots)
     taken: list[Row] = []
     for _ in range(PASSES_MAX):
         if room <= len(taken):
@@ -231,8 +333,7 @@ def claim(
             taken += allowed
         keys.block(queue)
         if keys.busy:
-            # The next claim finds them first, and waits.
-            tx.wake(channel_of(queue))
+            # They are the first in line also of the next claim, which comes when a slot is due.
             break
     else:
         # Those that were used up are out of the way: the next claim comes further.
@@ -240,16 +341,46 @@ def claim(
     return taken
 
 
-def pass_on(tx: Transaction, queue: str, freed: Sequence[Freed]) -> None:
-    """Jobs with these keys are over in this queue, each frees a place for the next of its key."""
-    lock(tx, (key for key, _ in freed))
+def pass_on(
+    tx: Transaction, queue: str, freed: Sequence[Freed], slots: BusySlots | None = None
+) -> None:
+    """Jobs with these keys are over in this queue, each frees a place for the next of its key.
+
+    With `slots` nobody is waited for: keys whose slot is busy are looked at later.
+    """
+    if slots is None:
+        lock(tx, (key for key, _ in freed))
+        let_in(tx, queue, freed)
+        return
+    held = _hold_free(tx, {_slot(key) for key, _ in freed})
+    slots.put_off(tx, [pair for pair in freed if _slot(pair[0]) not in held])
+    let_in(tx, queue, [pair for pair in freed if _slot(pair[0]) in held])
+
+
+def look_again(tx: Transaction, queue: str, slots: BusySlots) -> None:
+    """What had to wait for a slot that is free now: jobs get in line for the places of its keys."""
+    now = tx.database.clock.monotonic()
+    due = slots.due(now)
+    if not due:
+        return
+    held = _hold_free(tx, due)
+    used = {key: int(count) for key, count in _used.rows(tx)} if held else {}
+    freed: list[Freed] = []
+    for slot, orgs in due.items():
+        if slot not in held:
+            slots.tried(slot, now)
+            continue
+        for key, org in orgs.items():
+            for (most,) in _most_of_key.rows(tx, key_=key):
+                freed += [(key, org)] * (most - used.get(key, 0))
+        tx.after_commit(partial(slots.had, slot, orgs))
     let_in(tx, queue, freed)
 
 
 def lock(tx: Transaction, keys: Iterable[str]) -> None:
-    """Hold off everybody else who claims or settles jobs with these keys."""
+    """Hold off everybody else who claims or settles jobs with these keys; waits for them."""
     for slot in sorted({_slot(key) for key in keys}):
-        _locked(tx, slot)
+        _lock_or_make(tx, slot, _SLOTS)
 
 
 def let_in(tx: Transaction, queue: str, freed: Iterable[Freed]) -> int:
@@ -285,18 +416,40 @@ def sweep(tx: Transaction, queue: str, after: str = "") -> tuple[int, str]:
 
 
 def _slot(key: str) -> str:
-    # It ends in a space, as the name of no queue does.
-    return f"limit keys {crc32(key.encode()) % SLOTS:02} "
+    return _SLOTS[crc32(key.encode()) % SLOTS]
 
 
-def _is_free(tx: Transaction, slot: str) -> bool:
-    """Whether nobody else has it, and nobody gets it any more; or it was never used."""
-    return _lock_if_free.one(tx, name_=slot) is not None or _look.one(tx, name_=slot) is None
+def _turn_of(queue: str) -> str:
+    """The row that claims of this queue lock, one after another."""
+    return f"claims {sha256(queue.encode()).hexdigest()} "
 
 
-def _locked(tx: Transaction, name: str) -> tuple[bool, int | None]:
+def _hold_free(tx: Transaction, slots: Iterable[str]) -> set[str]:
+    """Lock these as far as nobody else has them; which."""
+    held = set()
+    for slot in sorted(slots):
+        found = _lock_if_free.one(tx, name_=slot)
+        if found is None and _look.one(tx, name_=slot) is None:
+            found = _lock_or_make(tx, slot, _SLOTS)
+        if found is not None:
+            held.add(slot)
+    return held
+
+
+def _lock_or_make(tx: Transaction, name: str, names: Sequence[str]) -> Row | None:
+    """Wait for this row; if it is not there, it is made together with these.
+
+    Slots are made by the first claim of all, together: whoever makes a row keeps others from it,
+    and a claim is short.
+    """
     row = _lock.one(tx, name_=name)
     if row is None:
-        _know.run(tx, [(name,)])
+        absent = [(each,) for each in names if _look.one(tx, name_=each) is None]
+        _know.run(tx, absent)
         row = _lock.one(tx, name_=name)
+    return row
+
+
+def _state_of(tx: Transaction, queue: str) -> tuple[bool, int | None]:
+    row = _look.one(tx, name_=queue)
     return (row[0] is not None, row[1]) if row is not None else (False, None)

@@ -250,7 +250,7 @@ class Line:
     def look(self, tx: Transaction, limit: int) -> list[Candidate]:
         """So many, locked and not yet taken, also those with limit keys."""
         rows = self._in_turn(tx, limit, _look)
-        return [Candidate(row[:-1], row[LIMIT_KEY], row[-1]) for row in rows]
+        return [Candidate(row[:-1], row[LIMIT_KEY], row[-1], str(row[_ORG])) for row in rows]
 
     def start_at_front(self) -> None:
         """The next claim begins there, however long the last one took."""

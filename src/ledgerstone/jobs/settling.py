@@ -61,6 +61,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     queue: str
     backoff: Callable[[JobClaim], Backoff]
     crashes_max: int
+    slots: limits.BusySlots
 
 
 def settle(
@@ -84,8 +85,8 @@ def settle(
     left = remainder(outcomes, settled)
     freed = _freed(outcomes, left)
     if freed:
-        # Last of all: see there in which order locks are taken.
-        limits.pass_on(tx, rules.queue, freed)
+        # Last of all: a transaction of the user's, which waits for slots, has its jobs first.
+        limits.pass_on(tx, rules.queue, freed, None if waits else rules.slots)
         tx.wake(channel_of(rules.queue))
     return left
 

@@ -77,7 +77,11 @@ class JobSource:
         self.channel = channel_of(queue)
         self._queue = queue
         self._kinds = kinds
-        self._rules = settling.Rules(queue=queue, backoff=self._backoff, crashes_max=crashes_max)
+        self._slots = limits.BusySlots()
+        self._rules = settling.Rules(
+            queue=queue, backoff=self._backoff, crashes_max=crashes_max, slots=self._slots
+        )
+        self._monotonic = database.clock.monotonic
         self._runner = Runner(database, kinds, self._rules)
         self._worker: str | None = None
         self._known = len(kinds)
@@ -94,6 +98,7 @@ class JobSource:
         self._worker = ask.worker
         if len(self._kinds) != self._known:
             self._learn()
+        limits.look_again(tx, self._queue, self._slots)
         opened = self._open_scheduled(tx)
         claims = self._claims(tx, ask)
         opened()
@@ -113,6 +118,10 @@ class JobSource:
         found = _extend.run(tx, claims, lease_seconds)
         return remainder(claims, [Settled(each) for each in found])
 
+    def due_seconds(self) -> float:
+        """How long until a claim is to look again at limit keys that another transaction held."""
+        return self._slots.seconds(self._monotonic())
+
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
         expired = [
             _Left(each, *each.more) for each in _rescue.run(tx, limit=limit, queue=self._queue)
@@ -126,8 +135,6 @@ class JobSource:
             # Nor does one begin again that was asked to stop.
             (over if left.unwanted or spent else again).append(left)
         self._give_back(tx, again)
-        # All at once: slots are locked in order.
-        limits.lock(tx, [left.limit_key for left in over if left.limit_key is not None])
         for left in over:
             self._bury(tx, left)
         _, self._swept = limits.sweep(tx, self._queue, self._swept)
@@ -162,7 +169,7 @@ class JobSource:
             if rows or (rows is not None and not limits.limited(tx, self._queue)):
                 return [self._made(row) for row in rows]
         look = partial(self._line.look, tx)
-        found = limits.claim(tx, self._queue, ask.limit, look, **common)
+        found = limits.claim(tx, self._queue, ask.limit, look, self._slots, **common)
         keyed = self._keyed() or any(row[LIMIT_KEY] is not None for row in found)
         self._limited = keyed or limits.limited(tx, self._queue)
         # The attempt is as it was before they were taken, the token is the new one.
