@@ -20,8 +20,7 @@ from ledgerstone.messaging.room import MESSAGING
 from ledgerstone.settings import Settings
 from ledgerstone.store.dialect import dialect_of
 from ledgerstone.store.dialects.postgres import SCHEMA
-from ledgerstone.store.present import VERSION_TABLE
-from ledgerstone.store.schema import names_in
+from ledgerstone.store.schema import VERSION_TABLE, names_in
 from ledgerstone.store.tables import tables as kernel_tables
 
 UNDECLARED = ("jobs_legacy", "history_guard")

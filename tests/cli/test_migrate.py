@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
-from ledgerstone.store import migrating, present
+from ledgerstone.store import migrating
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.server import free_port
 from ledgerstone.testing.servers import PrivatePostgres
@@ -84,7 +84,7 @@ def test_a_newer_schema_is_refused(program: Program, home: Home) -> None:
 
 
 def _pretend_newer(url: str) -> None:
-    newer = f"UPDATE {present.VERSION_TABLE} SET version_num = '{UNKNOWN_REVISION}'"  # noqa: S608
+    newer = f"UPDATE {VERSION_TABLE} SET version_num = '{UNKNOWN_REVISION}'"  # noqa: S608
     settings = Settings.load(url=url, environ={})
     with Ledger(settings=settings) as ledger, ledger.transaction() as tx:
         tx.connection.execute(text(newer))

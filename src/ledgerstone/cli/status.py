@@ -10,8 +10,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Group, RenderableType
+from rich.filesize import decimal
 from rich.live import Live
 
+from ledgerstone.blobs.read.status import BlobFacts
 from ledgerstone.console import output
 from ledgerstone.console.call import Call, flag
 from ledgerstone.console.database import must_exist, opened
@@ -29,6 +31,7 @@ from ledgerstone.jobs import unserved
 from ledgerstone.jobs.read.status import JobFacts
 from ledgerstone.ledger import Transaction
 from ledgerstone.messaging.read.status import COUNTED_MAX, BacklogFacts
+from ledgerstone.protocols.read.status import QueueFacts
 from ledgerstone.room import Rooms
 from ledgerstone.settings import Settings
 from ledgerstone.signing.kaspa import format_kas
@@ -165,6 +168,31 @@ def _signing_lines(facts: SigningFacts, status: StatusFacts) -> list[RenderableT
     return [words, _signing_work(status.workers)]
 
 
+def _protocols_lines(protocols: list[QueueFacts], _: StatusFacts) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for each in protocols:
+        words = Text.assemble(("Protocol", "bold"), f" {each.protocol}")
+        for name in ("incoming", "blocked", "deferred", "outgoing", "parked"):
+            count = getattr(each, name)
+            style = "bold red" if count and name == "parked" else ""
+            words.append(f"  {name} {output.counted(count, each.counted_max)}", style)
+        if each.failing_jobs:
+            words.append(f"  failing {', '.join(each.failing_jobs)}", "bold red")
+        lines.append(words)
+    return lines
+
+
+def _blobs_lines(blobs: BlobFacts, _: StatusFacts) -> list[RenderableType]:
+    if not blobs.completed + blobs.uploading + blobs.expired:
+        return []
+    words = Text.assemble(("Files", "bold"))
+    for name in ("completed", "uploading", "expired"):
+        count = output.counted(getattr(blobs, name), blobs.counted_max)
+        words.append(f"  {name} {count}", "yellow" if name == "expired" and blobs.expired else "")
+    words.append(f"  {decimal(blobs.bytes)}")
+    return [words]
+
+
 def _jobs_lines(jobs: JobFacts, _: StatusFacts) -> list[RenderableType]:
     """One line of numbers; one more for dead letters, and one for each type that nobody runs."""
 
@@ -272,6 +300,8 @@ _VIEWS: dict[str, Callable[[Any, StatusFacts], list[RenderableType]]] = {
     "messages": _messages_lines,
     "failed_messages": _failed_lines,
     "signing": _signing_lines,
+    "protocols": _protocols_lines,
+    "blobs": _blobs_lines,
 }
 """How facts are shown that deserve more than a line of names and values."""
 

@@ -29,8 +29,8 @@ from ledgerstone.errors import BadInput, SchemaMissing, SchemaOutdated
 from ledgerstone.store import moving, present
 from ledgerstone.store.faults import migrate_hint, translated
 from ledgerstone.store.namespace import Namespace
-from ledgerstone.store.present import VERSION_TABLE
 from ledgerstone.store.rooms import StoredRoom
+from ledgerstone.store.schema import VERSION_TABLE
 
 if TYPE_CHECKING:
     from alembic.config import Config

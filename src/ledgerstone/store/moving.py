@@ -19,8 +19,9 @@ from sqlalchemy import bindparam, inspect, text
 
 from ledgerstone.errors import NotAllowedNow
 from ledgerstone.store.namespace import Namespace
-from ledgerstone.store.present import CREATED, TYPES, VERSION_TABLE
+from ledgerstone.store.present import CREATED, TYPES
 from ledgerstone.store.rooms import StoredRoom
+from ledgerstone.store.schema import VERSION_TABLE
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -26,8 +26,6 @@ class Created(msgspec.Struct, frozen=True):
     columns: str
 
 
-VERSION_TABLE = "ledgerstone_revision"
-"""Not `alembic_version`: that one is the user's own."""
 CREATED = {
     "ledger_identity": Created("0001", "id created_at_ms"),
     "schema_version": Created("0001", "version applied_at"),

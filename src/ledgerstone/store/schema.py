@@ -12,6 +12,8 @@ from sqlalchemy.types import TypeEngine, UserDefinedType
 
 from ledgerstone.store.namespace import OWN, SHARED
 
+VERSION_TABLE = "ledgerstone_revision"
+"""How far a ledger is migrated; not `alembic_version`, which is the user's own."""
 NAMING = {
     "pk": "pk_%(table_name)s",
     "fk": "fk_%(table_name)s_%(referred_table_name)s_%(column_0_name)s",
@@ -63,8 +65,9 @@ def _kept(collection: MetaData) -> MetaData:
 
 
 def is_ours(table: str) -> bool:
-    """Whether a table of this name was declared here, as all of Ledgerstone's are."""
-    return any(table in names_in(collection) for collection in _collections)
+    """Whether a table of this name was declared here, or says how far a ledger is migrated."""
+    declared = any(table in names_in(collection) for collection in _collections)
+    return declared or table.startswith(VERSION_TABLE)
 
 
 def names_in(collection: MetaData) -> tuple[str, ...]:

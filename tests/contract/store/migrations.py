@@ -15,7 +15,7 @@ from ledgerstone import errors
 from ledgerstone.jobs.tables import tables as job_tables
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
-from ledgerstone.store import leases, migrating, present, shaping
+from ledgerstone.store import leases, migrating, shaping
 from ledgerstone.store.tables import tables as store_tables
 from ledgerstone.testing.fixtures import Home
 from tests.harness import drivers
@@ -225,7 +225,7 @@ class MigrationContract:
     def test_a_newer_one_is_refused(self, home: Home) -> None:
         """A database that a newer version has migrated is SchemaOutdated, and is left alone."""
         with opened(home.url) as ledger, ledger.transaction() as tx:
-            unknown = f"UPDATE {present.VERSION_TABLE} SET version_num = '9999'"  # noqa: S608 - fixed
+            unknown = f"UPDATE {VERSION_TABLE} SET version_num = '9999'"  # noqa: S608 - fixed
             tx.connection.execute(text(unknown))
 
         with never_migrating(home.url) as ledger:
