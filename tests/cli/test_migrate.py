@@ -14,6 +14,7 @@ from sqlalchemy import text
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.store import migrating
+from ledgerstone.store.schema import VERSION_TABLE
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.server import free_port
 from ledgerstone.testing.servers import PrivatePostgres

@@ -27,6 +27,7 @@ from pathlib import Path
 from ledgerstone import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.store import migrating
+from ledgerstone.store.schema import VERSION_TABLE
 
 url, location = sys.argv[1:]
 migrating.LOCATION = Path(location)
