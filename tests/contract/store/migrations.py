@@ -16,6 +16,7 @@ from ledgerstone.jobs.tables import tables as job_tables
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.store import leases, migrating, shaping
+from ledgerstone.store.schema import VERSION_TABLE
 from ledgerstone.store.tables import tables as store_tables
 from ledgerstone.testing.fixtures import Home
 from tests.harness import drivers
@@ -27,7 +28,6 @@ from pathlib import Path
 from ledgerstone import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.store import migrating
-from ledgerstone.store.schema import VERSION_TABLE
 
 url, location = sys.argv[1:]
 migrating.LOCATION = Path(location)
