@@ -13,6 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
 from ledgerstone import Ledger, errors
+from ledgerstone.engine.source import Ask
 from ledgerstone.jobs import Status
 from ledgerstone.settings import Settings
 from ledgerstone.testing.fixtures import KINDS, Home, new_home
@@ -24,6 +25,9 @@ from tests.harness.workers import started
 
 SET_UP = {"postgresql": b"pg_backend_pid", "mysql": b"lock_wait_timeout"}
 """In what a connection is told or asked when it is new."""
+
+COMMIT = {"postgres": b"COMMIT\0", "mysql": b"COMMIT"}
+"""A commit on the wire, and not an isolation level."""
 
 
 @pytest.fixture(params=KINDS[1:])
@@ -106,6 +110,63 @@ def interrupt_after(told: threading.Event) -> None:
     """Interrupt the main thread once this is set."""
     told.wait(WAIT_SECONDS_MAX)
     os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["goes on", "stops"])
+@pytest.mark.parametrize("limited", [False, True], ids=["plain", "limited"])
+def test_a_claim_whose_answer_is_lost(
+    ledger: Ledger, server: Home, proxy: Proxy, stops: bool, limited: bool
+) -> None:
+    """A worker that was not told what it has claimed finds out: nothing has crashed."""
+    ledger.kinds.add("a", lambda: None)
+    pump = ledger.worker().pumps[0]
+    direct = Settings.load(url=server.url, environ={})
+    with Ledger(server.url, settings=direct) as beside:
+        if limited:
+            beside.run(lambda tx: tx.jobs.limit("default", 5))
+        pump.tick()
+        another = enqueue(beside, "a")
+        beside.run(lambda tx: ledger.job_source().claim(tx, Ask(1, "another", 60)))
+        job_id = enqueue(beside, "a")
+        proxy.lose_answers(1, COMMIT[server.kind])
+        with pytest.raises(errors.CommitUnknown):
+            pump.tick()
+        claimed = standing(beside, job_id)
+        if stops:
+            pump.stop()
+        else:
+            pump.tick()
+        after, theirs = standing(beside, job_id), standing(beside, another)
+
+    assert theirs.status is Status.RUNNING
+    assert claimed.status is Status.RUNNING
+    assert after.status is (Status.QUEUED if stops else Status.SUCCEEDED)
+    assert (after.attempt, after.crashes) == (0 if stops else 1, 0)
+
+
+def test_what_runs_when_an_answer_is_lost(ledger: Ledger, server: Home, proxy: Proxy) -> None:
+    """What the worker holds and knows of does not begin a second time."""
+    begun: list[int] = []
+    direct = Settings.load(url=server.url, environ={})
+
+    @ledger.job("a")
+    def work(number: int) -> None:
+        begun.append(number)
+        if number == 1:
+            enqueue(beside, "a", {"number": 2})
+            proxy.lose_answers(1, COMMIT[server.kind])
+            with pytest.raises(errors.CommitUnknown):
+                pump.tick()
+            pump.tick()
+
+    pump = ledger.worker().pumps[0]
+    with Ledger(server.url, settings=direct) as beside:
+        first = enqueue(beside, "a", {"number": 1})
+        pump.tick()
+        after = standing(beside, first)
+
+    assert begun == [1, 2]
+    assert (after.status, after.attempt) == (Status.SUCCEEDED, 1)
 
 
 @pytest.mark.slow

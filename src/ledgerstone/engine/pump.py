@@ -47,6 +47,7 @@ from ledgerstone.engine.source import (
 from ledgerstone.engine.suspects import WAIT_SECONDS_MAX, Suspects, Ward
 from ledgerstone.engine.tally import Tally, Tick
 from ledgerstone.engine.transacted import Transacted
+from ledgerstone.engine.unanswered import Unanswered
 from ledgerstone.errors import (
     Interrupted,
     LeaseLost,
@@ -117,7 +118,7 @@ class Pump:
         self._batches = batches_of(source)
         places = self._work.places or settings.concurrency
         self._crew = Crew(
-            _places(self._batches) if self._batches is not None else places,
+            self._batches.places if self._batches is not None else places,
             handler=self._work.handler,
             atomic=partial(
                 run_atomic,
@@ -129,6 +130,7 @@ class Pump:
             done=self._done,
         )
         self._held: dict[str, Claim] = {}
+        self._unanswered = Unanswered(source, database, worker)
         self._settlements = Settlements(
             self._work,
             batch_max=settings.batch_max,
@@ -237,6 +239,7 @@ class Pump:
         why: object = "their items are locked"
         try:
             until = monotonic() + STOP_SECONDS
+            self._return(self._accepted(self._unanswered.claims(self.held())))
             while self._settle_some() or self._is_put_off(until):
                 pass
         except Exception as error:  # noqa: BLE001 - what could not be settled ends it no other way
@@ -388,7 +391,8 @@ class Pump:
         return self._settlements.exchange(finished, self._ask(room) if room > 0 else None)
 
     def _claim_some(self, room: int) -> Sequence[Claim]:
-        return self._work.exchange((), self._ask(room)).claims
+        late = self._unanswered.claims(self.held())
+        return late or self._unanswered.watched(partial(self._work.exchange, (), self._ask(room)))
 
     def _ask(self, room: int) -> Ask:
         lease, avoid = self._settings.lease_seconds, self._breakers.open_targets()
@@ -594,7 +598,3 @@ class Pump:
             _log.warning("%s: %s: %s", self.source.name, error.code, error)
         self.tally.trouble = f"{error.code}: {error.message}"
         self._halted.wait(self._pace.trouble())
-
-
-def _places(batches: Batches) -> int:
-    return batches.calls_max + batches.long_calls_max

@@ -147,6 +147,11 @@ class Batches(msgspec.Struct, frozen=True):
     items_max: int
     """Items that are claimed and not settled."""
 
+    @property
+    def places(self) -> int:
+        """Handler calls at once, all of them."""
+        return self.calls_max + self.long_calls_max
+
 
 class Remainder(msgspec.Struct, Generic[T], frozen=True):
     """Those of a batch that were not written: the others were, now or by the same claim before.
@@ -226,6 +231,8 @@ class Source(Protocol):
       threads. Another worker may use it later.
     - A source may have `due_seconds`: how long until it wants to be asked without a ring of
       `channel`.
+    - A source may have `held_by`: the claims that a worker holds, for one that was not told what it
+      has claimed, because the answer to the commit was lost.
     - A source may have `batches`: what one `claim` answers is then handled by one call, and its
       capacity counts items. Each item is settled, extended and rescued by itself.
     """

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
-from sqlalchemy import bindparam
+from sqlalchemy import bindparam, select
 
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.source import (
@@ -26,7 +26,7 @@ from ledgerstone.items.settle import Ended, Extend, Settle, Settled, remainder
 from ledgerstone.jobs import history, items, limits, settling
 from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.kinds import Kinds
-from ledgerstone.jobs.line import ABOUT, LIMIT_KEY, Line
+from ledgerstone.jobs.line import ABOUT, COLUMNS, LIMIT_KEY, Line
 from ledgerstone.jobs.running import Runner
 from ledgerstone.jobs.settling import JobClaim
 from ledgerstone.jobs.states import Gate, Status
@@ -34,7 +34,7 @@ from ledgerstone.jobs.tables import job, stands
 from ledgerstone.store.batch import ClaimEach
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.moments import moment_at
-from ledgerstone.store.statement import Row
+from ledgerstone.store.statement import Row, Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.database import Database
@@ -117,6 +117,10 @@ class JobSource:
     ) -> Remainder[Claim]:
         found = _extend.run(tx, claims, lease_seconds)
         return remainder(claims, [Settled(each) for each in found])
+
+    def held_by(self, tx: Transaction, worker: str) -> Sequence[JobClaim]:
+        """What this worker has claimed and neither settled nor lost."""
+        return [self._made(row) for row in _held.rows(tx, queue=self._queue, worker=worker)]
 
     def due_seconds(self) -> float:
         """How long until a claim is to look again at limit keys that another transaction held."""
@@ -229,6 +233,15 @@ class JobSource:
         settling.settle(tx, [outcome], worker=worker, rules=self._rules)
 
 
+_held = Statement(
+    "jobs.held_by",
+    select(*COLUMNS).where(
+        stands(Status.RUNNING),
+        job.c.queue == bindparam("queue", type_=job.c.queue.type),
+        job.c.worker == bindparam("worker", type_=job.c.worker.type),
+        job.c.lease_until_ms > now_ms(),
+    ),
+)
 _settle = Settle(items.JOBS)
 _extend = Extend(items.JOBS)
 _rescue = Rescue(
