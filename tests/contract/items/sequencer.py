@@ -198,13 +198,12 @@ class SequencerContract:
         turn(ledger)
         with ledger.transaction() as tx:
             tx.connection.execute(insert(event).values(number=7, stream="by hand", version=1))
+        # Earlier only if a transaction of others, in whichever database, has ended just now.
         turn(ledger)
-        before = order(ledger)
         clock.advance(SWEEP_SECONDS)
 
         turn(ledger)
 
-        assert before == ["usual"]
         assert order(ledger) == ["usual", "by hand"]
         assert problems(home.url) == []
 
