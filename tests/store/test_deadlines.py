@@ -55,7 +55,7 @@ def url(server: Home, proxy: Proxy) -> str:
 
 @pytest.fixture
 def ledger(url: str) -> Iterator[Ledger]:
-    store, engine = {"call_seconds_max": 1}, {"lease_seconds": 3}
+    store, engine = {"call_seconds_max": 3}, {"lease_seconds": 9}
     settings = Settings.load(url=url, environ={}, store=store, engine=engine)
     with Ledger(url, settings=settings) as ledger:
         yield ledger
@@ -74,7 +74,7 @@ def test_a_call_that_nobody_answers(ledger: Ledger, proxy: Proxy, through: str) 
 
     write()
     proxy.silence()
-    with pytest.raises(errors.StoreUnavailable, match="did not answer within 1 s"):
+    with pytest.raises(errors.StoreUnavailable, match="did not answer within 3 s"):
         write()
     proxy.speak()
 
