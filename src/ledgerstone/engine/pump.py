@@ -203,10 +203,10 @@ class Pump:
             thread.start()
 
     def stop_claiming(self) -> None:
-        """Claim no more; what was claimed and has not begun goes back, its attempt refunded."""
+        """Claim no more; what has not begun goes back first, its attempt refunded."""
         self._stopping.set()
-        self._work.stop()
         self._return(self._unbegun())
+        self._work.stop()
         self._claim_bell.ring()
         self._settle_bell.ring()
 
