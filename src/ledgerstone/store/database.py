@@ -305,10 +305,13 @@ class Database(Generic[Tx]):
         if not self._is_sibling:
             self.measure.log_slow()
         with self._lock:
-            self._lender = None
-            retire = self._retire
+            lender, retire = self._lender, self._retire
         if retire is not None:
             retire()
+        with self._lock:
+            # Only now: until its connections are closed, others open the file as this one has it.
+            if self._lender is lender:
+                self._lender = None
 
     @property
     def _url_to_open(self) -> URL:

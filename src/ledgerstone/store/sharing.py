@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 STANDARD = "sqlite3"
 CHANGE_SECONDS_MAX = 30.0
+LOOKS_MAX = 10
+"""Looks at who has a file open, while ledgers of other threads open and close it."""
 _CONNECTS = "sqlite3.connect"
 _OPEN_FILES = Path("/proc/self/fd")
 
@@ -95,9 +97,13 @@ class SharedFile:
             message = f"{self._path.name} was in use when this process was forked"
             hint = "fork while no transaction and no worker runs, or start processes by spawn"
             raise NotAllowedNow(message, hint=hint)
-        if any(user.open for user in self.users):
-            return self._library
-        return STANDARD if _open_here(self._path) else None
+        for _ in range(LOOKS_MAX):
+            if any(user.open for user in self.users):
+                return self._library
+            if not _open_here(self._path):
+                return None
+            # A ledger of another thread may have opened or closed it between these two looks.
+        return STANDARD
 
     def opened_with(self, library: str) -> None:
         """A database of ours opens it."""
