@@ -291,7 +291,7 @@ class Blobs:
         return removed
 
     def remove(self, file_id: str) -> bool:
-        """Remove a file or an upload with its slices, whoever owns it; whether it was there."""
+        """Remove a file or an upload and its slices, with or without owners; True if there."""
         row = rows.lock(self._tx, rows.checked_id(file_id))
         if row is None or row.overdue:
             return False

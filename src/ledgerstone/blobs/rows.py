@@ -1,6 +1,6 @@
 """The row of a blob: read and locked, before anything is done to its slices.
 
-Whoever writes slices or owners of a blob locks its row first. Two writers of one blob take turns,
+Each writer of slices or owners of a blob locks its row first. Two writers of one blob take turns,
 two writers of different blobs do not meet.
 """
 

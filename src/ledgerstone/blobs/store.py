@@ -154,7 +154,7 @@ class BlobStore:
         return digest.hexdigest() == file_id
 
     def remove(self, file_id: str) -> bool:
-        """Remove a file or an upload, whoever owns it; whether it was there."""
+        """Remove a file or an upload, with or without owners; True if there."""
         return self._run(lambda calls: calls.remove(file_id))
 
     def collect(self) -> expiry.Collected:

@@ -1,6 +1,6 @@
 """Limits that hold for all workers together: of a queue, and of jobs with the same limit key.
 
-Claims of a limited queue go one at a time, and whoever claims or settles a job with a limit key
+Claims of a limited queue go one at a time. Each claim and each settlement of a job with a limit key
 locks the slot of that key, whatever its queue: what is counted then cannot change behind its back,
 so limits are exact. A job whose key is used up is taken out of the line (its gate is `blocked`), so
 that ten thousand of them cost nobody anything; when a job with that key is over, the next one gets

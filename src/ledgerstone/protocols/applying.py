@@ -10,7 +10,8 @@
 
 An event that waits must not miss its key: another transaction may commit it after this one has
 looked. So where two can write at once, the marker of the key is locked and the event tried again
-before it is kept: whoever unblocks the key changes the same marker, before or after this commit.
+before it is kept: the transaction that unblocks the key changes the same marker, before or after
+this commit.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def enqueue(tx: Transaction, protocol: str, wish: DeferredEnqueue) -> bool:
         if taken is not None:
             return False
     delay_ms = round(wish.delay_seconds * 1000)
-    # The lane first: whoever else adds to the partition waits here until this one has committed.
+    # The lane first: another transaction that adds to the partition waits here for this commit.
     _put_lane.run(tx, protocol_=protocol, partition_key_=wish.partition, delay_ms=delay_ms)
     row: dict[str, Any] = {
         "protocol_": protocol,
