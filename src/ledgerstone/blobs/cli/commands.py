@@ -12,9 +12,9 @@ from typing import Annotated, BinaryIO
 import typer
 
 from ledgerstone.blobs.cli import views
-from ledgerstone.blobs.cli.bars import bar
 from ledgerstone.console import output
 from ledgerstone.console.application import ledger_of
+from ledgerstone.console.bars import byte_bar
 from ledgerstone.console.call import EXIT_REFUSED, Call, command
 from ledgerstone.console.groups import group
 from ledgerstone.console.pages import LIST_ROWS, CursorOption, LimitOption
@@ -60,7 +60,7 @@ def put(
     source = sys.stdin.buffer if file == STDIO else _there(Path(file))
     named = mime or mimetypes.guess_type(file)[0]
     size = source.stat().st_size if isinstance(source, Path) else None
-    with ledger_of(call) as ledger, bar(f"put {file}", size, json=call.json) as shown:
+    with ledger_of(call) as ledger, byte_bar(f"put {file}", size, json=call.json) as shown:
         put_ = ledger.blobs.put(
             source, mime=named, owner=owner, on_progress=lambda told: shown(told.bytes)
         )
@@ -86,7 +86,7 @@ def get(
         if found is None:
             raise NotFound(f"there is no file {file_id}")
         size = (found.bytes if end is None else end) - start
-        with _written(to) as file, bar("get", size, json=call.json or to == STDIO) as shown:
+        with _written(to) as file, byte_bar("get", size, json=call.json or to == STDIO) as shown:
             written = 0
             for piece in pieces:
                 file.write(piece)
@@ -115,7 +115,7 @@ def verify(call: Call, ids: IdsArgument = None) -> None:
     Example: ledgerstone blobs verify
     """
     checked, damaged = 0, []
-    with ledger_of(call) as ledger, bar("verify", None, json=call.json) as shown:
+    with ledger_of(call) as ledger, byte_bar("verify", None, json=call.json) as shown:
         size = 0
         for file_id in ids or _every(ledger):
             found = ledger.blobs.get(file_id)

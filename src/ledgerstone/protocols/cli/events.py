@@ -12,12 +12,12 @@ import typer
 
 from ledgerstone.console import output
 from ledgerstone.console.application import ledger_of
+from ledgerstone.console.bars import count_bar
 from ledgerstone.console.call import Call, command
 from ledgerstone.console.groups import group
 from ledgerstone.console.output import Text
 from ledgerstone.console.pages import LIST_ROWS, CursorOption, LimitOption
 from ledgerstone.errors import BadInput
-from ledgerstone.protocols.cli.bars import bar
 from ledgerstone.protocols.cli.protocols import NameArgument, registry_of
 from ledgerstone.protocols.events import Envelope, decode, encode
 from ledgerstone.protocols.moving import BATCH_EVENTS_MAX
@@ -77,7 +77,7 @@ def import_(
     with (
         ledger_of(call) as ledger,
         _input(file) as source,
-        bar(f"import {file}", count, json=call.json) as shown,
+        count_bar(f"import {file}", count, json=call.json) as shown,
     ):
         running = ledger.protocol(protocol)
         moved = running.import_events(
@@ -107,7 +107,7 @@ def export(
     with (
         ledger_of(call) as ledger,
         _output(output_) as target,
-        bar("export", None, json=call.json) as shown,
+        count_bar("export", None, json=call.json) as shown,
     ):
         for _, event in ledger.protocol(name).export_events(after=after):
             target.write(encode(event) + b"\n")

@@ -10,6 +10,7 @@ import typer
 
 from ledgerstone.console import output
 from ledgerstone.console.application import ledger_of
+from ledgerstone.console.bars import count_bar
 from ledgerstone.console.call import EXIT_REFUSED, Call, command
 from ledgerstone.console.groups import group
 from ledgerstone.console.output import Text
@@ -18,7 +19,6 @@ from ledgerstone.errors import BadInput
 from ledgerstone.ledger import Ledger
 from ledgerstone.protocols import cases, load
 from ledgerstone.protocols.cases import Verdict
-from ledgerstone.protocols.cli.bars import bar
 from ledgerstone.protocols.read.status import BLOCKED, QueueFacts, Waiting, facts_of
 from ledgerstone.protocols.registry import Registry
 from ledgerstone.protocols.room import PROTOCOLS
@@ -115,7 +115,7 @@ def run_tests(
     verdicts: list[Verdict] = []
     for protocol in protocols:
         count = len(cases.cases_of(protocol))
-        with bar(f"test {protocol.name}", count, json=call.json) as shown:
+        with count_bar(f"test {protocol.name}", count, json=call.json) as shown:
             begun = len(verdicts)
 
             def told(verdict: Verdict, begun: int = begun, shown: Any = shown) -> None:
