@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import io
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -15,22 +15,21 @@ from sqlalchemy import text
 
 from ledgerstone import Ledger, errors
 from ledgerstone.blobs import folder
+from ledgerstone.blobs.tus import UploadApp
+from ledgerstone.blobs.tus import app as tus_app
 from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.fixtures import KINDS, Home, new_home
+from ledgerstone.testing.fixtures import Home
+from tests.blobs.serving import asked, asked_of
+from tests.blobs.tus_client import BODY_TYPE
 from tests.contract.blobs.contents import content, cut, hash_of
 from tests.contract.blobs.slices import rows
 from tests.harness.sizes import sized
 
 HOUR = 3600
+CLIENTS = tus_app.THREADS_MAX + 1
 ROUNDS = sized(40, full=1000)
 CONTENTS = [content(20_000, seed) for seed in range(4)]
-
-
-@pytest.fixture(params=KINDS[1:])
-def server_home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
-    """A database on a server: a file has one writer, who stops all others anyway."""
-    yield from new_home(request, request.param, tmp_path, migrated=True)
 
 
 def on_disk(url: str, home: Path) -> Ledger:
@@ -60,6 +59,30 @@ def test_a_row_that_is_locked(server_home: Home, clock: ManualClock) -> None:
 
     assert (meanwhile.uploads, afterwards.uploads) == (3, 1)
     assert rows(server_home, "blobs") == 1
+
+
+def test_an_upload_that_is_locked(server_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the row of one upload is locked, others go on; those who repeat it are told 423."""
+    monkeypatch.setattr(tus_app, "TURN_SECONDS_MAX", 0.0)
+    said = {"content_type": BODY_TYPE, "upload_offset": "0"}
+    once = Settings.load(url=server_home.url, environ={}, store={"transaction_tries_max": 1})
+    with Ledger(settings=once) as ledger, ledger.database.engine.connect() as theirs:
+        app = UploadApp(ledger.blobs, authorize=lambda _: "ann")
+        new = [asked_of(app, "POST", "/files", upload_length="3")[1]["location"] for _ in "12"]
+        lock = text("UPDATE blobs SET mime = 'x' WHERE file_id = :id")
+        theirs.execute(lock, {"id": new[0].rpartition("/")[2]})
+
+        async def while_it_is_locked() -> tuple[list[int | None], int | None, int | None]:
+            each = [asked(app, "PATCH", new[0], b"abc", **said) for _ in range(CLIENTS)]
+            answers = asyncio.as_completed(each)
+            refused = [(await next(answers))[0] for _ in each[1:]]
+            other = await asked(app, "PATCH", new[1], b"abc", **said)
+            theirs.rollback()
+            return refused, other[0], (await next(answers))[0]
+
+        refused, other, last = asyncio.run(while_it_is_locked())
+
+    assert (refused, other, last) == ([423] * (CLIENTS - 1), 204, 204)
 
 
 def test_a_process_that_holds_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import io
-import re
-from collections.abc import Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 from tusclient.client import TusClient
 
 from ledgerstone import Ledger
 from ledgerstone.blobs.tus import UploadApp
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.fixtures import KINDS, Home, new_home
+from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import until
+from tests.blobs.serving import asked_of, read, serving, told
 from tests.blobs.tus_client import BODY_TYPE, Client, metadata
 from tests.contract.blobs.contents import content, hash_of
 from tests.contract.blobs.slices import rows
-from tests.harness.processes import WorkerProcess
 from tests.harness.sizes import sized
 
 MEBIBYTE = 1_048_576
@@ -36,62 +30,8 @@ MEMORY_GROWTH_MAX = 16 * MEBIBYTE
 DATA = content(300_000)
 ID = hash_of(DATA)
 HOUR = 3600
-SERVER = "tests.blobs.upload_server"
 
 pytestmark = pytest.mark.slow
-
-
-class Served(msgspec.Struct, frozen=True):
-    """A server in a process of its own, and a client of it."""
-
-    process: WorkerProcess
-    client: Client
-
-    @property
-    def memory(self) -> int:
-        """The most memory that the server ever had."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
-        found = re.search(r"VmHWM:\s+(\d+) kB", status)
-        assert found is not None
-        return int(found[1]) * 1024
-
-
-@contextmanager
-def serving(url: str, failpoint: str | None = None, /, **settings: object) -> Iterator[Served]:
-    """A server that is gone at the end."""
-    with WorkerProcess(url, SERVER, settings=settings, failpoint=failpoint) as process:
-        yield Served(process, Client(int(process.ready())))
-
-
-@pytest.fixture
-def file_home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
-    """A migrated file: what only the protocol decides need not be tried on every database."""
-    yield from new_home(request, "sqlite", tmp_path, migrated=True)
-
-
-@pytest.fixture(params=KINDS)
-def migrated_home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
-    """A migrated database of each kind: for what a commit decides."""
-    yield from new_home(request, request.param, tmp_path, migrated=True)
-
-
-@pytest.fixture
-def client(file_home: Home) -> Iterator[Client]:
-    """A client of a server on a file."""
-    with serving(file_home.url) as served:
-        yield served.client
-
-
-def read(url: str, file_id: str) -> bytes:
-    """The bytes of a file."""
-    with Ledger(url) as ledger:
-        return b"".join(ledger.blobs.read(file_id))
-
-
-def told(url: str) -> list[str]:
-    """What was published of files that have arrived."""
-    with Ledger(url) as ledger, ledger.reading() as tx:
-        return [str(message.body) for message in tx.outbox.find().rows]
 
 
 def send_the_rest(client: Client, path: str, data: bytes, *, step: int) -> None:
@@ -229,6 +169,7 @@ def test_what_it_can(client: Client) -> None:
     assert able.headers["tus-max-size"] == "10737418240"
     assert able.headers["tus-extension"].split(",") == [
         "creation",
+        "creation-defer-length",
         "creation-with-upload",
         "checksum",
         "expiration",
@@ -426,29 +367,4 @@ def test_a_silent_client(file_home: Home) -> None:
         answer = asked_of(app, "PATCH", path, b"abc", True, **said)
         offset = asked_of(app, "HEAD", path)[1]["upload-offset"]
 
-    assert (answer[0], offset) == (None, "3")
-
-
-def asked_of(
-    app: UploadApp, method: str, path: str, body: bytes = b"", silent: bool = False, /, **said: str
-) -> tuple[int | None, dict[str, str]]:
-    """One request without a server; `silent`: the body never ends."""
-    named = {"tus_resumable": "1.0.0"} | said
-    headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in named.items()]
-    scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": headers}
-    given = [{"type": "http.request", "body": body, "more_body": silent}]
-    answers: list[MutableMapping[str, Any]] = []
-
-    async def receive() -> MutableMapping[str, Any]:
-        if not given:
-            await asyncio.Event().wait()
-        return given.pop()
-
-    async def send(message: MutableMapping[str, Any]) -> None:
-        answers.append(message)
-
-    asyncio.run(app(scope, receive, send))
-    if not answers:
-        return None, {}
-    found = {name.decode(): value.decode() for name, value in answers[0]["headers"]}
-    return answers[0]["status"], found
+    assert (answer[0], answer[1]["connection"], offset) == (408, "close", "3")

@@ -48,6 +48,16 @@ class Client(msgspec.Struct, frozen=True):
         finally:
             connection.close()
 
+    def raw(self, lines: list[str], body: bytes = b"") -> Response:
+        """One request as it stands: a request line and headers, then the body."""
+        with socket.create_connection((HOST, self.port), timeout=WAIT_SECONDS_MAX) as connection:
+            head = [lines[0], f"Host: {HOST}", *lines[1:], "", ""]
+            connection.sendall("\r\n".join(head).encode("latin-1") + body)
+            answer = http.client.HTTPResponse(connection, method=lines[0].partition(" ")[0])
+            answer.begin()
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            return Response(answer.status, found, answer.read())
+
     def create(self, size: int, **headers: str) -> str:
         """A new upload; its path."""
         named = {"upload_length": str(size)} | headers

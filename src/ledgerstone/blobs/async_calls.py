@@ -11,6 +11,7 @@ class AsyncBlobs(AsyncCalls[Blobs]):
 
     begin = awaited(Blobs.begin)
     begin_unnamed = awaited(Blobs.begin_unnamed)
+    set_size = awaited(Blobs.set_size)
     put_slice = awaited(Blobs.put_slice)
     put_slices = awaited(Blobs.put_slices)
     add_slice = awaited(Blobs.add_slice)

@@ -28,6 +28,7 @@ from ledgerstone.errors import BadInput, ContentMissing, KeyConflict, NotAllowed
 from ledgerstone.settings import BlobSettings
 from ledgerstone.store.batch import InsertEach
 from ledgerstone.store.expressions import now_ms
+from ledgerstone.store.names import check_name, check_text
 from ledgerstone.store.pages import Keyset, Page
 from ledgerstone.store.statement import Statement
 
@@ -55,6 +56,7 @@ _begin = InsertEach(
         "created_at_ms": now_ms(),
         "expires_at_ms": now_ms() + row.keep_ms,
     },
+    locks=True,
 )
 _complete = Statement(
     "blobs.complete",
@@ -76,12 +78,17 @@ _own = InsertEach("blobs.own", owners, incoming=(owners.c.owner, owners.c.file_i
 _owned = Statement(
     "blobs.owned",
     select(owners.c.file_id)
-    .where(owners.c.owner == _owner)
+    .where(owners.c.owner == _owner, owners.c.file_id > file_id_)
     .order_by(owners.c.file_id)
     .limit(OWNED_ROWS_MAX),
 )
 _owners = Statement(
     "blobs.owners", select(owners.c.owner).where(owners.c.file_id == file_id_).limit(OWNED_ROWS_MAX)
+)
+# What is there now, also where the transaction began to read before: the file is removed by it.
+_owner_left = Statement(
+    "blobs.owner_left",
+    select(owners.c.owner).where(owners.c.file_id == file_id_).limit(1).with_for_update(read=True),
 )
 _disown = Statement(
     "blobs.disown", delete(owners).where(owners.c.owner == _owner, owners.c.file_id == file_id_)
@@ -141,20 +148,22 @@ class Blobs:
         rows.checked_hash(file_id)
         self._check_size(total_size)
         wanted = self._slice_size(slice_size)
-        if not self._insert(file_id, total_size, mime, wanted):
-            row = rows.lock(self._tx, file_id)
-            assert row is not None
-            if row.overdue or (row.slices == 0 and not row.completed):
-                size = total_size if row.overdue else row.total_size
-                row = row._replace(total_size=size, mime=mime, slice_size=wanted)
-                rows.start_over(self._tx, row, keep_ms=self._state.keep_ms)
-            if row.total_size != total_size:
-                message = f"the file {file_id} has {row.total_size} bytes, not {total_size}"
-                raise KeyConflict(message, hint="one hash has one size: check what was hashed")
-            if slice_size not in {None, row.slice_size} and not row.completed:
-                message = f"the slices of {file_id} have {row.slice_size} bytes, not {slice_size}"
-                raise KeyConflict(message, hint="send slices of the size that it began with")
-        return rows.known(rows.look(self._tx, file_id), file_id).progress
+        self._insert(file_id, total_size, mime, wanted)
+        row = rows.lock_known(self._tx, file_id, or_overdue=True)
+        given = (mime, wanted)
+        if row.overdue or (row.empty and (row.mime, row.slice_size) != given):
+            size = total_size if row.overdue else row.total_size
+            row = row._replace(total_size=size, mime=mime, slice_size=wanted)
+            row = rows.start_over(self._tx, row, keep_ms=self._state.keep_ms)
+        if row.total_size != total_size:
+            message = f"the file {file_id} has {row.total_size} bytes, not {total_size}"
+            raise KeyConflict(message, hint="one hash has one size: check what was hashed")
+        if slice_size not in {None, row.slice_size} and not row.completed:
+            message = f"the slices of {file_id} have {row.slice_size} bytes, not {slice_size}"
+            raise KeyConflict(message, hint="send slices of the size that it began with")
+        if not row.completed:
+            rows.extend(self._tx, file_id, keep_ms=self._state.keep_ms)
+        return row.progress
 
     def begin_unnamed(self, *, total_size: int | None = None, mime: str | None = None) -> str:
         """Begin an upload whose hash is not known yet; answers the id to `append` to."""
@@ -163,6 +172,21 @@ class Blobs:
         upload_id = rows.new_upload_id()
         self._insert(upload_id, UNKNOWN if total_size is None else total_size, mime, None)
         return upload_id
+
+    def set_size(self, upload_id: str, total_size: int) -> Progress:
+        """Tell the size of an unnamed upload that was begun without one; again, nothing changes.
+
+        KeyConflict if it has another size, TooLarge if it has more bytes already.
+        """
+        self._check_size(total_size)
+        row = rows.lock_known(self._tx, rows.checked_id(upload_id))
+        if row.size not in {None, total_size}:
+            message = f"{upload_id} has {row.size} bytes, not {total_size}"
+            raise KeyConflict(message, hint="the size of an upload is told once")
+        if row.bytes > total_size:
+            raise TooLarge(f"{upload_id} has {row.bytes} bytes already, more than {total_size}")
+        rows.set_size(self._tx, upload_id, total_size)
+        return row._replace(total_size=total_size).progress
 
     def put_slice(self, file_id: str, number: int, data: bytes) -> Progress:
         """Add one slice of an upload; a repeated one changes nothing."""
@@ -242,6 +266,7 @@ class Blobs:
         row = rows.lock_known(self._tx, rows.checked_hash(file_id))
         if not row.completed:
             check_whole(row)
+            slots.check_seen(self._tx, row)
             if self._hash_of(row) != file_id:
                 rows.start_over(self._tx, row, keep_ms=self._state.keep_ms)
                 return False
@@ -285,9 +310,10 @@ class Blobs:
 
     def remove_owner(self, owner: str) -> int:
         """The owner is gone, and with it the files that nobody else owns; how many files."""
-        removed = 0
-        while owned := _owned.rows(self._tx, owner_=_checked_owner(owner)):
+        removed, last = 0, ""
+        while owned := _owned.rows(self._tx, owner_=checked_owner(owner), file_id_=last):
             removed += sum(self._disown(str(file_id), owner) for (file_id,) in owned)
+            last = str(owned[-1][0])
         return removed
 
     def remove(self, file_id: str) -> bool:
@@ -312,10 +338,10 @@ class Blobs:
             return None
         return digest.hexdigest()
 
-    def _insert(self, file_id: str, size: int, mime: str | None, slice_size: int | None) -> bool:
-        """Add a row; False if there is one."""
+    def _insert(self, file_id: str, size: int, mime: str | None, slice_size: int | None) -> None:
+        """Add a row, unless there is one."""
         row = (file_id, size, _checked_mime(mime), slice_size, self._state.keep_ms)
-        return not _begin.run(self._tx, [row])
+        _begin.run(self._tx, [row])
 
     def _finish(self, row: BlobRow, file_id: str, disk_name: str | None) -> None:
         if disk_name is not None:
@@ -326,12 +352,13 @@ class Blobs:
         _complete.send(self._tx, size_=row.bytes, **names)
 
     def _add_owner(self, file_id: str, owner: str) -> None:
-        _own.run(self._tx, [(_checked_owner(owner), file_id)])
+        _own.run(self._tx, [(checked_owner(owner), file_id)])
+        rows.touch(self._tx, file_id)
 
     def _disown(self, file_id: str, owner: str) -> int:
         row = rows.lock(self._tx, file_id)
         _disown.run(self._tx, owner_=owner, file_id_=file_id)
-        if row is None or self.owners(file_id):
+        if row is None or _owner_left.one(self._tx, file_id_=file_id) is not None:
             return 0
         rows.remove(self._tx, row)
         return 1
@@ -371,19 +398,23 @@ def completed(row: BlobRow | None, file_id: str) -> BlobRow:
 def checked_range(row: BlobRow, start: int, end: int | None) -> tuple[int, int]:
     """The range, its end filled in; BadInput unless it lies inside the file."""
     last = row.total_size if end is None else end
-    if not 0 <= start <= last <= row.total_size:
-        raise BadInput(f"{row.file_id} has {row.total_size} bytes: {start} to {last} is no part")
+    numbers = type(start) is int and type(last) is int
+    if not numbers or not 0 <= start <= last <= row.total_size:
+        words = f"{row.file_id} has {row.total_size} bytes"
+        raise BadInput(f"{words}: {start!r} to {last!r} is no part")
     return start, last
 
 
-def _checked_owner(owner: str) -> str:
-    given: object = owner
-    if not isinstance(given, str) or not 1 <= len(owner) <= OWNER_CHARS_MAX or "\0" in owner:
-        raise BadInput(f"an owner is named by 1 to {OWNER_CHARS_MAX} characters, not {owner!r}")
+def checked_owner(owner: str) -> str:
+    """The name; BadInput for one that is not the same name on every database."""
+    check_name(owner, "an owner", chars_max=OWNER_CHARS_MAX)
     return owner
 
 
 def _checked_mime(mime: str | None) -> str | None:
-    if mime is not None and (not mime.isprintable() or len(mime) > MIME_CHARS_MAX):
+    if mime is None:
+        return None
+    check_text(mime, "a type")
+    if not mime.isprintable() or len(mime) > MIME_CHARS_MAX:
         raise BadInput(f"a type has at most {MIME_CHARS_MAX} printable characters, not {mime!r}")
     return mime

@@ -44,14 +44,14 @@ def assembling(folder: Path, upload_id: str) -> Iterator[BinaryIO]:
 
 def write(file: BinaryIO, piece: bytes) -> None:
     """Add bytes to a file that is being assembled."""
-    with _told(Path(INCOMING)):
+    with told(Path(INCOMING)):
         file.write(piece)
 
 
 def publish(folder: Path, upload_id: str, file: BinaryIO, name: str) -> None:
     """Give a written file its name, on disk when this returns."""
     target = path_in(folder, name)
-    with _told(target):
+    with told(target):
         file.flush()
         os.fsync(file.fileno())
         _make(target.parent)
@@ -133,7 +133,7 @@ def _make(folder: Path) -> None:
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    with _told(path):
+    with told(path):
         _make(path.parent)
         file = os.fdopen(os.open(path, flags, _PRIVATE_FILE), "r+b")
     try:
@@ -145,7 +145,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def told(path: Path) -> Iterator[None]:
     """What the system has against it is told as an error of the store."""
     try:
         yield

@@ -40,7 +40,7 @@ _columns = (
     blobs.c.generation,
     _overdue,
     blobs.c.disk_name,
-    now_ms() - blobs.c.created_at_ms,
+    case((blobs.c.created_at_ms > 0, now_ms() - blobs.c.created_at_ms), else_=0),
 )
 query = select(*_columns)
 alive = or_(blobs.c.expires_at_ms.is_(None), blobs.c.expires_at_ms > now_ms())
@@ -56,12 +56,26 @@ _stored = Statement(
         expires_at_ms=now_ms() + bindparam("keep_ms", type_=BigInteger()),
     ),
 )
+_size = bindparam("total_size_", type_=BigInteger())
+_set_size = Statement(
+    "blobs.set_size", update(blobs).where(blobs.c.file_id == file_id_).values(total_size=_size)
+)
+_extend = Statement(
+    "blobs.extend",
+    update(blobs)
+    .where(blobs.c.file_id == file_id_)
+    .values(expires_at_ms=now_ms() + bindparam("keep_ms", type_=BigInteger())),
+)
+_touch = Statement(
+    "blobs.touch",
+    update(blobs).where(blobs.c.file_id == file_id_).values(total_size=blobs.c.total_size),
+)
 _empty = Statement(
     "blobs.empty",
     update(blobs)
     .where(blobs.c.file_id == file_id_)
     .values(
-        total_size=bindparam("total_size_", type_=BigInteger()),
+        total_size=_size,
         mime=bindparam("mime_", type_=Text()),
         slice_size=bindparam("slice_size_", type_=BigInteger()),
         slices_stored=0,
@@ -105,6 +119,11 @@ class BlobRow(NamedTuple):
         return None if self.total_size == UNKNOWN else self.total_size
 
     @property
+    def empty(self) -> bool:
+        """Whether it is an upload without a slice."""
+        return self.slices == 0 and not self.completed
+
+    @property
     def progress(self) -> Progress:
         """How far it is."""
         return Progress(
@@ -113,9 +132,10 @@ class BlobRow(NamedTuple):
             mime=self.mime,
             slice_size=self.slice_size,
             slices=self.slices,
-            bytes=self.bytes,
+            # A program that knows the documented columns only counts nothing.
+            bytes=self.total_size if self.completed else self.bytes,
             completed=bool(self.completed),
-            elapsed_ms=max(0, self.elapsed_ms),
+            elapsed_ms=0 if self.completed else max(0, self.elapsed_ms),
         )
 
 
@@ -157,9 +177,10 @@ def lock(tx: Transaction, file_id: str) -> BlobRow | None:
     return BlobRow(*row) if row is not None else None
 
 
-def lock_known(tx: Transaction, file_id: str) -> BlobRow:
+def lock_known(tx: Transaction, file_id: str, *, or_overdue: bool = False) -> BlobRow:
     """The row, locked; NotFound if it is not there or has expired."""
-    return known(_alive(lock(tx, file_id)), file_id)
+    row = lock(tx, file_id)
+    return known(row if or_overdue else _alive(row), file_id)
 
 
 def known(row: BlobRow | None, file_id: str) -> BlobRow:
@@ -181,7 +202,25 @@ def note_stored(tx: Transaction, file_id: str, *, slices: int, bytes_: int, keep
     _stored.send(tx, file_id_=file_id, slices_=slices, bytes_=bytes_, keep_ms=keep_ms)
 
 
-def start_over(tx: Transaction, row: BlobRow, *, keep_ms: int) -> None:
+def set_size(tx: Transaction, file_id: str, total_size: int) -> None:
+    """The size of a locked upload is known now."""
+    _set_size.send(tx, file_id_=file_id, total_size_=total_size)
+
+
+def extend(tx: Transaction, file_id: str, *, keep_ms: int) -> None:
+    """The upload lives on for so long."""
+    _extend.send(tx, file_id_=file_id, keep_ms=keep_ms)
+
+
+def touch(tx: Transaction, file_id: str) -> None:
+    """Something of the blob changed that a transaction that began before does not see.
+
+    PostgreSQL lets that transaction lock the row, unless the row itself was changed.
+    """
+    _touch.send(tx, file_id_=file_id)
+
+
+def start_over(tx: Transaction, row: BlobRow, *, keep_ms: int) -> BlobRow:
     """Remove all slices of an upload, which then begins anew, on the terms of this row."""
     _delete_slices.send(tx, file_id_=row.file_id)
     _empty.send(
@@ -192,6 +231,8 @@ def start_over(tx: Transaction, row: BlobRow, *, keep_ms: int) -> None:
         slice_size_=row.slice_size,
         keep_ms=keep_ms,
     )
+    generation = row.generation + 1
+    return row._replace(slices=0, bytes=0, generation=generation, overdue=0, elapsed_ms=0)
 
 
 def drop_slices(tx: Transaction, file_id: str) -> None:

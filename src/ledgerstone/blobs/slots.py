@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-from sqlalchemy import BigInteger, LargeBinary, bindparam, insert, select
+from sqlalchemy import BigInteger, LargeBinary, bindparam, func, insert, select
 
 from ledgerstone.blobs import rows
 from ledgerstone.blobs.content import pieces, place_of
 from ledgerstone.blobs.progress import slices_of
 from ledgerstone.blobs.rows import BlobRow, file_id_
 from ledgerstone.blobs.tables import slices
-from ledgerstone.errors import BadInput, KeyConflict
+from ledgerstone.errors import BadInput, Duplicate, KeyConflict, StoreBusy
 from ledgerstone.store.statement import Statement
 
 if TYPE_CHECKING:
@@ -33,9 +33,16 @@ _taken = Statement(
     .order_by(slices.c.slice_no)
     .limit(SLOTS_READ_MAX),
 )
+# What is there now, also where the transaction began to read before it came or went.
 _data = Statement(
     "blobs.slice",
-    select(slices.c.data).where(slices.c.file_id == file_id_, slices.c.slice_no == _slot),
+    select(slices.c.data)
+    .where(slices.c.file_id == file_id_, slices.c.slice_no == _slot)
+    .with_for_update(read=True),
+)
+_count = Statement(
+    "blobs.count_slices",
+    select(func.count()).select_from(slices).where(slices.c.file_id == file_id_),
 )
 _add = Statement(
     "blobs.add_slice",
@@ -71,7 +78,7 @@ def placed(row: BlobRow, slice_size: int, number: int, data: bytes) -> Slice:
 
 def placed_at(row: BlobRow, number: int, offset: int, data: bytes) -> Slice:
     """The slice at this place; BadInput if the blob cannot have it there."""
-    if row.slice_size is not None:
+    if row.slice_size is not None and not row.completed:
         wanted = placed(row, row.slice_size, number, data)
         if wanted.offset != offset:
             raise BadInput(f"slice {number} of {row.file_id} is at {wanted.offset}, not {offset!r}")
@@ -120,11 +127,30 @@ def missing(tx: Transaction, row: BlobRow) -> Iterator[int]:
     yield from range(expected, count)
 
 
+def check_seen(tx: Transaction, row: BlobRow) -> None:
+    """StoreBusy if the transaction does not see all slices that the locked row counts.
+
+    At REPEATABLE READ, which is the default of MySQL, a transaction sees the slices of its first
+    statement, and locks the row of now.
+    """
+    found = _count.one(tx, file_id_=row.file_id)
+    if found is None or found[0] < row.slices:
+        raise _outdated(row)
+
+
+def _outdated(row: BlobRow) -> StoreBusy:
+    message = f"slices of {row.file_id} came or went since this transaction began to read"
+    return StoreBusy(message, hint="begin the transaction anew and run it again")
+
+
 def add(tx: Transaction, row: BlobRow, new: Sequence[Slice], *, keep_ms: int) -> BlobRow:
     """Add slices that are not there; the row as it is then."""
     for each in new:
         values = {"slot": each.number, "offset_": each.offset, "data_": each.data}
-        _add.send(tx, file_id_=row.file_id, **values)
+        try:
+            _add.send(tx, file_id_=row.file_id, **values)
+        except Duplicate as error:
+            raise _outdated(row) from error
     if not new:
         return row
     added = sum(len(each.data) for each in new)
@@ -136,5 +162,7 @@ def _stored(tx: Transaction, row: BlobRow, given: Slice, folder: Path | None) ->
     """What is stored where this slice belongs."""
     if not row.completed:
         found = _data.one(tx, file_id_=row.file_id, slot=given.number)
-        return bytes(found[0]) if found is not None else b""
+        if found is None:
+            raise _outdated(row)
+        return bytes(found[0])
     return b"".join(pieces(tx, place_of(row, folder), given.offset, given.offset + len(given.data)))

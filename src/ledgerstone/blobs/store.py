@@ -165,8 +165,7 @@ class BlobStore:
         self, file: BinaryIO, *, mime: str | None, owner: str | None, on_progress: OnProgress
     ) -> Progress:
         file_id, size = _hashed(file)
-        self._run(lambda calls: calls.begin(file_id, total_size=size, mime=mime))
-        row = self._row(file_id)
+        row = self.database.run(partial(self._begun, file_id=file_id, size=size, mime=mime))
         if row.completed or row.slice_size is None:
             return self._completed(row, owner=owner)
         began, digest, number, sent = time.monotonic(), hashlib.sha256(), 0, 0
@@ -181,6 +180,15 @@ class BlobStore:
         if digest.hexdigest() != file_id:
             raise BadInput("the file changed while it was read", hint="put it again")
         return self._completed(row._replace(bytes=sent), owner=owner, found=file_id)
+
+    def _begun(self, tx: Transaction, *, file_id: str, size: int, mime: str | None) -> BlobRow:
+        """The upload of a file; a part of it in slices of other sizes gives way."""
+        self._calls(tx).begin(file_id, total_size=size, mime=mime)
+        row = rows.lock_known(tx, file_id)
+        if row.slice_size is None and not row.progress.whole:
+            row = row._replace(slice_size=self.state.settings.slice_bytes)
+            row = rows.start_over(tx, row, keep_ms=self.state.keep_ms)
+        return row
 
     def _put_stream(
         self, stream: Stream, *, mime: str | None, owner: str | None, on_progress: OnProgress

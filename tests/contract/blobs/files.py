@@ -20,7 +20,9 @@ from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from tests.contract.blobs.contents import content, cut, hash_of
-from tests.contract.blobs.slices import rows
+from tests.contract.blobs.slices import DATA as SLICES_DATA
+from tests.contract.blobs.slices import ID as SLICES_ID
+from tests.contract.blobs.slices import begin_plainly, rows
 from tests.harness.sizes import sized
 
 SLICE = 4096
@@ -127,6 +129,18 @@ class FileContract:
         assert put.completed
         assert [each.bytes for each in told] == [4_194_304, 8_388_608, 9_000_000]
         assert told[-1].percent == 100
+
+    def test_a_part_in_other_slices(self, ledger: Ledger, home: Home, tmp_path: Path) -> None:
+        """A part that came in slices of any size gives way to the whole file."""
+        begin_plainly(ledger)
+        ledger.run(lambda tx: tx.blobs.add_slice(SLICES_ID, 0, 0, SLICES_DATA[:450]))
+        path = tmp_path / "a.bin"
+        path.write_bytes(SLICES_DATA)
+
+        put = ledger.blobs.put(path)
+
+        assert (put.completed, rows(home, "blob_slices")) == (True, 1)
+        assert b"".join(ledger.blobs.read(SLICES_ID)) == SLICES_DATA
 
     def test_too_large(self, ledger: Ledger, home: Home) -> None:
         """A file above the limit is refused, from a stream as soon as it is."""

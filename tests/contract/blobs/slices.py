@@ -52,6 +52,12 @@ def begin_plainly(ledger: Ledger) -> None:
     ledger.run(lambda tx: tx.connection.execute(add, {"id": ID, "size": len(DATA)}))
 
 
+def tables_of(ledger: Ledger) -> str:
+    """What stands before the name of a table in a statement by hand."""
+    own = ledger.database.namespace.own
+    return f"{own}." if own else ""
+
+
 def rows(home: Home, table: str) -> int:
     """How many rows a table has, asked by the bare driver."""
     connection = connect(home.url)
@@ -223,7 +229,9 @@ class SliceContract:
         with ledger.reading() as tx:
             assert b"".join(tx.blobs.read(file_id, start, end)) == DATA[start:end]
 
-    @pytest.mark.parametrize(("start", "end"), [(-1, None), (5, 4), (0, 10_501)])
+    @pytest.mark.parametrize(
+        ("start", "end"), [(-1, None), (5, 4), (0, 10_501), (True, None), (0, 1.5), ("0", None)]
+    )
     def test_ranges_outside(self, ledger: Ledger, start: int, end: int | None) -> None:
         """A range that is no part of the file is refused."""
         with pytest.raises(errors.BadInput, match="is no part"):
@@ -253,6 +261,37 @@ class SliceContract:
         assert ledger.run(lambda tx: tx.blobs.remove_owner("nobody")) == 0
         with pytest.raises(errors.NotFound):
             ledger.run(lambda tx: tx.blobs.own(hash_of(b"none"), "a"))
+
+    @pytest.mark.parametrize("owner", ["", "a ", "a\0b", "\ud800", "x" * 191, 7, None])
+    def test_names_that_own_nothing(self, ledger: Ledger, owner: str) -> None:
+        """A name that is not the same name on every database is refused."""
+        file_id = stored(ledger)
+
+        for call in (
+            lambda tx: tx.blobs.own(file_id, owner),
+            lambda tx: tx.blobs.remove_owner(owner),
+        ):
+            with pytest.raises(errors.BadInput):
+                ledger.run(call)
+
+    @pytest.mark.parametrize("mime", ["a\nb", "\ud800", "x" * 256, 7])
+    def test_types_that_are_none(self, ledger: Ledger, mime: str) -> None:
+        """A type that is not printable, too long or no text is refused."""
+        with pytest.raises(errors.BadInput):
+            ledger.run(lambda tx: tx.blobs.begin(ID, total_size=1, mime=mime))
+
+    def test_begun_again_lives_on(self, ledger: Ledger, clock: ManualClock) -> None:
+        """An upload that is begun again lives on, also if every slice of it is there already."""
+        file_id = begun(ledger)
+        ledger.run(lambda tx: tx.blobs.put_slices(file_id, cut(DATA, SIZE)[:4]))
+        clock.advance(23 * HOUR)
+        begun(ledger)
+        clock.advance(23 * HOUR)
+
+        found = ledger.blobs.get(file_id)
+
+        assert found is not None
+        assert found.slices == 4
 
     def test_removed_while_it_is_read(self, ledger: Ledger) -> None:
         """A reader of a file that is removed gets an error, never a shorter file."""
@@ -370,6 +409,35 @@ class SliceContract:
         running.command("film.part", {"number": 1, "offset": 6000, "end": len(DATA)})
 
         assert before == 1
+        assert b"".join(ledger.blobs.read(ID)) == DATA
+
+    def test_slices_of_a_file_that_is_there(self, ledger: Ledger) -> None:
+        """A slice of a file that came in slices of other sizes changes nothing, or is refused."""
+        stored(ledger)
+
+        told = ledger.run(lambda tx: tx.blobs.add_slice(ID, 7, 450, DATA[450:2300]))
+        with pytest.raises(errors.KeyConflict):
+            ledger.run(lambda tx: tx.blobs.add_slice(ID, 7, 450, b"x" * 1850))
+
+        assert (told.slices, told.completed) == (11, True)
+
+    def test_completed_by_another_program(self, ledger: Ledger) -> None:
+        """A file that a program of the documented columns completed is read, and told as whole."""
+        begin_plainly(ledger)
+        ledger.run(lambda tx: tx.blobs.add_slice(ID, 0, 0, DATA[:6000]))
+        place = tables_of(ledger)
+        with ledger.transaction() as tx:
+            offset = tx.connection.dialect.identifier_preparer.quote("offset")
+            add = f"INSERT INTO {place}blob_slices (file_id, slice_no, {offset}, data)"
+            row = {"id": ID, "data": DATA[6000:]}
+            tx.connection.execute(text(f"{add} VALUES (:id, 1, 6000, :data)"), row)
+            done = f"UPDATE {place}blobs SET completed = :yes WHERE file_id = :id"  # noqa: S608
+            tx.connection.execute(text(done), {"id": ID, "yes": True})
+
+        told = ledger.blobs.get(ID)
+
+        assert told is not None
+        assert (told.bytes, told.percent, told.bytes_per_second) == (len(DATA), 100, None)
         assert b"".join(ledger.blobs.read(ID)) == DATA
 
     def test_slices_that_overlap(self, ledger: Ledger, home: Home) -> None:

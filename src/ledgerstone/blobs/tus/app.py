@@ -4,6 +4,9 @@
 
 What arrives is stored in pieces of a megabyte, each a transaction that compares the offset. So two
 requests for one upload cannot mix: the later one is told 409, and asks where to go on.
+
+Calls of the database run in a few threads of the application's own. The calls for one upload take
+turns before they get a thread: a row that stays locked holds one thread, and no other upload.
 """
 
 from __future__ import annotations
@@ -12,10 +15,16 @@ import asyncio
 import hmac
 import tempfile
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from email.utils import formatdate
+from functools import partial
 from inspect import isawaitable
+from pathlib import Path
 from typing import IO, Any, TypeVar
+from weakref import WeakValueDictionary
 
+from ledgerstone.blobs import folder
 from ledgerstone.blobs.store import BlobStore
 from ledgerstone.blobs.tus.request import (
     ALGORITHMS,
@@ -28,6 +37,7 @@ from ledgerstone.blobs.tus.request import (
     Refused,
     Scope,
     Send,
+    Silent,
     UploadRequest,
     body_of,
     digest_of,
@@ -41,6 +51,8 @@ from ledgerstone.errors import (
     NotFound,
     StoreBusy,
     StoreError,
+    StoreFull,
+    StoreLocked,
     TooLarge,
 )
 
@@ -50,7 +62,15 @@ BUFFER_BYTES = 1_048_576
 """What is gathered of a body before it is stored."""
 IDLE_SECONDS_MAX = 60.0
 """How long a body may stand still before its connection is given up."""
-EXTENSIONS = "creation,creation-with-upload,checksum,expiration,termination,concatenation"
+THREADS_MAX = 4
+"""Calls of the database at once: a few, so that connections are left for the application."""
+TURN_SECONDS_MAX = 5.0
+"""How long a call waits for another one of the same upload."""
+EXTENSIONS = (
+    "creation,creation-defer-length,creation-with-upload,checksum,expiration,termination,"
+    "concatenation"
+)
+UPLOAD_METHODS, PLACE_METHODS = "HEAD, PATCH, DELETE, OPTIONS", "POST, OPTIONS"
 CHECKSUM_MISMATCH = 460
 RETRY_SECONDS = "1"
 
@@ -62,8 +82,12 @@ _STATUS: tuple[tuple[type[LedgerstoneError], int], ...] = (
     (NotAllowedNow, 409),
     (TooLarge, 413),
     (StoreBusy, 423),
+    (StoreLocked, 423),
+    (StoreFull, 507),
     (StoreError, 503),
 )
+AGAIN = {423, 503, 507}
+"""What ends by itself: the client is told to try again."""
 
 
 def _ignored(_: object, __: FinishedUpload) -> None:
@@ -78,7 +102,7 @@ class UploadApp:
     - `finished(tx, upload)` is called in the transaction that completes a file: rows that it writes
       commit with it. If it raises, the upload stays unfinished; the client's next request tries
       again.
-    - It keeps no state in memory: requests of one upload may go to different processes.
+    - What counts is kept in the database: requests of one upload may go to different processes.
     """
 
     def __init__(
@@ -93,6 +117,8 @@ class UploadApp:
         self._uploads = Uploads(store, finished)
         self._authorize = authorize
         self._idle_seconds_max = idle_seconds_max
+        self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="uploads")
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -101,19 +127,26 @@ class UploadApp:
             return
         if scope["type"] != "http":
             raise ValueError(scope["type"])
+        status, headers, words = await self._answered(scope, receive)
+        if status is not None:
+            # The answer to HEAD has no body, also where a server would send one.
+            await _send(send, status, headers, b"" if scope["method"] == "HEAD" else words.encode())
+
+    async def _answered(self, scope: Scope, receive: Receive) -> tuple[int | None, Headers, str]:
+        """The status, headers and words of the answer; no status where nobody is there for it."""
         try:
-            status, headers = await self._answer(request_of(scope), receive)
-            await _send(send, status, headers, b"")
+            return *await self._answer(request_of(scope), receive), ""
         except Refused as refused:
-            await _send(send, refused.status, refused.headers, refused.words.encode())
+            return refused.status, refused.headers, refused.words
+        except Silent:
+            return 408, {"Connection": "close"}, "nothing came any more"
         except Disconnected:
-            return
+            return None, {}, ""
         except LedgerstoneError as error:
             status = next((code for kind, code in _STATUS if isinstance(error, kind)), 400)
-            headers = {"Retry-After": RETRY_SECONDS} if status in {423, 503} else {}
+            headers = {"Retry-After": RETRY_SECONDS} if status in AGAIN else {}
             # What a database says is not for strangers.
-            words = error.code if isinstance(error, StoreError) else error.message
-            await _send(send, status, headers, words.encode())
+            return status, headers, error.code if isinstance(error, StoreError) else error.message
 
     async def _answer(self, request: UploadRequest, receive: Receive) -> tuple[int, Headers]:
         if request.method == "OPTIONS":
@@ -128,22 +161,22 @@ class UploadApp:
         if request.upload_id is None:
             if request.method == "POST":
                 return await self._create(request, owner, receive)
-            raise Refused(405 if request.method != "HEAD" else 404, "no upload")
-        upload = await _aside(self._uploads.get, request.upload_id, owner)
+            raise _not_allowed(request) if request.method != "HEAD" else Refused(404, "no upload")
+        upload = await self._aside(self._uploads.get, request.upload_id, owner)
         if request.method == "HEAD":
             return await self._tell(upload)
         if request.method == "PATCH":
             return await self._patch(request, upload, receive)
         if request.method == "DELETE":
-            await _aside(self._uploads.terminate, upload)
+            await self._in_turn(upload, self._uploads.terminate, upload)
             return 204, {}
-        raise Refused(405, "not allowed", {"Allow": "HEAD, PATCH, DELETE, OPTIONS"})
+        raise _not_allowed(request)
 
     def _abilities(self) -> Headers:
         return {
             "Tus-Version": VERSION,
             "Tus-Extension": EXTENSIONS,
-            "Tus-Max-Size": str(self._store.state.settings.blob_bytes_max),
+            "Tus-Max-Size": str(self._most(None)),
             "Tus-Checksum-Algorithm": ",".join(ALGORITHMS),
         }
 
@@ -152,54 +185,62 @@ class UploadApp:
     ) -> tuple[int, Headers]:
         concat, metadata = request.concat, request.metadata
         if concat is not None and concat != PARTIAL:
-            upload = await _aside(
+            if request.body_size:
+                raise Refused(400, "an upload that is made of others takes no bytes")
+            upload = await self._aside(
                 lambda: self._uploads.join(
                     parts_of(concat), owner=owner, metadata=metadata, concat=concat
                 )
             )
             return 201, self._place(request, upload)
-        size = request.number("upload-length")
+        size = request.upload_size
         if request.body_size and not request.has_content:
             raise Refused(415, f"a body has the type {CONTENT_TYPE}")
-        _check_fits(request, 0, size)
-        upload = await _aside(
+        self._check_fits(request, 0, size)
+        # Before the upload is made, which would stay behind.
+        checksum = request.checksum
+        upload = await self._aside(
             lambda: self._uploads.create(
                 owner=owner, total_size=size, metadata=metadata, concat=concat
             )
         )
         if request.has_content:
-            upload = await self._store_body(request, upload, receive)
-        upload = await _aside(self._uploads.finish, upload)
+            upload = await self._store_body(upload, checksum, receive)
+        upload = await self._finish(upload)
         return 201, self._place(request, upload) | {"Upload-Offset": str(upload.offset)}
 
     async def _tell(self, upload: Upload) -> tuple[int, Headers]:
-        # The request that stored the last byte may have been killed before it completed the file.
-        upload = await _aside(self._uploads.finish, upload)
+        if upload.to_finish:
+            # The request that stored the last byte may have been killed before it made the file.
+            upload = await self._finish(upload)
         told = {
-            "Upload-Offset": str(upload.offset),
-            "Upload-Length": str(upload.total_size),
-            "Cache-Control": "no-store",
+            "Upload-Offset": None if upload.joined and not upload.whole else str(upload.offset),
+            "Upload-Length": None if upload.size is None else str(upload.size),
+            "Upload-Defer-Length": "1" if upload.size is None else None,
+            "Upload-Metadata": upload.metadata,
+            "Upload-Concat": upload.concat,
         }
-        said = {"Upload-Metadata": upload.metadata, "Upload-Concat": upload.concat}
-        return 200, told | {name: words for name, words in said.items() if words} | _ends(upload)
+        return 200, {name: words for name, words in told.items() if words} | _ends(upload)
 
     async def _patch(
         self, request: UploadRequest, upload: Upload, receive: Receive
     ) -> tuple[int, Headers]:
-        if not request.has_content:
-            raise Refused(415, f"a body has the type {CONTENT_TYPE}")
         if upload.joined:
             raise Refused(403, "an upload that was made of others takes no bytes")
+        if not request.has_content:
+            raise Refused(415, f"a body has the type {CONTENT_TYPE}")
         if request.number("upload-offset") != upload.offset:
             raise Refused(409, f"the upload is at {upload.offset}")
-        upload = await self._store_body(request, upload, receive)
-        upload = await _aside(self._uploads.finish, upload)
+        upload = upload._replace(told_size=request.number_if_given("upload-length"))
+        self._check_fits(request, upload.offset, upload.size)
+        upload = await self._store_body(upload, request.checksum, receive)
+        upload = await self._finish(upload)
         return 204, {"Upload-Offset": str(upload.offset)} | _ends(upload)
 
-    async def _store_body(self, request: UploadRequest, upload: Upload, receive: Receive) -> Upload:
+    async def _store_body(
+        self, upload: Upload, checksum: Checksum | None, receive: Receive
+    ) -> Upload:
         """Store the body behind the offset; what came before a disconnection is stored, too."""
-        _check_fits(request, upload.offset, upload.total_size)
-        checksum = request.checksum
         if checksum is not None:
             return await self._store_checked(checksum, upload, receive)
         buffer = bytearray()
@@ -215,47 +256,78 @@ class UploadApp:
 
     async def _store_checked(self, checksum: Checksum, upload: Upload, receive: Receive) -> Upload:
         """Store a body that is what its checksum says, or nothing of it: 460."""
-        digest, left = digest_of(checksum), upload.total_size - upload.offset
-        with tempfile.SpooledTemporaryFile(BUFFER_BYTES) as spool:
+        digest = digest_of(checksum)
+        left = self._most(upload.size) - upload.offset
+        spools = Path(tempfile.gettempdir())
+        with tempfile.SpooledTemporaryFile(BUFFER_BYTES) as spool, folder.told(spools):
             async for piece in body_of(receive, seconds_max=self._idle_seconds_max):
                 left -= len(piece)
                 if left < 0:
-                    raise Refused(413, f"the upload has {upload.total_size} bytes")
+                    raise Refused(413, "the body is longer than what is left of the upload")
                 digest.update(piece)
-                await _aside(spool.write, piece)
+                await self._aside(spool.write, piece)
             if not hmac.compare_digest(digest.digest(), checksum.digest):
                 raise Refused(CHECKSUM_MISMATCH, "the body is not what its checksum says")
             spool.seek(0)
             return await self._append_all(upload, spool)
 
     async def _append_all(self, upload: Upload, spool: IO[bytes]) -> Upload:
-        while piece := await _aside(spool.read, BUFFER_BYTES):
+        while piece := await self._aside(spool.read, BUFFER_BYTES):
             upload = await self._append(upload, bytearray(piece))
-        return upload
+        return await self._append(upload, bytearray())
 
     async def _append(self, upload: Upload, buffer: bytearray) -> Upload:
-        """Store what was gathered, and empty the buffer."""
-        if not buffer:
+        """Store what was gathered, and the size if it came with that; empty the buffer."""
+        if not buffer and upload.told_size is None:
             return upload
         most = self._store.state.settings.slice_bytes
         pieces = [bytes(buffer[at : at + most]) for at in range(0, len(buffer), most)]
         buffer.clear()
-        offset = await _aside(self._uploads.append, upload, upload.offset, pieces)
-        return upload._replace(offset=offset)
+        return await self._in_turn(upload, self._uploads.append, upload, pieces)
+
+    async def _finish(self, upload: Upload) -> Upload:
+        """The upload as it is now, and a file if every byte is there."""
+        if upload.to_finish:
+            return await self._in_turn(upload, self._uploads.finish, upload)
+        return await self._aside(self._uploads.get, upload.upload_id, upload.owner or "")
+
+    async def _in_turn(self, upload: Upload, work: Callable[..., T], *arguments: Any) -> T:
+        """The answer of a call that may wait for another one of this upload: 423 after a while."""
+        turn = self._turns.setdefault(upload.upload_id, asyncio.Lock())
+        try:
+            async with asyncio.timeout(TURN_SECONDS_MAX):
+                await turn.acquire()
+        except TimeoutError as error:
+            headers = {"Retry-After": RETRY_SECONDS}
+            raise Refused(423, "another request is busy with this upload", headers) from error
+        try:
+            return await self._aside(work, *arguments)
+        finally:
+            turn.release()
+
+    async def _aside(self, work: Callable[..., T], *arguments: Any) -> T:
+        """The answer of a call that waits for a disk or a database, while the loop goes on."""
+        loop, context = asyncio.get_running_loop(), copy_context()
+        return await loop.run_in_executor(self._threads, partial(context.run, work, *arguments))
+
+    def _most(self, size: int | None) -> int:
+        """What an upload may have: its size, where that is known, and never more than a file."""
+        most = self._store.state.settings.blob_bytes_max
+        return most if size is None else min(size, most)
+
+    def _check_fits(self, request: UploadRequest, offset: int, size: int | None) -> None:
+        """413 for a body that is longer than what is left of the upload."""
+        most = self._most(size)
+        if offset + (request.body_size or 0) > most:
+            raise Refused(413, f"the upload has at most {most} bytes")
 
     def _place(self, request: UploadRequest, upload: Upload) -> Headers:
         return {"Location": f"{request.base}/{upload.upload_id}"} | _ends(upload)
 
 
-def _check_fits(request: UploadRequest, offset: int, total_size: int) -> None:
-    """413 for a body that is longer than what is left of the upload."""
-    if offset + (request.body_size or 0) > total_size:
-        raise Refused(413, f"the upload has {total_size} bytes")
-
-
-async def _aside(work: Callable[..., T], *arguments: Any) -> T:
-    """The answer of a call that waits for a disk or a database, while the event loop goes on."""
-    return await asyncio.to_thread(work, *arguments)
+def _not_allowed(request: UploadRequest) -> Refused:
+    allowed = PLACE_METHODS if request.upload_id is None else UPLOAD_METHODS
+    return Refused(405, "not allowed", {"Allow": allowed})
 
 
 def _ends(upload: Upload) -> Headers:
@@ -274,7 +346,9 @@ async def _live(receive: Receive, send: Send) -> None:
 
 
 async def _send(send: Send, status: int, headers: Headers, body: bytes) -> None:
-    told = {"Tus-Resumable": VERSION, "Content-Type": "text/plain; charset=utf-8"} | headers
+    told = {"Tus-Resumable": VERSION, "Cache-Control": "no-store"} | headers
+    if body:
+        told["Content-Type"] = "text/plain; charset=utf-8"
     if status != 204:  # noqa: PLR2004 - the status that has no body
         told["Content-Length"] = str(len(body))
     encoded = [(name.lower().encode(), value.encode("latin-1")) for name, value in told.items()]

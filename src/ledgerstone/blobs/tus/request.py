@@ -40,7 +40,11 @@ class Refused(Exception):
 
 
 class Disconnected(Exception):
-    """The client is gone, or sends nothing any more."""
+    """The client is gone."""
+
+
+class Silent(Disconnected):
+    """The client is there, and sends nothing any more."""
 
 
 class Checksum(msgspec.Struct, frozen=True):
@@ -78,15 +82,30 @@ class UploadRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise Refused(400, f"{name} is missing or no number")
         return int(given)
 
+    def number_if_given(self, name: str) -> int | None:
+        """A header that is a number; None without it."""
+        return self.number(name) if name in self.headers else None
+
     @property
     def body_size(self) -> int | None:
         """How long the body is, where the client says so."""
-        return self.number("content-length") if "content-length" in self.headers else None
+        return self.number_if_given("content-length")
+
+    @property
+    def upload_size(self) -> int | None:
+        """The size of an upload that is created; None: the client tells it later."""
+        deferred = self.headers.get("upload-defer-length")
+        if deferred is None:
+            return self.number("upload-length")
+        if deferred != "1" or "upload-length" in self.headers:
+            raise Refused(400, "upload-defer-length is 1, and excludes upload-length")
+        return None
 
     @property
     def has_content(self) -> bool:
         """Whether the body is a piece of the upload."""
-        return self.headers.get("content-type", "") == CONTENT_TYPE
+        named = self.headers.get("content-type", "").partition(";")[0]
+        return named.strip().lower() == CONTENT_TYPE
 
     @property
     def checksum(self) -> Checksum | None:
@@ -96,7 +115,7 @@ class UploadRequest(msgspec.Struct, frozen=True, kw_only=True):
             return None
         algorithm, _, encoded = given.partition(" ")
         digest = _decoded(encoded)
-        if algorithm not in ALGORITHMS or digest is None:
+        if algorithm not in ALGORITHMS or not digest:
             raise Refused(400, f"upload-checksum is not one of {', '.join(ALGORITHMS)} in base64")
         return Checksum(algorithm, digest)
 
@@ -126,10 +145,13 @@ def request_of(scope: Scope) -> UploadRequest:
         raise Refused(431, "too many headers")
     headers: dict[str, str] = {}
     for name, value in scope["headers"]:
-        known = name.decode("latin-1").lower()
-        if known in headers and known.startswith(("upload-", "content-length", "tus-")):
-            raise Refused(400, f"{known} is given twice")
-        headers[known] = value.decode("latin-1")
+        known, words = name.decode("latin-1").lower(), value.decode("latin-1")
+        if known in headers:
+            if known.startswith(("upload-", "content-length", "tus-")):
+                raise Refused(400, f"{known} is given twice")
+            # As HTTP joins them: of two tokens, `authorize` is not shown the one that suits.
+            words = f"{headers[known]}, {words}"
+        headers[known] = words
     root, path = scope.get("root_path", ""), scope["path"]
     whole = path if path.startswith(root) else root + path
     found = _UPLOAD.match(whole)
@@ -169,13 +191,13 @@ def parts_of(concat: str) -> list[str]:
 
 
 async def body_of(receive: Receive, *, seconds_max: float) -> AsyncIterator[bytes]:
-    """The body as it comes; Disconnected if it ends early or nothing comes for so long."""
+    """The body as it comes; Disconnected if it ends early, Silent if nothing comes for so long."""
     while True:
         try:
             async with asyncio.timeout(seconds_max):
                 message = await receive()
         except TimeoutError as error:
-            raise Disconnected from error
+            raise Silent from error
         if message["type"] == "http.disconnect":
             raise Disconnected
         yield message.get("body", b"")

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from sqlalchemy import BigInteger, Text, bindparam, delete, insert, select, update
 
-from ledgerstone.blobs.blobs import Blobs
+from ledgerstone.blobs.blobs import Blobs, checked_owner
 from ledgerstone.blobs.progress import Progress
+from ledgerstone.blobs.rows import UNKNOWN
 from ledgerstone.blobs.store import BlobStore
 from ledgerstone.blobs.tables import MIME_CHARS_MAX, uploads
 from ledgerstone.blobs.tus.request import FINAL, PARTIAL, metadata_of
-from ledgerstone.errors import NotAllowedNow, NotFound
+from ledgerstone.errors import LedgerstoneError, NotAllowedNow, NotFound
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.statement import Statement
 
@@ -56,6 +57,12 @@ _extend = Statement(
     "blobs.extend_upload",
     update(uploads).where(uploads.c.upload_id == _id).values(expires_at_ms=_expires),
 )
+_set_size = Statement(
+    "blobs.set_upload_size",
+    update(uploads)
+    .where(uploads.c.upload_id == _id)
+    .values(total_size=bindparam("total_size_", type_=BigInteger())),
+)
 _finish = Statement(
     "blobs.finish_upload",
     update(uploads)
@@ -66,7 +73,10 @@ _forget = Statement("blobs.forget_upload", delete(uploads).where(uploads.c.uploa
 
 
 class Upload(NamedTuple):
-    """An upload as a client sees it; `file_id` is None until it is finished."""
+    """An upload as a client sees it.
+
+    `file_id` is None until it is finished. `told_size` came with bytes that are not stored yet.
+    """
 
     upload_id: str
     file_id: str | None
@@ -76,6 +86,18 @@ class Upload(NamedTuple):
     concat: str | None
     expires_at_ms: int
     offset: int = 0
+    told_size: int | None = None
+
+    @property
+    def size(self) -> int | None:
+        """Its size, where that is known or told now."""
+        known = None if self.total_size == UNKNOWN else self.total_size
+        return known if self.told_size is None else self.told_size
+
+    @property
+    def whole(self) -> bool:
+        """Whether every byte is there."""
+        return self.offset == self.total_size
 
     @property
     def partial(self) -> bool:
@@ -90,8 +112,7 @@ class Upload(NamedTuple):
     @property
     def to_finish(self) -> bool:
         """Whether every byte is there, and nobody was told yet."""
-        whole = self.offset == self.total_size
-        return whole and self.file_id is None and not self.partial
+        return self.whole and self.file_id is None and not self.partial
 
 
 class FinishedUpload(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +137,7 @@ class Uploads:
         self._finished = finished
 
     def create(
-        self, *, owner: str, total_size: int, metadata: str | None, concat: str | None
+        self, *, owner: str, total_size: int | None, metadata: str | None, concat: str | None
     ) -> Upload:
         """A new upload."""
 
@@ -126,8 +147,8 @@ class Uploads:
             _create.run(
                 tx,
                 upload_id_=upload_id,
-                owner_=owner,
-                total_size_=total_size,
+                owner_=checked_owner(owner),
+                total_size_=UNKNOWN if total_size is None else total_size,
                 metadata_=metadata,
                 concat_=concat,
                 keep_ms=self._store.state.keep_ms,
@@ -145,30 +166,45 @@ class Uploads:
         """
         found = [self.get(part, owner) for part in parts]
         for part in found:
-            if not part.partial or part.offset < part.total_size:
+            if not part.partial or not part.whole:
                 message = f"{part.upload_id} is no part, or not whole"
                 raise NotAllowedNow(message, hint="finish every part, then join them")
         total = sum(part.total_size for part in found)
         made = self.create(owner=owner, total_size=total, metadata=metadata, concat=concat)
-        offset = 0
-        for part in found:
-            offset = self._store.copy(part.upload_id, made.upload_id, offset)
-        return self.finish(self.get(made.upload_id, owner))
+        try:
+            offset = 0
+            for part in found:
+                offset = self._store.copy(part.upload_id, made.upload_id, offset)
+            return self.finish(self.get(made.upload_id, owner))
+        except Exception:
+            # Nobody knows its id; the client asks again, and gets another one.
+            with suppress(LedgerstoneError):
+                self.terminate(made)
+            raise
 
     def get(self, upload_id: str, owner: str) -> Upload:
         """An upload of this owner; NotFound for one that is not there, expired or another's."""
         with self._store.database.reading() as tx:
             return self._look(tx, upload_id, owner)
 
-    def append(self, upload: Upload, offset: int, pieces: Sequence[bytes]) -> int:
-        """Add bytes; answers the new offset. NotAllowedNow if the upload ends elsewhere."""
+    def append(self, upload: Upload, pieces: Sequence[bytes]) -> Upload:
+        """Add bytes, and the size if it came with them; answers the upload as it is then.
+
+        NotAllowedNow if the upload ends elsewhere, KeyConflict if it has another size.
+        """
 
         def append(tx: Transaction) -> Progress:
-            told = Blobs(tx, self._store.state).append(upload.upload_id, offset, *pieces)
+            calls = Blobs(tx, self._store.state)
+            if upload.told_size is not None:
+                calls.set_size(upload.upload_id, upload.told_size)
+                _set_size.run(tx, upload_id_=upload.upload_id, total_size_=upload.told_size)
+            told = calls.append(upload.upload_id, upload.offset, *pieces)
             _extend.run(tx, upload_id_=upload.upload_id, keep_ms=self._store.state.keep_ms)
             return told
 
-        return self._store.database.run(append).bytes
+        done = self._store.database.run(append)
+        size = UNKNOWN if done.total_size is None else done.total_size
+        return upload._replace(offset=done.bytes, total_size=size, told_size=None)
 
     def finish(self, upload: Upload) -> Upload:
         """Make a whole upload a file, and tell of it, in one transaction."""
