@@ -158,6 +158,19 @@ def test_approved_requests_reserve_volume(program: Program) -> None:
     assert treasury.call("volume")["reserved_sompi"] == 0
 
 
+def test_sums_beyond_64_bits_are_shown(program: Program) -> None:
+    """What several approved requests reserve may be more than one amount can be."""
+    treasury = Treasury(program, 1, 1)
+    for name in ("r1", "r2"):
+        treasury.approve(name, "184467440737.09551615")
+
+    shown = treasury.run("volume")
+
+    assert (shown.code, shown.err) == (0, "")
+    assert "reserved by approved requests: 368934881474.1910323 KAS" in shown.out
+    assert treasury.call("volume")["reserved_sompi"] == 2 * (2**64 - 1)
+
+
 def test_lists_and_details_fit_a_narrow_terminal(program: Program) -> None:
     """Lists and details have no line over 80 columns and no id that is broken."""
     treasury = Treasury(program, 2, 3, "--name=treasury", "--allow", address(1), "--daily=500")

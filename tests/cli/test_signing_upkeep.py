@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ledgerstone.signing.keys import Family
 from ledgerstone.signing.signing import Signing
 from ledgerstone.signing.values import GroupId, PeerId, RequestId, SessionId, SigningRequest
 from tests.cli.program import Program
@@ -315,3 +316,23 @@ def test_doctor_sees_who_can_read_and_what_is_late(treasury: Treasury) -> None:
     assert doctor.code == 0
     assert len(found) == 2
     assert "1 requests ran out of time and are not expired" in found
+
+
+def test_doctor_sees_rows_that_were_not_moved(treasury: Treasury) -> None:
+    """Rows of before there were families are a warning, until they are moved."""
+    treasury.program.run("migrate")
+    folder = treasury.program.folder / ".igra" / "threshold-signing"
+    with Signing(folder) as signing, signing.store.transaction() as tx:
+        for key in (b"evt:old", b"req:old", b"archive:req:old", b"cfg:app"):
+            tx.put(Family.DEFAULT, key, b"{}")
+
+    def found() -> list[str]:
+        checks = treasury.program.run("doctor", "--json").json["checks"]
+        return [each["found"] for each in checks if each["name"] == "signing"]
+
+    before = found()
+    treasury.run("compact", KASPA_IGRA_ENABLE_MIGRATIONS="true")
+
+    words = "the default family holds rows of event, request: nothing looks for them there"
+    assert before == [words]
+    assert found() == [".igra/threshold-signing is whole"]

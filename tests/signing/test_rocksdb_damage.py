@@ -174,3 +174,18 @@ def test_a_missing_file_is_reported(folder: Path, name: str) -> None:
 
     with pytest.raises(LedgerstoneError):
         rows(folder)
+
+
+def test_a_new_database_replaces_no_old_one(folder: Path, database: Database) -> None:
+    """Without CURRENT and log nothing is begun anew: a new database removes the old data files."""
+    write(database, 10)
+    database.flush()
+    database.close()
+    for file in (folder / "CURRENT", *folder.glob("*.log"), *folder.glob("MANIFEST-*")):
+        file.unlink()
+    before = sorted(folder.iterdir())
+
+    with pytest.raises(StoreCorrupt, match="no file CURRENT"):
+        rows(folder)
+
+    assert sorted(folder.iterdir()) == before

@@ -322,6 +322,21 @@ def test_a_malformed_volume_is_reported_and_kept(store: Store, damaged: bytes) -
     assert store.insert(Family.EVENT, b"evt:a", b"1") is Stored.NEW
 
 
+def test_a_damaged_block_of_volumes_stops_no_other_call(tmp_path: Path) -> None:
+    """The store opens; what needs the block reports the damage."""
+    settings = SigningSettings(data_dir=str(tmp_path))
+    with Store.open(settings) as store:
+        store.add_volume(DAY, 1)
+        store.database.flush()
+    (file,) = (tmp_path / "threshold-signing").glob("*.sst")
+    file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+
+    with Store.open(settings) as store:
+        assert store.insert(Family.EVENT, b"evt:a", b"1") is Stored.NEW
+        with pytest.raises(StoreCorrupt):
+            store.volume(DAY)
+
+
 def test_volume_values() -> None:
     """A number is eight bytes, the largest first."""
     assert volume_value(258) == b"\0\0\0\0\0\0\1\2"

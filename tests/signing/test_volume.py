@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ledgerstone.errors import Malformed, StoreCorrupt
+from ledgerstone.errors import BadInput, Malformed, StoreCorrupt
 from ledgerstone.signing.keys import ContextKey, Family
 from ledgerstone.signing.life import records, volume
 from ledgerstone.signing.values import Approved, Rejected
-from tests.signing.people import DAY, KAS, NOW, payment
+from tests.signing.people import DAY, KAS, NOW, group, payment
 from tests.signing.world import Worlds
 
 
@@ -69,6 +69,37 @@ def test_since(worlds: Worlds) -> None:
         assert volume.volume_since(tx, NOW + DAY) == 30
         assert volume.volume_since(tx, NOW + DAY + DAY // 3) == 30
         assert volume.volume_since(tx, NOW + 2 * DAY) == 0
+
+
+def test_days_that_are_full(worlds: Worlds) -> None:
+    """A day holds no more than 64 bits can say; the volume of another day is not changed by it."""
+    world = worlds()
+    for number, amount in enumerate((2**64 - 1, 2**64 - 1, 7)):
+        world.finalize(world.signed(f"r{number}", payment(number, amount_sompi=amount)))
+        world.now += number * DAY
+
+    days = [world.signing.volume_of_day(NOW + day * DAY) for day in range(3)]
+
+    assert days == [2**64 - 1, 7, 0]
+    assert world.signing.get_volume_since(NOW) == 2**64 - 1
+    with pytest.raises(BadInput):
+        world.signing.volume_of_day(-1)
+
+
+def test_more_is_reserved_than_64_bits_hold(worlds: Worlds) -> None:
+    """A limit is compared with the exact sum, and the request is rejected with it."""
+    world = worlds()
+    for number in (1, 2):
+        world.approved(f"large{number}", payment(number, amount_sompi=2**64 - 1))
+    world.group_id = world.signing.upsert_group_config(
+        group(2, 3, max_daily_volume_sompi=2**64 - 1)
+    )
+
+    limited = world.approved("limited", payment(3, amount_sompi=1))
+
+    rejected = world.decision(limited)
+    assert isinstance(rejected, Rejected)
+    assert "368934881474.1910323 reserved" in rejected.reason
 
 
 def test_a_request_that_reserved_nothing(worlds: Worlds) -> None:

@@ -168,16 +168,11 @@ def parse_kas(text: str) -> int:
 
 
 def format_kas(sompi: int) -> str:
-    """An amount in KAS without needless zeros."""
-    whole, fraction = divmod(check_sompi(sompi), SOMPI_PER_KAS)
+    """An amount in KAS without needless zeros; a sum of amounts may be beyond 64 bits."""
+    if sompi < 0:
+        raise BadInput(f"{sompi} sompi are less than nothing")
+    whole, fraction = divmod(sompi, SOMPI_PER_KAS)
     return f"{whole}.{fraction:08}".rstrip("0").rstrip(".")
-
-
-def check_sompi(sompi: int) -> int:
-    """BadInput unless the amount fits 64 bits."""
-    if not 0 <= sompi <= U64_MAX:
-        raise BadInput(f"{sompi} sompi do not fit 64 bits")
-    return sompi
 
 
 def add_saturating(*amounts: int) -> int:

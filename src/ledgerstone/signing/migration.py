@@ -1,10 +1,15 @@
-"""Rows of the default family, moved into the families that their keys belong into.
+"""What the original left in a form of its own: rows of the default family, and operands.
+
+Rows of the default family are moved into the families that their keys belong into.
 
 - Each step is one transaction over a bounded number of rows: a row is in one family or the other.
 - A row that its family has already, with the same value, is only removed from the default family.
 - A row that its family has with another value stays where it is, and is reported: nothing is
   overwritten. Volumes are added up instead, since both parts were spent.
 - Keys with no known prefix, such as `cfg:app`, stay.
+
+Volumes that the original merged are operands until its merge operator adds them up. RocksDB appends
+them here, and the original does not know a value of several numbers: their sum is written instead.
 """
 
 from __future__ import annotations
@@ -16,9 +21,9 @@ import msgspec
 from ledgerstone.errors import StoreBusy
 from ledgerstone.failpoints import hit
 from ledgerstone.signing.families import family_of
-from ledgerstone.signing.keys import Family
+from ledgerstone.signing.keys import Family, VolumeKey
 from ledgerstone.signing.rocksdb import Database, Row, Transaction
-from ledgerstone.signing.volume import added, volume_of, volume_value
+from ledgerstone.signing.volume import NUMBER_BYTES, added, volume_of, volume_value
 
 STEP_ROWS = 500
 STEP_BYTES_MAX = 8 * 1024 * 1024
@@ -101,3 +106,27 @@ def _moved(tx: Transaction, key: bytes) -> bool:
         return False
     tx.delete(Family.DEFAULT, key)
     return True
+
+
+def add_up_volumes(database: Database) -> int:
+    """Write the sum of each volume that is several operands; how many there were.
+
+    A value that is damaged stays as it is: reading it reports the damage.
+    """
+    found = [
+        (family, row.key)
+        for family in (Family.DEFAULT, Family.VOLUME)
+        for row in database.scan_prefix(family, VolumeKey.prefix)
+        if _is_several(row.value)
+    ]
+    for number in range(0, len(found), STEP_ROWS):
+        with database.transaction() as tx:
+            for family, key in found[number : number + STEP_ROWS]:
+                value = tx.get_for_update(family, key)
+                tx.put(family, key, volume_value(volume_of(value, key)))
+            tx.commit()
+    return len(found)
+
+
+def _is_several(value: bytes) -> bool:
+    return len(value) > NUMBER_BYTES and len(value) % NUMBER_BYTES == 0

@@ -104,11 +104,8 @@ class Signing:
           if there is no store, NotAllowedNow from calls that write.
         """
         section = settings.signing if isinstance(settings, Settings) else settings
-        self.store = (
-            Store.open(section, read_only=read_only)
-            if folder is None
-            else Store(Path(folder), section, read_only=read_only)
-        )
+        where = None if folder is None else Path(folder)
+        self.store = Store.open(section, folder=where, read_only=read_only)
         self.settings = self.store.settings
         self.clock = clock
         self._store_id: str | None = None
@@ -350,9 +347,15 @@ class Signing:
         with self.store.view() as view:
             return volume.volume_since(view, since_nanos)
 
+    def volume_of_day(self, moment_nanos: int) -> int:
+        """The sompi that were paid on the UTC day of a moment."""
+        if moment_nanos < 0:
+            raise BadInput("a moment is not before 1970")
+        return volume.volume_of_day(self.store, moment_nanos)
+
     def volume_today(self) -> int:
         """The sompi that were paid on this UTC day."""
-        return volume.volume_of_day(self.store, self.clock())
+        return self.volume_of_day(self.clock())
 
     def reserved_volume(self) -> int:
         """The sompi of all requests that are approved and not finished."""

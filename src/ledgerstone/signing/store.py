@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
@@ -27,7 +28,7 @@ from ledgerstone.signing.access import PAGE_ROWS
 from ledgerstone.signing.families import OPTIONS
 from ledgerstone.signing.folder import migration_wanted, store_folder
 from ledgerstone.signing.keys import Family
-from ledgerstone.signing.migration import MigrationReport, migrate
+from ledgerstone.signing.migration import MigrationReport, add_up_volumes, migrate
 from ledgerstone.signing.rocksdb import (
     Database,
     Row,
@@ -258,16 +259,31 @@ class Store:
         self._reads = self.database
 
     @classmethod
-    def open(cls, settings: SigningSettings | None = None, *, read_only: bool = False) -> Self:
-        """Open the folder that settings and environment say; move old rows if they say so."""
+    def open(
+        cls,
+        settings: SigningSettings | None = None,
+        *,
+        folder: Path | None = None,
+        read_only: bool = False,
+    ) -> Self:
+        """Open a folder (none: that of settings and environment), and tidy up after the original.
+
+        - Rows of the default family are moved if settings or environment say so.
+        - Volumes that are operands still are added up.
+        """
         settings = settings or SigningSettings()
-        store = cls(store_folder(settings), settings, read_only=read_only)
-        if not read_only and migration_wanted(settings):
-            try:
+        store = cls(folder or store_folder(settings), settings, read_only=read_only)
+        if read_only:
+            return store
+        try:
+            if migration_wanted(settings):
                 store.migrate()
-            except BaseException:
-                store.close()
-                raise
+            with suppress(StoreCorrupt):
+                # The call that needs the damaged block reports it; the others go on.
+                add_up_volumes(store.database)
+        except BaseException:
+            store.close()
+            raise
         return store
 
     def migrate(self) -> MigrationReport:

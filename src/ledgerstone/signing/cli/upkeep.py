@@ -60,13 +60,11 @@ def volume(
     with reading_of(call, data) as signing:
         today = day_start_nanos(signing.clock())
         starts = [today - back * NANOS_PER_DAY for back in range(days)]
-        since = [signing.get_volume_since(start) for start in starts]
+        by_day = {views.day_of(start): signing.volume_of_day(start) for start in starts}
+        paid_today = signing.volume_of_day(today)
         reserved = signing.reserved_volume()
-    # What was paid since a day, less what was paid since the next one.
-    paid = [each - later for each, later in zip(since, [0, *since], strict=False)]
-    by_day = {views.day_of(start): each for start, each in zip(starts, paid, strict=True)}
     facts = {
-        "today_sompi": paid[0],
+        "today_sompi": paid_today,
         "reserved_sompi": reserved,
         "days": [{"day": day, "sompi": each} for day, each in by_day.items()],
     }

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import stat
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ledgerstone.errors import LedgerstoneError
 from ledgerstone.settings import SigningSettings
 from ledgerstone.signing import check_extra
-from ledgerstone.signing.folder import store_folder
+from ledgerstone.signing.folder import MIGRATIONS_VARIABLE, store_folder
+from ledgerstone.signing.keys import KINDS, Family
+
+if TYPE_CHECKING:
+    from ledgerstone.signing.signing import Signing
 
 COUNTED_MAX = 10_000
 """Nothing is counted further than this."""
@@ -18,6 +23,10 @@ READ_BYTES_MAX = 128 * 1024 * 1024
 """A doctor reads every row of a store that is no larger."""
 LATE_NANOS = 60_000_000_000
 """A request that should have expired so long ago was not swept."""
+MIGRATE = (
+    f"set signing.migrate or {MIGRATIONS_VARIABLE}=true, and open the store for writing; a row that"
+    " stays has another value in its own family: `ledgerstone signing export` shows both"
+)
 
 
 class SigningFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,13 +107,28 @@ def _findings(settings: SigningSettings) -> list[SigningFinding]:
         found += [SigningFinding(found=problem, todo=todo) for problem in health.problems]
         if not found and sum(signing.store.database.file_bytes().values()) <= READ_BYTES_MAX:
             count_rows(signing.store.database)
+        left = _left_behind(signing)
     mode = stat.S_IMODE(folder.stat().st_mode)
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         told = f"{folder} has mode {mode:03o}: others can get at it"
         found.append(SigningFinding(found=told, todo=f"chmod 700 {folder}", grave=False))
+    if left:
+        named = ", ".join(dict.fromkeys(left))
+        told = f"the default family holds rows of {named}: nothing looks for them there"
+        found.append(SigningFinding(found=told, todo=MIGRATE, grave=False))
     facts = _read(settings)
     if facts.overdue:
         told = f"{facts.overdue:,} requests ran out of time and are not expired"
         todo = "run `ledgerstone up`, or `ledgerstone signing expire`"
         found.append(SigningFinding(found=told, todo=todo, grave=False))
     return found
+
+
+def _left_behind(signing: Signing) -> list[str]:
+    """The families of rows that a migration would move: the original had only one at first."""
+    return [
+        kind.family.value
+        for kind in KINDS
+        if kind.family is not Family.DEFAULT
+        and signing.store.page(Family.DEFAULT, kind.prefix, rows_max=1).rows
+    ]

@@ -66,8 +66,10 @@ class Database:
         self.children = Children(self.library)
         options = options or DatabaseOptions(create=not read_only)
         found = family_names(folder, self.library) if exists(folder) else []
-        if not found and not options.create:
-            raise NotFound(f"there is no database in {folder}")
+        if not found:
+            _check_new(folder)
+            if not options.create:
+                raise NotFound(f"there is no database in {folder}")
         wanted = dict.fromkeys([DEFAULT_FAMILY, *found], FamilyOptions()) | dict(families)
         if not read_only and folder.is_dir():
             check_room(folder)
@@ -325,6 +327,17 @@ def exists(folder: Path) -> bool:
     """Whether a database is in the folder."""
     with file_errors(folder):
         return (folder / CURRENT).exists()
+
+
+def _check_new(folder: Path) -> None:
+    """StoreCorrupt if the folder holds data files: a new database in it would remove them."""
+    with file_errors(folder):
+        left = sorted(path.name for path in folder.glob("*.sst"))
+    if left:
+        raise StoreCorrupt(
+            f"{folder} holds {left[0]} and {len(left) - 1} other data files, and no file {CURRENT}",
+            hint="restore a checkpoint or a backup into a new folder",
+        )
 
 
 def list_of_files(folder: Path) -> tuple[bytes, int] | None:
