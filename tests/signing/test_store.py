@@ -28,21 +28,10 @@ from ledgerstone.signing.store import Page, Store, StoreTransaction, View
 from ledgerstone.signing.values import Stored
 from ledgerstone.signing.volume import VOLUME_MAX, volume_of, volume_value
 from tests.harness.sizes import sized
+from tests.signing.original import FAMILIES
 from tests.signing.racing import THREADS, race
 
 DAY = b"vol:" + bytes(8)
-NAMES = (
-    "default",
-    "group",
-    "event",
-    "request",
-    "proposal",
-    "request_input",
-    "signer_ack",
-    "partial_sig",
-    "volume",
-    "seen",
-)
 
 
 def pages(
@@ -95,20 +84,7 @@ def test_opening_makes_the_ten_families(folder: Path) -> None:
     """They have the documented names, and the folder is its owner's only."""
     Store(folder).close()
 
-    assert sorted(family_names(folder)) == sorted(
-        [
-            "default",
-            "group",
-            "event",
-            "request",
-            "proposal",
-            "request_input",
-            "signer_ack",
-            "partial_sig",
-            "volume",
-            "seen",
-        ]
-    )
+    assert sorted(family_names(folder)) == sorted(FAMILIES)
     assert set(OPTIONS) == set(Family)
     assert folder.stat().st_mode & 0o777 == 0o700
 
