@@ -45,13 +45,17 @@ def test_a_packet_that_is_too_small(packet: str | None, verdicts: list[Verdict])
 
 
 def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
-    """A folder of files that is none is told; one that is not there yet is not."""
+    """A folder that is none is told, and one that is not there though files lie in it."""
     wrong, missing = tmp_path / "file", tmp_path / "missing"
     wrong.write_text("a file")
 
-    found = [list(checks._folder(BlobsState(BlobSettings(), each))) for each in (wrong, missing)]
+    found = [
+        list(checks._folder(BlobsState(BlobSettings(), home), on_disk))
+        for home, on_disk in ((wrong, 0), (missing, 0), (missing, 1), (None, 1))
+    ]
 
-    assert [[check.verdict for check in each] for each in found] == [[Verdict.PROBLEM], []]
+    told = [[check.verdict for check in each] for each in found]
+    assert told == [[Verdict.PROBLEM], [], [Verdict.PROBLEM], [Verdict.PROBLEM]]
 
 
 def test_a_folder_is_named_for_a_server() -> None:

@@ -27,7 +27,7 @@ from tests.contract.blobs.slices import rows
 from tests.harness.sizes import sized
 
 HOUR = 3600
-CLIENTS = tus_app.THREADS_MAX + 1
+CLIENTS = 2 * tus_app.THREADS_MAX
 ROUNDS = sized(40, full=1000)
 CONTENTS = [content(20_000, seed) for seed in range(4)]
 

@@ -107,8 +107,33 @@ def test_gc(program: Program, stored: Ledger) -> None:
     assert (status["completed"], status["uploading"], status["expired"]) == (1, 0, 1)
     (told,) = [check for check in doctor if check["name"] == "files"]
     assert (told["verdict"], "ledgerstone blobs gc" in told["todo"]) == ("warning", True)
-    assert (done.code, done.json) == (0, {"uploads": 1, "slices": 1, "files": 0})
+    assert (done.code, done.json) == (0, {"uploads": 1, "slices": 1, "files": 0, "problems": []})
     assert stored.blobs.verify(ID)
+
+
+def test_a_folder_that_is_closed(program: Program, embedded: Ledger) -> None:
+    """A folder that cannot be written is told by its path, and so is a file that is kept."""
+    program.obey_modes()
+    folder = program.folder / "files"
+    folder.mkdir()
+    (program.folder / "a.png").write_bytes(DATA)
+    large = {"LEDGERSTONE_BLOBS_DISK_BYTES_MIN": "1", "LEDGERSTONE_BLOBS_FOLDER": str(folder)}
+
+    folder.chmod(0o500)
+    refused = program.run("blobs", "put", "a.png", **large)
+    folder.chmod(0o700)
+    put = program.run("blobs", "put", "a.png", "--owner", "a", **large)
+    embedded.run(lambda tx: tx.blobs.remove_owner("a"))
+    (folder / ID[:2]).chmod(0o500)
+    kept = program.run("blobs", "gc", **large)
+    (folder / ID[:2]).chmod(0o700)
+    done = program.run("blobs", "gc", **large)
+
+    assert (refused.code, str(folder) in refused.err.replace("\n", "")) == (1, True)
+    assert "give this user the folder" in refused.err
+    assert (put.code, kept.code, done.code) == (0, 1, 0)
+    assert "Permission denied" in kept.out
+    assert list((folder / ID[:2]).iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import shutil
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,30 +14,18 @@ from ledgerstone.errors import BadInput, DiskFailed, LedgerstoneError, StoreDeni
 from ledgerstone.signing import Signing, upkeep
 from ledgerstone.signing.rocksdb import file_errors
 from ledgerstone.signing.rocksdb.files import check_room
+from tests.harness.limits import small_files
 from tests.signing.people import payment
 from tests.signing.world import Worlds
 
 SMALL = 300_000
 
 
-@contextmanager
-def small_files() -> Iterator[None]:
-    """No file of this process grows beyond `SMALL` bytes: writing further fails."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
-
-
 def test_health_notices_that_nothing_can_be_written(worlds: Worlds) -> None:
     """After a write that failed RocksDB only reads: health says so, until the store is reopened."""
     world = worlds()
     world.propose("r0", payment(0))
-    with small_files(), pytest.raises(StoreFull):
+    with small_files(SMALL), pytest.raises(StoreFull):
         for number in range(1, 1000):
             world.propose(f"r{number}", payment(number, metadata={"reason": "x" * 2000}))
 

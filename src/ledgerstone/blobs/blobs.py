@@ -381,6 +381,9 @@ class Blobs:
 
 def check_whole(row: BlobRow) -> None:
     """NotAllowedNow unless every byte of the upload is there."""
+    if row.size is None:
+        message = f"nobody told the size of {row.file_id}, which has {row.bytes} bytes so far"
+        raise NotAllowedNow(message, hint="tell it with `set_size`, then complete it")
     if not row.progress.whole:
         message = f"{row.file_id} has {row.bytes} of {row.total_size} bytes"
         raise NotAllowedNow(message, hint="send what `missing` names, then complete it")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sqlalchemy import BigInteger, bindparam, select
 
+from ledgerstone.blobs.paths import path_in, told
 from ledgerstone.blobs.rows import BlobRow, file_id_
 from ledgerstone.blobs.tables import slices
 from ledgerstone.errors import ContentMissing
@@ -43,11 +44,6 @@ def place_of(row: BlobRow, folder: Path | None) -> Place:
     return Place(row.file_id, None)
 
 
-def path_in(folder: Path, name: str) -> Path:
-    """Where the file of a content lies in the folder of blobs."""
-    return folder / name[:2] / name
-
-
 def piece_at(tx: Transaction, place: Place, position: int, *, end: int) -> bytes:
     """Some bytes from a position on, as many as are at hand; ContentMissing if none are."""
     if place.file is not None:
@@ -70,9 +66,10 @@ def pieces(tx: Transaction, place: Place, start: int, end: int) -> Iterator[byte
 
 
 def _of_file(path: Path, position: int, end: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(position)
-            return file.read(min(PIECE_BYTES, end - position))
-    except FileNotFoundError:
-        return b""
+    with told(path):
+        try:
+            with path.open("rb") as file:
+                file.seek(position)
+                return file.read(min(PIECE_BYTES, end - position))
+        except FileNotFoundError:
+            return b""

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import BigInteger, Text, bindparam, delete, false, select, true
+from sqlalchemy import BigInteger, Text, bindparam, delete, false, select, true, update
 
 from ledgerstone.blobs import folder, rows
 from ledgerstone.blobs.blobs import BlobsState
 from ledgerstone.blobs.rows import file_id_
 from ledgerstone.blobs.tables import blobs, slices, uploads
 from ledgerstone.engine.duties import Duty
+from ledgerstone.errors import DiskFailed, StoreDenied, StoreError
 from ledgerstone.store.batch import WithRows
 from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.statement import Statement
@@ -26,6 +27,8 @@ BLOBS_MAX = 100
 """Expired blobs that one turn looks at."""
 UPLOADS_MAX = 1000
 """Uploads by HTTP that one turn forgets."""
+PROBLEMS_MAX = 10
+FILE_ERRORS = (DiskFailed, StoreDenied)
 SLICES_MAX = 1000
 """Slices that one turn removes: it holds others up for no longer than that."""
 
@@ -73,12 +76,22 @@ _kept = Statement(
 )
 
 
+_postpone = Statement(
+    "blobs.postpone",
+    update(blobs).where(blobs.c.file_id == file_id_).values(expires_at_ms=now_ms()),
+)
+
+
 class Collected(msgspec.Struct, frozen=True):
-    """What was removed: uploads with their slices, and files that no row names."""
+    """What was removed: uploads with their slices, and files that no row names.
+
+    `problems` are the first PROBLEMS_MAX files that the system does not let go.
+    """
 
     uploads: int
     slices: int
     files: int
+    problems: list[str]
 
 
 def duty(state: BlobsState) -> Duty:
@@ -91,7 +104,7 @@ def expire(tx: Transaction, state: BlobsState) -> Collected:
     old = _old.rows(tx, limit_=UPLOADS_MAX)
     if old:
         _forget.run(tx, sorted(old))
-    removed, left = 0, SLICES_MAX
+    removed, left, problems = 0, SLICES_MAX, list[str]()
     for file_id, disk_name in _overdue.rows(tx, limit_=BLOBS_MAX):
         found = _some.rows(tx, file_id_=file_id, limit_=left + 1)
         if found:
@@ -99,12 +112,19 @@ def expire(tx: Transaction, state: BlobsState) -> Collected:
             left -= _remove.run(tx, file_id_=file_id, last=part[-1][0])
             if len(found) > len(part):
                 break
-        if _without_file(tx, state.folder, file_id, disk_name):
+        try:
+            gone = _without_file(tx, state.folder, file_id, disk_name)
+        except FILE_ERRORS as error:
+            gone = _note(problems, error)
+        if gone:
             rows.forget(tx, file_id)
             removed += 1
+        else:
+            # It waits behind all others, and keeps none of them.
+            _postpone.send(tx, file_id_=file_id)
         if left <= 0:
             break
-    return Collected(removed, SLICES_MAX - left, 0)
+    return Collected(removed, SLICES_MAX - left, 0, problems)
 
 
 def collect(database: Database[Any], state: BlobsState) -> Collected:
@@ -115,8 +135,16 @@ def collect(database: Database[Any], state: BlobsState) -> Collected:
         uploads, slices_removed = uploads + turn.uploads, slices_removed + turn.slices
         if not turn.uploads and not turn.slices:
             break
-    files = 0 if state.folder is None else _sweep(database, state.folder)
-    return Collected(uploads, slices_removed, files)
+    problems = turn.problems
+    files = 0 if state.folder is None else _sweep(database, state.folder, problems)
+    return Collected(uploads, slices_removed, files, problems)
+
+
+def _note(problems: list[str], error: StoreError) -> bool:
+    """Remember what is wrong with a file, which is still there: False."""
+    if len(problems) < PROBLEMS_MAX and error.message not in problems:
+        problems.append(error.message)
+    return False
 
 
 def _without_file(tx: Transaction, home: Path | None, file_id: str, name: str | None) -> bool:
@@ -137,11 +165,19 @@ def _is_kept(tx: Transaction, name: str) -> bool:
     return _kept.one(tx, name_=name) is not None
 
 
-def _sweep(database: Database[Any], home: Path) -> int:
+def _sweep(database: Database[Any], home: Path, problems: list[str]) -> int:
     """Remove files that no completed row names, and those that nobody assembles any more."""
-    removed = sum(folder.remove_incoming(home, upload) for upload in folder.incoming(home))
+    removed = 0
+    for upload in folder.incoming(home):
+        try:
+            removed += folder.remove_incoming(home, upload)
+        except FILE_ERRORS as error:
+            _note(problems, error)
     for name in folder.names(home):
-        with folder.removing(home) as alone, database.reading() as tx:
-            if alone and not _is_kept(tx, name):
-                removed += folder.remove(home, name)
+        try:
+            with folder.removing(home) as alone, database.reading() as tx:
+                if alone and not _is_kept(tx, name):
+                    removed += folder.remove(home, name)
+        except FILE_ERRORS as error:
+            _note(problems, error)
     return removed

@@ -9,7 +9,6 @@ exclusive lock, after a look at the row. So no file is removed that is about to 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import time
@@ -18,9 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from ledgerstone.blobs.content import path_in
+from ledgerstone.blobs.paths import path_in, told
 from ledgerstone.blobs.tables import FILE_ID_CHARS
-from ledgerstone.errors import DiskFailed, NotAllowedNow, StoreDenied, StoreFull, StoreLocked
+from ledgerstone.errors import NotAllowedNow, StoreLocked
 
 INCOMING = "incoming"
 LOCK = "lock"
@@ -32,19 +31,28 @@ _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
 
 @contextmanager
 def assembling(folder: Path, upload_id: str) -> Iterator[BinaryIO]:
-    """An empty file for the content of an upload; NotAllowedNow while another process has it."""
+    """An empty file for the content of an upload; NotAllowedNow while another process has it.
+
+    If the block fails, the file is removed: on a full disk it would be in the way.
+    """
     path = folder / INCOMING / upload_id
     with _opened(path) as file:
         if not _locked(file, fcntl.LOCK_EX) or not _is_at(file, path):
             message = f"the upload {upload_id} is being completed by another process"
             raise NotAllowedNow(message, hint="ask for its progress in a moment")
         file.truncate(0)
-        yield file
+        try:
+            yield file
+        except BaseException:
+            if _is_at(file, path):
+                with suppress(OSError):
+                    path.unlink()
+            raise
 
 
-def write(file: BinaryIO, piece: bytes) -> None:
+def write(folder: Path, upload_id: str, file: BinaryIO, piece: bytes) -> None:
     """Add bytes to a file that is being assembled."""
-    with told(Path(INCOMING)):
+    with told(folder / INCOMING / upload_id):
         file.write(piece)
 
 
@@ -82,21 +90,24 @@ def removing(folder: Path) -> Iterator[bool]:
 
 def remove(folder: Path, name: str) -> bool:
     """Remove a file; whether it was there."""
-    try:
-        path_in(folder, name).unlink()
-    except FileNotFoundError:
-        return False
+    path = path_in(folder, name)
+    with told(path):
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
     return True
 
 
 def remove_incoming(folder: Path, upload_id: str) -> bool:
     """Remove what was assembled of an upload, unless a process is at it; whether it did."""
     path = folder / INCOMING / upload_id
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return False
-    with file:
+    with told(path):
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            return False
+    with file, told(path):
         if not _locked(file, fcntl.LOCK_EX) or not _is_at(file, path):
             return False
         path.unlink()
@@ -116,10 +127,11 @@ def names(folder: Path) -> Iterator[str]:
 
 
 def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(path.name for path in folder.iterdir())
-    except FileNotFoundError:
-        return []
+    with told(folder):
+        try:
+            return sorted(path.name for path in folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
 
 def _make(folder: Path) -> None:
@@ -142,22 +154,6 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         # What counts was flushed and synced before; the first error is the one that tells.
         with suppress(OSError):
             file.close()
-
-
-@contextmanager
-def told(path: Path) -> Iterator[None]:
-    """What the system has against it is told as an error of the store."""
-    try:
-        yield
-    except OSError as error:
-        words = f"{path}: {error.strerror or error}"
-        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            raise StoreFull(words, hint="make room on the disk of the folder") from error
-        if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
-            raise StoreDenied(words, hint="give this user the folder of files") from error
-        raise DiskFailed(
-            words, hint="look at blobs.folder, and at the log of the system"
-        ) from error
 
 
 def _locked(file: BinaryIO, kind: int) -> bool:

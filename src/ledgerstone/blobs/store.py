@@ -29,6 +29,7 @@ from ledgerstone.blobs.tables import blobs
 from ledgerstone.errors import (
     BadInput,
     ContentMissing,
+    DiskFailed,
     Duplicate,
     HashMismatch,
     LedgerstoneError,
@@ -74,6 +75,10 @@ def _quiet(_: Progress) -> None:
 
 def _nothing(_: object, __: Progress) -> None:
     """Nothing else is written."""
+
+
+def _dropped(_: bytes) -> None:
+    """The bytes are stored already."""
 
 
 class BlobStore:
@@ -149,7 +154,7 @@ class BlobStore:
         try:
             for piece in self.read(file_id):
                 digest.update(piece)
-        except ContentMissing:
+        except (ContentMissing, DiskFailed):
             return False
         return digest.hexdigest() == file_id
 
@@ -218,7 +223,8 @@ class BlobStore:
             self._check_hash(row, found)
             return self._finish(row, found, owner=owner, then=then)
         with folder.assembling(home, row.file_id) as file:
-            found = self._hash_of(row, file)
+            keep = partial(folder.write, home, row.file_id, file)
+            found = self._hash_of(row, keep)
             self._check_hash(row, found)
             hit("blobs.assembled")
             self.database.run(partial(_intend.run, file_id_=row.file_id, name_=found))
@@ -269,13 +275,12 @@ class BlobStore:
                 return self.database.run(finish)
         return self.database.run(finish)
 
-    def _hash_of(self, row: BlobRow, file: BinaryIO | None = None) -> str:
-        """The hash of all slices, which are copied into the file if there is one."""
+    def _hash_of(self, row: BlobRow, keep: Callable[[bytes], None] = _dropped) -> str:
+        """The hash of all slices, each of which is given to `keep`."""
         digest = hashlib.sha256()
         for piece in self._pieces(Place(row.file_id, None), 0, row.bytes):
             digest.update(piece)
-            if file is not None:
-                folder.write(file, piece)
+            keep(piece)
         return digest.hexdigest()
 
     def _pieces(self, place: Place, start: int, end: int) -> Iterator[bytes]:

@@ -23,6 +23,7 @@ from tests.contract.blobs.contents import content, cut, hash_of
 from tests.contract.blobs.slices import DATA as SLICES_DATA
 from tests.contract.blobs.slices import ID as SLICES_ID
 from tests.contract.blobs.slices import begin_plainly, rows
+from tests.harness.limits import small_files
 from tests.harness.sizes import sized
 
 SLICE = 4096
@@ -247,6 +248,62 @@ class FileContract:
 
         assert ledger.blobs.put(path).completed
         assert b"".join(ledger.blobs.read(ID)) == DATA
+
+    def test_a_full_disk(self, on_disk: Ledger, tmp_path: Path) -> None:
+        """A disk that is full is told, keeps no part of the file, and the upload goes on later."""
+        upload = on_disk.run(lambda tx: tx.blobs.begin_unnamed(total_size=len(DATA)))
+        on_disk.run(lambda tx: tx.blobs.append(upload, 0, DATA))
+
+        with small_files(60_000), pytest.raises(errors.StoreFull, match=f"incoming/{upload}"):
+            on_disk.blobs.complete(upload)
+        left = files(tmp_path / "large")
+
+        assert left == []
+        assert on_disk.blobs.complete(upload).file_id == ID
+        assert on_disk.blobs.verify(ID)
+
+    def test_a_file_that_cannot_be_removed(
+        self, on_disk: Ledger, home: Home, tmp_path: Path
+    ) -> None:
+        """A file that the system keeps is named, and keeps no other from its removal."""
+        other = content(60_000, 3)
+        for data in (DATA, other):
+            on_disk.blobs.put(Pipe(data))
+        path = tmp_path / "large" / ID[:2] / ID
+        path.unlink()
+        path.mkdir()
+
+        verified = on_disk.blobs.verify(ID)
+        for data in (DATA, other):
+            on_disk.blobs.remove(hash_of(data))
+        worker = on_disk.worker()
+        worker.tick()
+        worker.stop(grace_seconds=0)
+        left = rows(home, "blobs")
+        problems = on_disk.blobs.collect().problems
+        path.rmdir()
+        on_disk.blobs.collect()
+
+        assert (verified, left) == (False, 1)
+        assert str(path) in problems[0]
+        assert files(tmp_path / "large") == []
+        assert rows(home, "blobs") == 0
+
+    def test_a_folder_that_is_gone(self, on_disk: Ledger, home: Home, tmp_path: Path) -> None:
+        """While the folder is not there, what lies in it stays to be removed, and nothing else."""
+        on_disk.blobs.put(Pipe(DATA))
+        on_disk.blobs.put(Pipe(DATA[:5000]))
+        (tmp_path / "large").rename(tmp_path / "away")
+
+        verified = on_disk.blobs.verify(ID)
+        on_disk.blobs.remove(ID)
+        meanwhile = on_disk.blobs.collect()
+        (tmp_path / "away").rename(tmp_path / "large")
+        afterwards = on_disk.blobs.collect()
+
+        assert (verified, meanwhile.uploads, afterwards.uploads) == (False, 0, 1)
+        assert files(tmp_path / "large") == []
+        assert rows(home, "blobs") == 1
 
     @pytest.mark.parametrize("kept", ["ledger", "on_disk"])
     def test_two_uploads_of_one_content(

@@ -135,14 +135,18 @@ def verify(call: Call, ids: IdsArgument = None) -> None:
 
 
 def gc(call: Call) -> None:
-    """Remove uploads that have expired, and files of the folder that nothing names.
+    """Remove what has expired, and files of the folder that nothing names.
+
+    Exit 1 if the system keeps a file.
 
     Example: ledgerstone blobs gc
     """
     with ledger_of(call) as ledger:
         done = ledger.blobs.collect()
     words = f"removed {done.uploads:,} uploads with {done.slices:,} slices, {done.files:,} files"
-    output.show(done, output.Text(words), json=call.json)
+    output.show(done, output.Text("\n".join([words, *done.problems])), json=call.json)
+    if done.problems:
+        raise typer.Exit(EXIT_REFUSED)
 
 
 def _there(path: Path) -> Path:

@@ -31,7 +31,7 @@ def blobs(opened: Opened[BlobsState]) -> Iterator[Check]:
     else:
         yield Check("files", Verdict.OK, words)
     yield from _packet(state, server.get(PACKET))
-    yield from _folder(state)
+    yield from _folder(state, facts.on_disk)
 
 
 def _packet(state: BlobsState, most: Any) -> Iterator[Check]:
@@ -42,12 +42,15 @@ def _packet(state: BlobsState, most: Any) -> Iterator[Check]:
         yield Check("slices", Verdict.PROBLEM, found, todo)
 
 
-def _folder(state: BlobsState) -> Iterator[Check]:
-    home = state.folder
+def _folder(state: BlobsState, on_disk: int) -> Iterator[Check]:
+    home, name = state.folder, "folder of files"
     if home is None or not home.exists():
-        return
-    if os.access(home, os.R_OK | os.W_OK | os.X_OK) and home.is_dir():
-        yield Check("folder of files", Verdict.OK, f"{home} can be read and written")
+        if on_disk:
+            todo = "mount or restore the folder, or correct blobs.folder"
+            found = f"{home or 'the folder'} is not there, and {on_disk} files lie in it"
+            yield Check(name, Verdict.PROBLEM, found, todo)
+    elif os.access(home, os.R_OK | os.W_OK | os.X_OK) and home.is_dir():
+        yield Check(name, Verdict.OK, f"{home} can be read and written")
     else:
         todo = "give this user the folder, or correct blobs.folder"
-        yield Check("folder of files", Verdict.PROBLEM, f"{home} cannot be used", todo)
+        yield Check(name, Verdict.PROBLEM, f"{home} cannot be used", todo)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 from weakref import WeakValueDictionary
 
-from ledgerstone.blobs import folder
+from ledgerstone.blobs.paths import told
 from ledgerstone.blobs.store import BlobStore
 from ledgerstone.blobs.tus.request import (
     ALGORITHMS,
@@ -259,7 +259,7 @@ class UploadApp:
         digest = digest_of(checksum)
         left = self._most(upload.size) - upload.offset
         spools = Path(tempfile.gettempdir())
-        with tempfile.SpooledTemporaryFile(BUFFER_BYTES) as spool, folder.told(spools):
+        with tempfile.SpooledTemporaryFile(BUFFER_BYTES) as spool, told(spools):
             async for piece in body_of(receive, seconds_max=self._idle_seconds_max):
                 left -= len(piece)
                 if left < 0:
