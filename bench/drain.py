@@ -42,16 +42,16 @@ def drain(
     rehearsal: int = REHEARSAL,
 ) -> Drained:
     """A drain on a database that has seen so many before, all of them finished."""
-    crew = Workers(side, url, workers, rehearsal=rehearsal)
-    with crew, side.looking(url) as looked:
-        rehearsed = crew.rehearse(looked)
-        crew.pause(lambda: side.reads_when_idle or place.quiet(url))
+    executor = Workers(side, url, workers, rehearsal=rehearsal)
+    with executor, side.looking(url) as looked:
+        rehearsed = executor.rehearse(looked)
+        executor.pause(lambda: side.reads_when_idle or place.quiet(url))
         filled = apart(side.fill, url, count)
         place.level(url)
-        cpu_began, began = crew.cpu_seconds, perf_counter()
-        crew.resume()
-        crew.finish(rehearsed + count, looked, seconds_max=DRAIN_SECONDS_MAX)
-        ended, cpu_ended = perf_counter(), crew.cpu_seconds
+        cpu_began, began = executor.cpu_seconds, perf_counter()
+        executor.resume()
+        executor.finish(rehearsed + count, looked, seconds_max=DRAIN_SECONDS_MAX)
+        ended, cpu_ended = perf_counter(), executor.cpu_seconds
     total = before + rehearsed + count
     side.recorded(url, total)
     return Drained(

@@ -18,7 +18,7 @@ from ledgerstone.errors import LedgerstoneError, SettingsError
 from ledgerstone.jobs.room import JOBS
 from ledgerstone.settings import EngineSettings, Settings
 from ledgerstone.settings.registered import remember
-from ledgerstone.store.batch import ROWS_MAX
+from ledgerstone.store.sql.batch import ROWS_MAX
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 ROOT = Path(__file__).resolve().parents[1]

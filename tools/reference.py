@@ -25,8 +25,9 @@ from ledgerstone.errors import LedgerstoneError, StoreError
 from ledgerstone.jobs.history import Detail
 from ledgerstone.jobs.states import FINISHED, MOVES, Status
 from ledgerstone.jobs.tables import tables as job_tables
-from ledgerstone.messaging import envelope, failed_rows
-from ledgerstone.messaging.states import LaneState, What
+from ledgerstone.messaging.failed import rows as failed_rows
+from ledgerstone.messaging.states import LaneState, RecordKind
+from ledgerstone.messaging.symfony import envelope
 from ledgerstone.messaging.tables import shared
 from ledgerstone.messaging.tables import tables as message_tables
 from ledgerstone.signing import keys
@@ -38,7 +39,7 @@ from ledgerstone.signing.signing import Signing
 from ledgerstone.signing.states import FINISHED as SIGNING_FINISHED
 from ledgerstone.signing.states import MOVES as SIGNING_MOVES
 from ledgerstone.signing.states import Status as SigningStatus
-from ledgerstone.store.namespace import OWN
+from ledgerstone.store.schema.namespace import OWN
 
 ROOT = Path(__file__).resolve().parents[1]
 _POSTGRESQL: Any = postgresql.dialect()  # type: ignore[no-untyped-call]
@@ -254,7 +255,7 @@ def messages() -> str:
     parts = [MESSAGES_HEAD]
     parts += [f"| `{state.value}` | {_lane_words(state)} |\n" for state in LaneState]
     parts.append(MESSAGES_RECORD)
-    parts += [f"| `{what.value}` | {_record_words(what)} |\n" for what in What]
+    parts += [f"| `{what.value}` | {_record_words(what)} |\n" for what in RecordKind]
     of_symfony = shared(settings.MessagingSettings())
     documented = [of_symfony.outbox, of_symfony.failed, of_symfony.receipt]
     parts += _tables([*documented, *message_tables.sorted_tables])
@@ -276,24 +277,24 @@ def _lane_words(state: LaneState) -> str:
             assert_never(state)
 
 
-def _record_words(what: What) -> str:
+def _record_words(what: RecordKind) -> str:
     """What happened when this is on record."""
     match what:
-        case What.PARKED:
+        case RecordKind.PARKED:
             return "a partition, or in competing mode a message, was given up by its destination"
-        case What.SKIPPED:
+        case RecordKind.SKIPPED:
             return "a message was moved to the failed table, and its partition went on"
-        case What.FAILED:
+        case RecordKind.FAILED:
             return "a consumer gave a message up: it is in the failed table"
-        case What.RETRIED:
+        case RecordKind.RETRIED:
             return "a failed message was sent again"
-        case What.REMOVED:
+        case RecordKind.REMOVED:
             return "a failed message was removed, or the rows of a destination were discarded"
-        case What.PAUSED:
+        case RecordKind.PAUSED:
             return "a destination or a partition was paused"
-        case What.RESUMED:
+        case RecordKind.RESUMED:
             return "a destination or a partition was resumed, by `relay` if its target was back"
-        case What.REFUSED:
+        case RecordKind.REFUSED:
             return "a relay that had lost its lease tried to settle a partition"
         case _:
             assert_never(what)

@@ -8,7 +8,7 @@ from time import perf_counter, process_time, sleep
 
 from bench.ledgers import opened
 from bench.measure import Timing, settle_memory
-from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Remainder
+from ledgerstone.engine.source import Ask, Claim, Handler, NotSettled, Outcome
 from ledgerstone.ledger import Ledger
 from ledgerstone.store.transaction import Transaction
 from tests.chores import ChoreSource
@@ -43,7 +43,7 @@ class Watched:
 
     def settle(
         self, tx: Transaction, outcomes: Sequence[Outcome], *, waits: bool = False
-    ) -> Remainder[Outcome]:
+    ) -> NotSettled[Outcome]:
         left = self._chores.settle(tx, outcomes, waits=waits)
         self._unsettled -= len(outcomes)
         if self._unsettled <= 0:
@@ -72,12 +72,12 @@ def _drained(ledger: Ledger, source: Watched, total: int) -> Timing:
     while not source.nearly.wait(1.0) and perf_counter() < deadline and pump.failure is None:
         pass
     # Settled, not yet committed: the pump counts what is.
-    while pump.tally.done < total and perf_counter() < deadline and pump.failure is None:
+    while pump.counters.done < total and perf_counter() < deadline and pump.failure is None:
         sleep(LOOK_SECONDS)
     ended, cpu_ended = perf_counter(), process_time()
     worker.stop()
     if worker.failure is not None or source.began is None:
-        message = f"the worker did not drain: {pump.tally}"
+        message = f"the worker did not drain: {pump.counters}"
         raise RuntimeError(message) from worker.failure
     claimed, began, cpu_began = source.began
     return Timing(count=total - claimed, seconds=ended - began, cpu_seconds=cpu_ended - cpu_began)

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from bench.ledgers import opened
-from ledgerstone.engine.source import Ask, Handler, Outcome, Verdict
+from ledgerstone.engine.source import Ask, Handler, Outcome, OutcomeKind
 from ledgerstone.ledger import Ledger, Transaction
-from ledgerstone.store.namespace import Namespace
+from ledgerstone.store.schema.namespace import Namespace
 from tests.chores import Chores, ChoreSource, NewChore
 from tests.chores.work import nothing
 
@@ -82,7 +82,7 @@ def overheard(url: str, *, limit: int) -> Script:
         with listening(ledger) as (tx, claiming):
             claims = source.claim(tx, ask)
         with listening(ledger) as (tx, settling):
-            source.settle(tx, [Outcome(claim, Verdict.DONE) for claim in claims])
+            source.settle(tx, [Outcome(claim, OutcomeKind.DONE) for claim in claims])
         marks = _Marks(claiming[0].answer)
         return Script(
             begin="BEGIN IMMEDIATE" if ledger.database.dialect.one_writer else None,

@@ -49,37 +49,37 @@ def latencies(place: Place, sides: Sequence[Prompt], rests: Rests) -> dict[str, 
         return {side.name: desk.found for side, desk in zip(sides, desks, strict=True)}
 
 
-class _Desk:
+class _JobChecker:
     """Where the jobs of one side are sent, and how soon they began."""
 
-    def __init__(self, crew: Workers, looked: Looked, send: Callable[[], Sent]) -> None:
+    def __init__(self, executor: Workers, looked: Looked, send: Callable[[], Sent]) -> None:
         self.found = Latencies(since_call=[], since_commit=[])
-        self._crew = crew
+        self._executor = executor
         self._looked = looked
         self._send = send
 
     def __call__(self) -> None:
         """One job, from beginning to end."""
         called, committed = self._send()
-        began = _arrived(self._crew)
+        began = _arrived(self._executor)
         self.found.since_call.append((began - called) / NS_IN_MS)
         self.found.since_commit.append((began - committed) / NS_IN_MS)
         while self._looked():
-            self._crew.check()
+            self._executor.check()
             sleep(LOOK_SECONDS)
 
 
 @contextmanager
-def _desk(place: Place, side: Prompt) -> Iterator[_Desk]:
+def _desk(place: Place, side: Prompt) -> Iterator[_JobChecker]:
     with (
         place.fresh(side.prepare) as url,
-        Workers(side, url, 1, stamps=True) as crew,
+        Workers(side, url, 1, stamps=True) as executor,
         side.looking(url) as looked,
         side.sending(url) as send,
     ):
-        crew.rehearse(looked)
-        _empty(crew.pipes[0])
-        yield _Desk(crew, looked, send)
+        executor.rehearse(looked)
+        _empty(executor.pipes[0])
+        yield _JobChecker(executor, looked, send)
 
 
 def _empty(pipe: Connection[Any, Any]) -> None:
@@ -87,9 +87,9 @@ def _empty(pipe: Connection[Any, Any]) -> None:
         pipe.recv()
 
 
-def _arrived(crew: Workers) -> int:
-    if not crew.pipes[0].poll(START_SECONDS_MAX):
-        crew.check()
+def _arrived(executor: Workers) -> int:
+    if not executor.pipes[0].poll(START_SECONDS_MAX):
+        executor.check()
         message = f"a job was not begun within {START_SECONDS_MAX} s"
         raise TimeoutError(message)
-    return int(crew.pipes[0].recv())
+    return int(executor.pipes[0].recv())

@@ -21,7 +21,7 @@ from bench.engine.script import ATTEMPT_MARK, TOKEN_MARK, WORKER, Heard, listeni
 from bench.jobs.side import JOB
 from bench.jobs.sides.ours import declare
 from bench.ledgers import opened
-from ledgerstone.engine.source import Ask, Outcome, Verdict
+from ledgerstone.engine.source import Ask, Outcome, OutcomeKind
 from ledgerstone.jobs import NewJob
 
 ID_BEGINNING = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{4}")
@@ -102,7 +102,7 @@ def overheard(url: str, *, limit: int) -> Script:
             claims = source.claim(tx, ask)
         claiming = list(dropwhile(lambda statement: not statement.answer, heard))
         with listening(ledger) as (tx, settling):
-            source.settle(tx, [Outcome(claim, Verdict.DONE) for claim in claims])
+            source.settle(tx, [Outcome(claim, OutcomeKind.DONE) for claim in claims])
         marks = _Marks(claiming[0].answer)
         return Script(
             begin="BEGIN IMMEDIATE" if ledger.database.dialect.one_writer else None,

@@ -13,7 +13,7 @@ import pika
 from bench.measure import Timing, settle_memory
 from bench.messaging.broker import EXCHANGE
 from bench.messaging.load import RAW, in_memory
-from ledgerstone.messaging.amqp.wire import headers_of
+from ledgerstone.messaging.brokers.amqp.wire import headers_of
 from ledgerstone.messaging.message import Message
 from ledgerstone.settings import MessagingSettings
 

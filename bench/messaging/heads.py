@@ -19,10 +19,10 @@ from bench.messaging import load
 from bench.side import plain_engine
 from ledgerstone.engine.source import Ask
 from ledgerstone.ledger import Ledger
-from ledgerstone.messaging import lanes
-from ledgerstone.messaging.budget import Budget
-from ledgerstone.messaging.heads import Heads
-from ledgerstone.messaging.lanes import Held
+from ledgerstone.messaging.relay import lanes
+from ledgerstone.messaging.relay.heads import Heads
+from ledgerstone.messaging.relay.lanes import HeldLane
+from ledgerstone.messaging.relay.memory_budget import Budget
 from ledgerstone.settings import MessagingSettings
 
 LEASE_SECONDS = 60.0
@@ -84,7 +84,7 @@ def _looked_in_turn(
     ledgers: Mapping[int, Ledger], times: int, *, limit: int, keep: bool
 ) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {n: [] for n in ledgers}
-    heads = {n: Heads(ledger.office.shared) for n, ledger in ledgers.items()}
+    heads = {n: Heads(ledger.registry.shared) for n, ledger in ledgers.items()}
     for _ in range(times):
         for n, ledger in ledgers.items():
             found[n].append(_looked(ledger, heads[n], limit=limit, keep=keep))
@@ -119,7 +119,7 @@ def _looked(ledger: Ledger, heads: Heads, *, limit: int, keep: bool) -> float:
             found = heads.read(
                 tx,
                 load.DESTINATION,
-                [Held.of(each) for each in taken],
+                [HeldLane.of(each) for each in taken],
                 each=1,
                 budget=Budget(MEMORY_BYTES),
             )

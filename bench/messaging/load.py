@@ -12,7 +12,7 @@ from ledgerstone.ids import new_id
 from ledgerstone.messaging import NewMessage
 from ledgerstone.messaging.message import Message
 from ledgerstone.settings import DestinationSettings, MessagingSettings, SubscriptionSettings
-from ledgerstone.store.body import encode
+from ledgerstone.store.sql.json_body import encode
 
 NAME = "bench.made"
 DESTINATION = "broker"

@@ -23,7 +23,7 @@ from bench.messaging.sides.relay import Relay
 from bench.places import Place
 from bench.report import Figure, Measurement, Report, report
 from bench.side import LOT_MAX, Side
-from ledgerstone.messaging.competing import BATCHES_MAX
+from ledgerstone.messaging.relay.competing import BATCHES_MAX
 from ledgerstone.settings import EngineSettings, SubscriptionSettings
 from ledgerstone.testing.servers import PrivateRabbitMQ
 

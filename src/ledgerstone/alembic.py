@@ -19,9 +19,9 @@ from ledgerstone.ledger import rooms_for
 from ledgerstone.messaging.room import MESSAGING
 from ledgerstone.settings import Settings
 from ledgerstone.store.dialect import dialect_of
-from ledgerstone.store.dialects.postgres import SCHEMA
-from ledgerstone.store.schema import VERSION_TABLE, names_in
-from ledgerstone.store.tables import tables as kernel_tables
+from ledgerstone.store.dialects.postgres.dialect import SCHEMA
+from ledgerstone.store.schema.columns import VERSION_TABLE, names_in
+from ledgerstone.store.schema.tables import tables as kernel_tables
 
 UNDECLARED = ("jobs_legacy", "history_guard")
 """What is left of a table `jobs` of before the job ledger, and a guard that only MySQL needs."""

@@ -27,14 +27,14 @@ from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import BadInput, CommitUnknown, KeyConflict, StoreUnavailable
 from ledgerstone.jobs import Jobs, JobSource, Limit
 from ledgerstone.jobs.accepting import NO_ORG
-from ledgerstone.jobs.cron import Misfire
 from ledgerstone.jobs.room import JOBS
-from ledgerstone.jobs.schedules import NewSchedule, Schedules
+from ledgerstone.jobs.schedules.cron import Misfire
+from ledgerstone.jobs.schedules.schedules import NewSchedule, Schedules
 from ledgerstone.jobs.tables import DEFAULT_QUEUE, MAX_ATTEMPTS
 from ledgerstone.messaging import CompetingRelay, Failed, Inbox, OrderedRelay, Outbox
-from ledgerstone.messaging.carriers import deliveries_of, relay_of
-from ledgerstone.messaging.deliveries import Deliveries
-from ledgerstone.messaging.publishing import Accepted, NewMessage
+from ledgerstone.messaging.inbox.deliveries import Deliveries
+from ledgerstone.messaging.outbox.publishing import Accepted, NewMessage
+from ledgerstone.messaging.relay.relays import deliveries_of, relay_of
 from ledgerstone.messaging.room import MESSAGING
 from ledgerstone.protocols.room import PROTOCOLS
 from ledgerstone.room import Calls, Room, Rooms
@@ -42,12 +42,12 @@ from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.settings.registered import rooms_of
 from ledgerstone.signing.room import SIGNING
-from ledgerstone.store import migrating
 from ledgerstone.store.async_calls import Ask
 from ledgerstone.store.clock import Clock
+from ledgerstone.store.connections.joined_end import Ending
+from ledgerstone.store.connections.joins import Joiner
 from ledgerstone.store.database import Database
-from ledgerstone.store.endings import Ending
-from ledgerstone.store.joining import Joiner
+from ledgerstone.store.schema import migrate as migrating
 from ledgerstone.store.transaction import Transaction as StoreTransaction
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class Ledger:
         others = [room.name for room in self.rooms if room not in SHIPPED]
         self.settings = msgspec.structs.replace(settings, rooms=others)
         self.kinds = self.rooms.state(JOBS).kinds
-        self.office = self.rooms.state(MESSAGING)
+        self.registry = self.rooms.state(MESSAGING)
         self.database: Database[Transaction] = opened_database(self.settings, self.rooms, clock)
         if settings.protocols.enabled and settings.blobs.enabled:
             self.rooms.state(PROTOCOLS).keep_slice = _keep_slice
@@ -272,7 +272,7 @@ class Ledger:
         """Bring the tables up to date; answers where they stood before."""
         before = migrating.migrate(self.database)
         if self.settings.messaging.auto_setup:
-            self.office.setup.apply(self.database)
+            self.registry.setup.apply(self.database)
         self._checked = True
         return before
 
@@ -383,21 +383,21 @@ class Ledger:
         """
 
         def decorate(call: F) -> F:
-            self.office.consumers.add(pattern, call, name=name, ordered=ordered)
+            self.registry.consumers.add(pattern, call, name=name, ordered=ordered)
             return call
 
         return decorate
 
     def relay_source(self, destination: str = LOCAL) -> OrderedRelay | CompetingRelay:
         """What carries messages to a destination, for `worker`."""
-        made = relay_of(destination, self.office, self.database)
+        made = relay_of(destination, self.registry, self.database)
         self._carriers.add(made)
         return made
 
     def deliveries(self, subscription: str) -> Deliveries:
         """What a subscription delivers, for `worker`: the consumers of this process handle it."""
         self._ready()
-        made = deliveries_of(subscription, self.office, self.database)
+        made = deliveries_of(subscription, self.registry, self.database)
         self._deliveries.add(made)
         return made
 

@@ -46,7 +46,7 @@ NO_RULES = RowSecurity()
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 
 
-class Verdict(Enum):
+class CheckStatus(Enum):
     """How something is."""
 
     OK = "ok"
@@ -58,14 +58,14 @@ class Check(msgspec.Struct, frozen=True):
     """One thing that `doctor` looked at: how it is, what was found, and what to do."""
 
     name: str
-    verdict: Verdict
+    verdict: CheckStatus
     found: str
     todo: str | None = None
 
 
 def refused(name: str, error: LedgerstoneError) -> Check:
     """What could not be looked at, and why."""
-    return Check(name, Verdict.PROBLEM, " ".join(error.message.split()), error.hint)
+    return Check(name, CheckStatus.PROBLEM, " ".join(error.message.split()), error.hint)
 
 
 def counted(count: int, most: int) -> str:

@@ -12,7 +12,7 @@ from ledgerstone import Ledger
 from ledgerstone.blobs import blobs as calls
 from ledgerstone.blobs import content, expiry, slots
 from ledgerstone.blobs.tables import blobs, owners, slices
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.statement import Statement
 from ledgerstone.testing.fixtures import Home
 from tests.contract.blobs.contents import hash_of
 from tests.store.test_indexes import analyze, plan

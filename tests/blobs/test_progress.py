@@ -10,7 +10,7 @@ from ledgerstone import Ledger, errors
 from ledgerstone.blobs import Progress
 from ledgerstone.blobs.blobs import BlobsState
 from ledgerstone.blobs.read import checks
-from ledgerstone.room import Verdict
+from ledgerstone.room import CheckStatus
 from ledgerstone.settings import BlobSettings, Settings
 
 
@@ -35,9 +35,9 @@ def test_progress_that_cannot_be_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("packet", "verdicts"), [(None, []), ("16777216", []), ("524288", [Verdict.PROBLEM])]
+    ("packet", "verdicts"), [(None, []), ("16777216", []), ("524288", [CheckStatus.PROBLEM])]
 )
-def test_a_packet_that_is_too_small(packet: str | None, verdicts: list[Verdict]) -> None:
+def test_a_packet_that_is_too_small(packet: str | None, verdicts: list[CheckStatus]) -> None:
     """A slice that the server would refuse is told, with what to do."""
     found = list(checks._packet(BlobsState(BlobSettings(), None), packet))
 
@@ -55,7 +55,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     ]
 
     told = [[check.verdict for check in each] for each in found]
-    assert told == [[Verdict.PROBLEM], [], [Verdict.PROBLEM], [Verdict.PROBLEM]]
+    assert told == [[CheckStatus.PROBLEM], [], [CheckStatus.PROBLEM], [CheckStatus.PROBLEM]]
 
 
 def test_a_folder_is_named_for_a_server() -> None:

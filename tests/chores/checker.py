@@ -25,7 +25,7 @@ ENDS = {"done", "dead", "canceled"}
 PROBLEMS_MAX = 50
 
 
-class Verdict(NamedTuple):
+class OutcomeKind(NamedTuple):
     """What was found: broken promises, and counts for people."""
 
     problems: list[str]
@@ -45,7 +45,7 @@ class _Event(NamedTuple):
         return self.reason.startswith("refused")
 
 
-def check(url: str, accepted: Collection[str]) -> Verdict:
+def check(url: str, accepted: Collection[str]) -> OutcomeKind:
     """Check every chore of a database; `accepted` are the ids that the producer was promised."""
     chores, events = _read(url)
     problems: list[str] = []
@@ -54,7 +54,7 @@ def check(url: str, accepted: Collection[str]) -> Verdict:
     for key, (status, attempt) in chores.items():
         problems.extend(_replayed(key, status, attempt, events[key]))
     everything = [event for listed in events.values() for event in listed]
-    return Verdict(
+    return OutcomeKind(
         problems[:PROBLEMS_MAX],
         dict(Counter(status for status, _ in chores.values())),
         sum(event.refusal for event in everything),

@@ -11,12 +11,12 @@ from sqlalchemy import BigInteger, bindparam, func, inspect, literal_column, sel
 from ledgerstone.errors import BadInput, KeyConflict, NotFound, StoreBusy
 from ledgerstone.ids import new_id
 from ledgerstone.items.events import accepted
-from ledgerstone.store import shaping
-from ledgerstone.store.batch import InsertEach
-from ledgerstone.store.body import decode, encode
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.names import check_name
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.schema import ddl as shaping
+from ledgerstone.store.sql.batch import InsertEach
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.json_body import decode, encode
+from ledgerstone.store.sql.names import check_name
+from ledgerstone.store.sql.statement import Statement
 from tests.chores.states import Status
 from tests.chores.tables import HISTORY, KEY_CHARS_MAX, chore, chore_event, tables
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ledgerstone.engine.backoff import Backoff
-from ledgerstone.engine.source import Handler, Verdict
+from ledgerstone.engine.source import Handler, OutcomeKind
 from ledgerstone.ledger import Transaction
-from ledgerstone.store.tables import worker
+from ledgerstone.store.schema.tables import worker
 from ledgerstone.testing.contracts.source_subject import plain_outcome
 from tests.chores import Chores, ChoreSource, NewChore, Status
 from tests.chores.chores import MAX_ATTEMPTS
@@ -25,8 +25,8 @@ class ChoreSubject:
     """Chores."""
 
     attempts_max = MAX_ATTEMPTS
-    verdicts = frozenset(Verdict)
-    unanswered: frozenset[Verdict] = frozenset()
+    verdicts = frozenset(OutcomeKind)
+    unanswered: frozenset[OutcomeKind] = frozenset()
     outcome = staticmethod(plain_outcome)
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, String, Tab
 
 from ledgerstone.items import Begun, Items, State, ToState
 from ledgerstone.items.events import events
-from ledgerstone.store.schema import (
+from ledgerstone.store.schema.columns import (
     MYSQL_TABLE,
     id_type,
     metadata,

@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 
 from ledgerstone.engine.backoff import Backoff
-from ledgerstone.engine.runners.processes import die_with_parent
-from ledgerstone.engine.source import Claim, Handler, Where
+from ledgerstone.engine.executors.processes import die_with_parent
+from ledgerstone.engine.source import Claim, ExecutorKind, Handler
 from ledgerstone.ledger import Ledger
 from tests.chores import ChoreSource
 
@@ -64,12 +64,14 @@ def main() -> None:
     """Work until a signal."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--handler", default="tests.chores.work:nothing")
-    parser.add_argument("--where", choices=[where.value for where in Where], default="thread")
+    parser.add_argument(
+        "--where", choices=[where.value for where in ExecutorKind], default="thread"
+    )
     parser.add_argument("--atomic", action="store_true")
     parser.add_argument("--backoff-seconds", type=float, default=0.05)
     arguments = parser.parse_args()
     handler = Handler(
-        _named(arguments.handler), where=Where(arguments.where), atomic=arguments.atomic
+        _named(arguments.handler), where=ExecutorKind(arguments.where), atomic=arguments.atomic
     )
     source = ChoreSource(handler, backoff=Backoff(seconds=arguments.backoff_seconds))
     # A run of tests that is killed leaves no worker behind.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ledgerstone.engine.backoff import Backoff
-from ledgerstone.engine.source import Handler, Where
+from ledgerstone.engine.source import ExecutorKind, Handler
 from ledgerstone.ledger import Ledger
 from ledgerstone.store.clock import Clock
 from tests.chores import Chore, Chores, ChoreSource, NewChore, Status, install
@@ -22,7 +22,7 @@ preload(WORK)
 def chores(
     call: Callable[..., Any],
     *,
-    where: Where = Where.THREAD,
+    where: ExecutorKind = ExecutorKind.THREAD,
     atomic: bool = False,
     backoff: Backoff | None = None,
 ) -> ChoreSource:

@@ -11,7 +11,8 @@ from sqlalchemy import update
 from ledgerstone.engine.source import Failure
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger
-from ledgerstone.messaging import Message, failed
+from ledgerstone.messaging import Message
+from ledgerstone.messaging.failed import failed
 from ledgerstone.settings import Settings
 from tests.cli.program import Program
 
@@ -66,7 +67,7 @@ def published(ledger: Ledger, *names: str, partition: str = "") -> list[str]:
 
 def delivered(ledger: Ledger, *, days_ago: float) -> None:
     """As if everything in the outbox had been delivered then."""
-    outbox = ledger.office.shared.outbox
+    outbox = ledger.registry.shared.outbox
     then = datetime.now(UTC).replace(tzinfo=None, microsecond=0) - timedelta(days=days_ago)
     with ledger.transaction() as tx:
         tx.execute(update(outbox).values(created_at=then, available_at=then, delivered_at=then))
@@ -92,7 +93,7 @@ def failed_ones(
             )
             failed.put(
                 tx,
-                ledger.office,
+                ledger.registry,
                 message,
                 consumer=consumer,
                 failure=failure,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ledgerstone.jobs import Status
-from ledgerstone.jobs.schedules import Schedules
+from ledgerstone.jobs.schedules.schedules import Schedules
 from ledgerstone.ledger import Ledger
 from tests.cli.program import Program
 

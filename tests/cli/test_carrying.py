@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import pytest
 
 from ledgerstone.errors import TargetDown
+from ledgerstone.messaging.brokers.transport import DELIVERED, Answer, Heard, SendResult
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.transport import DELIVERED, Answer, Heard, Verdict
-from ledgerstone.messaging.watched import Watched
+from ledgerstone.messaging.relay.watched_transport import WatchedTransport
 from ledgerstone.testing.contracts.transport import made
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
-SILENT = Answer(Verdict.UNKNOWN, "timeout", "no\nanswer")
-REFUSED = Answer(Verdict.REFUSED, "nacked", "full")
+SILENT = Answer(SendResult.UNKNOWN, "timeout", "no\nanswer")
+REFUSED = Answer(SendResult.REFUSED, "nacked", "full")
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ class Scripted:
         self.closed += 1
 
 
-def sent(watched: Watched, times: int) -> list[str | None]:
+def sent(watched: WatchedTransport, times: int) -> list[str | None]:
     """Its trouble after each call."""
     troubles: list[str | None] = []
     for _ in range(times):
@@ -60,7 +60,9 @@ def sent(watched: Watched, times: int) -> list[str | None]:
 def test_out_of_reach_and_back(caplog: pytest.LogCaptureFixture) -> None:
     """Out of reach and silence are one trouble, said once; so is that it is over."""
     down = TargetDown("broker", "broker is out of reach: refused")
-    watched = Watched("broker", Scripted(down, down, [SILENT] * 2, [SILENT, DELIVERED], []))
+    watched = WatchedTransport(
+        "broker", Scripted(down, down, [SILENT] * 2, [SILENT, DELIVERED], [])
+    )
 
     with caplog.at_level(logging.INFO, "ledgerstone.relay"):
         troubles = sent(watched, 5)
@@ -80,8 +82,10 @@ def test_out_of_reach_and_back(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_refusals(caplog: pytest.LogCaptureFixture) -> None:
     """Each cause of a refusal is said once, and how to see which messages it are."""
-    other = Answer(Verdict.UNDELIVERABLE, "unroutable", "none")
-    watched = Watched("broker", Scripted([REFUSED] * 2, [DELIVERED, REFUSED], [other, DELIVERED]))
+    other = Answer(SendResult.UNDELIVERABLE, "unroutable", "none")
+    watched = WatchedTransport(
+        "broker", Scripted([REFUSED] * 2, [DELIVERED, REFUSED], [other, DELIVERED])
+    )
 
     with caplog.at_level(logging.INFO, "ledgerstone.relay"):
         troubles = sent(watched, 3)
@@ -95,7 +99,7 @@ def test_refusals(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_consumers_do_not_refuse(caplog: pytest.LogCaptureFixture) -> None:
     """Of a destination that leads to consumers it is said that messages wait."""
-    watched = Watched("local", Scripted([REFUSED, DELIVERED]))
+    watched = WatchedTransport("local", Scripted([REFUSED, DELIVERED]))
 
     with caplog.at_level(logging.INFO, "ledgerstone.relay"):
         sent(watched, 1)
@@ -107,6 +111,6 @@ def test_close() -> None:
     """Closing closes the transport."""
     transport = Scripted()
 
-    Watched("broker", transport).close()
+    WatchedTransport("broker", transport).close()
 
     assert transport.closed == 1

@@ -11,7 +11,8 @@ from sqlalchemy.engine import make_url
 from typer.core import TyperGroup
 
 from ledgerstone.cli.program import COMMANDS, _loaded
-from ledgerstone.jobs import Status, queues, unserved
+from ledgerstone.jobs import Status
+from ledgerstone.jobs.read import queues, unserved
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.worker_reports import reported

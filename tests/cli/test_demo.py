@@ -15,7 +15,7 @@ from ledgerstone.cli.demo_worker import TYPE
 from ledgerstone.jobs.tables import job, job_event, job_key
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
-from ledgerstone.store.tables import worker
+from ledgerstone.store.schema.tables import worker
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import until
 from tests.cli.program import COLUMNS, Program, Running

@@ -11,14 +11,14 @@ import pytest
 from sqlalchemy import func, select, update
 
 from ledgerstone.cli import checks
-from ledgerstone.engine.workers import WorkerReport, sign_in
+from ledgerstone.engine.worker_rows import WorkerReport, sign_in
 from ledgerstone.ids import new_id
 from ledgerstone.jobs.tables import job_event
 from ledgerstone.ledger import Ledger
-from ledgerstone.room import Verdict
-from ledgerstone.store.dialects import sqlite
+from ledgerstone.room import CheckStatus
+from ledgerstone.store.dialects.sqlite import dialect as sqlite
 from ledgerstone.store.leases import acquire
-from ledgerstone.store.tables import leases, worker
+from ledgerstone.store.schema.tables import leases, worker
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.server import free_port
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePgBouncer, PrivatePostgres
@@ -218,9 +218,9 @@ def test_a_clock_that_is_off_is_a_warning(ledger: Ledger, monkeypatch: pytest.Mo
     monkeypatch.setattr("ledgerstone.cli.checks.time.time", lambda: real() + 5)
     wrong = list(look(ledger.database, ledger.settings))
 
-    assert [check.verdict for check in right] == [Verdict.OK]
+    assert [check.verdict for check in right] == [CheckStatus.OK]
     assert [(check.verdict, check.found) for check in wrong] == [
-        (Verdict.WARNING, "5.0 s from that of this machine")
+        (CheckStatus.WARNING, "5.0 s from that of this machine")
     ]
 
 

@@ -9,10 +9,11 @@ from sqlalchemy import insert, select
 
 from ledgerstone.engine.source import Failure
 from ledgerstone.ledger import Ledger, Transaction
-from ledgerstone.messaging import failed, record
+from ledgerstone.messaging import record
 from ledgerstone.messaging.cli import failed as failed_commands
-from ledgerstone.messaging.failed_rows import Raw
-from ledgerstone.messaging.routing import RETRY
+from ledgerstone.messaging.failed import failed
+from ledgerstone.messaging.failed.rows import Raw
+from ledgerstone.messaging.outbox.routing import RETRY
 from ledgerstone.testing.fixtures import Home
 from tests.cli.program import COLUMNS, Ended, Program
 from tests.cli.shop import failed_ones
@@ -34,7 +35,7 @@ def malformed(ledger: Ledger) -> int:
     with ledger.transaction() as tx:
         failed.put(
             tx,
-            ledger.office,
+            ledger.registry,
             Raw(body=b"\xff\x00", content_type="image/png", headers={"odd": b"\xfe"}),
             consumer="",
             failure=Failure("bad_input", "the message has no name"),
@@ -192,7 +193,7 @@ def test_all_is_meant_only_with_force(program: Program, home: Home, ledger: Ledg
 def test_all_are_more_than_a_transaction_takes(program: Program, embedded: Ledger) -> None:
     """Without --limit it goes on in steps until all are done, and a dry run shows the first."""
     failed_ones(embedded, *["order.placed"] * 8)
-    table = embedded.office.shared.failed
+    table = embedded.registry.shared.failed
     columns = [column for column in table.c if column.name != "id"]
     with embedded.transaction() as tx:
         for _ in range(8):
@@ -223,7 +224,7 @@ def test_what_fails_again_meanwhile_is_left_alone(
         assert found.message is not None
         failed.put(
             tx,
-            embedded.office,
+            embedded.registry,
             found.message,
             consumer="mailer",
             failure=Failure("LookupError", "again"),

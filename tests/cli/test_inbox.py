@@ -41,7 +41,7 @@ bindings = {{ events = ["order.*"] }}
 def handle(ledger: Ledger, *names: str) -> list[str]:
     """Messages that two consumers have handled; their ids."""
     for consumer in ("mailer", "stock"):
-        if ledger.office.consumers.get(consumer) is None:
+        if ledger.registry.consumers.get(consumer) is None:
             ledger.consumer("order.*", name=consumer)(lambda *_: None)
     ids = published(ledger, *names)
     worker = ledger.worker(ledger.relay_source("local"))
@@ -54,7 +54,7 @@ def grown_old(ledger: Ledger, days: float) -> None:
     """As if everything had been handled so long ago."""
     then = datetime.now(UTC).replace(tzinfo=None, microsecond=0) - timedelta(days=days)
     with ledger.transaction() as tx:
-        tx.execute(update(ledger.office.shared.receipt).values(processed_at=then))
+        tx.execute(update(ledger.registry.shared.receipt).values(processed_at=then))
 
 
 def test_it_lists_what_was_handled(program: Program, home: Home, ledger: Ledger) -> None:

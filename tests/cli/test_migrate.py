@@ -13,8 +13,8 @@ from sqlalchemy import text
 
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
-from ledgerstone.store import migrating
-from ledgerstone.store.schema import VERSION_TABLE
+from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema.columns import VERSION_TABLE
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.server import free_port
 from ledgerstone.testing.servers import PrivatePostgres

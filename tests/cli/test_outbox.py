@@ -10,8 +10,8 @@ from sqlalchemy import update
 
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging import retention
-from ledgerstone.messaging.outbox import OutboxRow
-from ledgerstone.messaging.publishing import NewMessage
+from ledgerstone.messaging.outbox.outbox import OutboxRow
+from ledgerstone.messaging.outbox.publishing import NewMessage
 from ledgerstone.messaging.tables import event, lane
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
@@ -183,7 +183,7 @@ def test_a_row_that_nobody_can_read_is_listed(program: Program, embedded: Ledger
     """What others wrote is shown also where it is no message."""
     published(embedded, "order.placed")
     with embedded.transaction() as tx:
-        tx.execute(update(embedded.office.shared.outbox).values(headers="nonsense"))
+        tx.execute(update(embedded.registry.shared.outbox).values(headers="nonsense"))
 
     shown = program.run("outbox", "list")
 
@@ -261,7 +261,7 @@ def test_a_destination_that_is_gone_is_discarded(
     """With --yes all its messages go; one of the settings is refused."""
     published(ledger, "order.placed")
     with ledger.transaction() as tx:
-        outbox = ledger.office.shared.outbox
+        outbox = ledger.registry.shared.outbox
         tx.execute(update(outbox).values(queue_name="former"))
     discard = ("--url", home.url, "outbox", "discard")
 

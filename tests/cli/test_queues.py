@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ledgerstone.jobs import Limit, queues
+from ledgerstone.jobs import Limit
+from ledgerstone.jobs.read import queues
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from ledgerstone.jobs.schedule_rows import job_schedule
-from ledgerstone.jobs.schedules import Schedules
+from ledgerstone.jobs.schedules.rows import job_schedule
+from ledgerstone.jobs.schedules.schedules import Schedules
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.fixtures import Home
 from tests.cli.program import COLUMNS, Program

@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import insert, update
 
 from ledgerstone.engine.source import Failure
-from ledgerstone.jobs.schedules import Schedules
+from ledgerstone.jobs.schedules.schedules import Schedules
 from ledgerstone.ledger import Ledger
-from ledgerstone.store.tables import worker
+from ledgerstone.store.schema.tables import worker
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.cli.program import Program
 from tests.cli.shop import failed_ones, published
@@ -148,7 +148,7 @@ def poisoned(embedded: Ledger) -> dict[str, Any]:
                 report=msgspec.json.encode({"sources": {EVIL: {"trouble": EVIL}}}).decode(),
             )
         )
-        receipt = embedded.office.shared.receipt
+        receipt = embedded.registry.shared.receipt
         tx.execute(
             insert(receipt).values(
                 message_id=bytes(16),

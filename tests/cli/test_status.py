@@ -10,11 +10,12 @@ from sqlalchemy import update
 
 from ledgerstone.engine.source import Handler
 from ledgerstone.engine.worker import Worker
-from ledgerstone.engine.workers import WorkerReport, sign_in
+from ledgerstone.engine.worker_rows import WorkerReport, sign_in
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger
-from ledgerstone.store import leases, migrating
-from ledgerstone.store.tables import worker
+from ledgerstone.store import leases
+from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema.tables import worker
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
 from tests import chores

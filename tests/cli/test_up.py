@@ -16,7 +16,7 @@ from ledgerstone.jobs import JobRow
 from ledgerstone.jobs import Status as JobStatus
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
-from ledgerstone.store.tables import leases
+from ledgerstone.store.schema.tables import leases
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.server import free_port
 from ledgerstone.testing.servers import PrivatePostgres

@@ -12,11 +12,11 @@ from sqlalchemy import insert
 
 from ledgerstone import Ledger
 from ledgerstone.ids import new_id
-from ledgerstone.messaging.amqp.topology import declare, plan
-from ledgerstone.messaging.amqp.wire import message_of
+from ledgerstone.messaging.brokers.amqp.topology import declare, plan
+from ledgerstone.messaging.brokers.amqp.wire import message_of
+from ledgerstone.messaging.brokers.subscriptions.amqp import AmqpSubscription
+from ledgerstone.messaging.brokers.transports.amqp import AmqpTransport
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.subscriptions.amqp import AmqpSubscription
-from ledgerstone.messaging.transports.amqp import AmqpTransport
 from ledgerstone.settings.messaging import (
     DestinationSettings,
     MessagingSettings,
@@ -102,18 +102,18 @@ class InThreads:
         self._queue.publish(count)
 
     def start(self, name: str, *, handler_seconds: float) -> None:
-        office = new_office(self.ledger)
+        registry = new_office(self.ledger)
         time_passes = threading.Event()
 
         def record(tx: Transaction, came: Message) -> None:
             time_passes.wait(handler_seconds)
             tx.connection.execute(insert(arrival).values(lane=came.partition, number=came.body))
 
-        office.consumers.add("*", record, name="recorder", ordered=True)
+        registry.consumers.add("*", record, name="recorder", ordered=True)
         settings = SubscriptionSettings(url=self._queue.url, queue=self._queue.name)
         subscription = AmqpSubscription(name, settings)
         self._running[name] = Receiving(
-            self.ledger, office, subscription, settings, name=name, parse=message_of
+            self.ledger, registry, subscription, settings, name=name, parse=message_of
         )
         self._running[name].start()
         until(lambda: subscription.connected, what="a subscription")

@@ -10,7 +10,7 @@ from ledgerstone import Ledger
 from ledgerstone.items import Items
 from ledgerstone.jobs.items import JOBS
 from ledgerstone.ledger import Transaction
-from ledgerstone.messaging.lanes import LANES
+from ledgerstone.messaging.relay.lanes import LANES
 from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contracts.source import (

@@ -10,14 +10,14 @@ import pytest
 from sqlalchemy import text
 
 from ledgerstone import Ledger
-from ledgerstone.engine.source import Outcome, Verdict
-from ledgerstone.engine.transacted import Transacted
+from ledgerstone.engine.source import Outcome, OutcomeKind
+from ledgerstone.engine.transactional import TransactionalWork
 from ledgerstone.jobs import NewJob, Status, limits, retention
 from ledgerstone.jobs.settling import JobClaim
 from ledgerstone.jobs.source import JobSource
 from ledgerstone.jobs.states import Gate
 from ledgerstone.settings import JobSettings
-from ledgerstone.store.batch import WithRows
+from ledgerstone.store.sql.batch import WithRows
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
@@ -78,10 +78,10 @@ def test_a_key_that_another_holds(ledger: Ledger) -> None:
     ledger.run(enqueue({"customer": before}))
     ledger.run(lambda tx: limits.lock(tx, (before, behind)))
 
-    with ledger.transaction() as other, hung(ledger, source.channel) as bell:
+    with ledger.transaction() as other, hung(ledger, source.channel) as wake_signal:
         limits.lock(other, [before])
         first = claimed(ledger, source)
-        rung, again = bell.wait(0), Transacted(source, ledger.database).due_seconds()
+        rung, again = wake_signal.wait(0), TransactionalWork(source, ledger.database).due_seconds()
     second = claimed(ledger, source)
 
     # A bell would be rung until the key is free.
@@ -137,13 +137,13 @@ def test_retention_spares_what_died_again(
 ) -> None:
     """A dead letter that was retried, and died again while retention looked, is young."""
     settings = JobSettings(keep_days=1, keep_dead_letters_days=1, keep_keys_days=1)
-    job_id = ended(ledger, Verdict.DEAD)
+    job_id = ended(ledger, OutcomeKind.DEAD)
     source, remove = ledger.job_source(), WithRows.run
     clock.advance(2 * 86_400)
 
     def die_again(*given: Any, **named: Any) -> Any:
         ledger.run(lambda tx: tx.jobs.retry(job_id))
-        settled(ledger, source, claimed(ledger, source), Verdict.DEAD)
+        settled(ledger, source, claimed(ledger, source), OutcomeKind.DEAD)
         return remove(*given, **named)
 
     with monkeypatch.context() as patched:
@@ -164,7 +164,7 @@ def test_an_open_settlement_stops_no_claim(ledger: Ledger, clock: ManualClock) -
     crowd = [NewJob(type="work", payload={"customer": "ada"}, priority=9) for _ in range(30)]
 
     with ledger.transaction() as other:
-        source.settle(other, [Outcome(each, Verdict.DONE) for each in held], waits=True)
+        source.settle(other, [Outcome(each, OutcomeKind.DONE) for each in held], waits=True)
         ledger.run(lambda tx: tx.jobs.enqueue_many(crowd))
         ledger.run(enqueue({"customer": "bob"}))
         meanwhile = asked(ledger, source, clock)
@@ -190,7 +190,7 @@ def test_an_open_settlement_stops_no_settlement(
     with ledger.transaction() as other:
         limits.lock(other, ["ada"])
         if act == "settle":
-            assert settled(ledger, source, [taken], Verdict.DEAD) == []
+            assert settled(ledger, source, [taken], OutcomeKind.DEAD) == []
         else:
             ledger.run(lambda tx: source.rescue(tx, limit=10, crashes_max=1))
         with ledger.reading() as tx:
@@ -230,7 +230,7 @@ def test_keys_are_held_in_order(ledger: Ledger, home: Home) -> None:
     ledger.run(lambda tx: limits.lock(tx, (first, *others)))
     ledger.run(lambda tx: tx.jobs.enqueue_many(jobs))
     held, slots = threading.Event(), {limits._slot(key) for key in (first, *others)}
-    outcomes = [Outcome(each, Verdict.DONE) for each in claimed(ledger, source)]
+    outcomes = [Outcome(each, OutcomeKind.DONE) for each in claimed(ledger, source)]
 
     def settle() -> None:
         signaled(held)

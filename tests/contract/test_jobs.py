@@ -15,14 +15,14 @@ from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import KINDS, Home, new_home
 from tests.contract.jobs.accepting import AcceptingContract, JoinedJobsContract
 from tests.contract.jobs.answers import AnswersContract
-from tests.contract.jobs.awaited import AwaitedContract, AwaitedSessionContract
+from tests.contract.jobs.async_jobs import AwaitedContract, AwaitedSessionContract
+from tests.contract.jobs.claim_order import LineContract
 from tests.contract.jobs.columns import JobTablesContract, NativeTypesContract
 from tests.contract.jobs.crashes import JobCrashesContract
 from tests.contract.jobs.histories import ATTEMPTS, WAIT_SECONDS, JobHistories
 from tests.contract.jobs.inside import InsideContract
 from tests.contract.jobs.interrupted import InterruptedContract
 from tests.contract.jobs.keys import KeysContract
-from tests.contract.jobs.line import LineContract
 from tests.contract.jobs.logs import JobLogsContract
 from tests.contract.jobs.moves import (
     HistoryContract,

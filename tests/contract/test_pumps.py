@@ -9,8 +9,8 @@ from tests.contract.engine.cancellation import (
 from tests.contract.engine.endings import EndingsContract, RunningEndingsContract
 from tests.contract.engine.places import JobPlacesContract, PlacesContract
 from tests.contract.engine.pumps import PumpContract
+from tests.contract.engine.quarantine import SuspectContract
 from tests.contract.engine.running import RunningContract
-from tests.contract.engine.suspects import SuspectContract
 from tests.contract.jobs.locked import LockedJobContract
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ledgerstone.engine.outcomes import TRACEBACK_CHARS_MAX, TRACEBACK_LINE_CHARS_MAX
 from ledgerstone.engine.pump import WAITING_AHEADS_MAX
-from ledgerstone.store.body import NESTING_MAX
+from ledgerstone.store.sql.json_body import NESTING_MAX
 
 JOBS = Path(__file__).parents[2] / "docs" / "explanation" / "jobs.md"
 IN_WORDS = {4: "four"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ledgerstone import Ledger
-from ledgerstone.engine import workers
+from ledgerstone.engine import worker_rows as workers
 from ledgerstone.engine.duties import Duties, Duty
-from ledgerstone.engine.workers import WorkerReport
+from ledgerstone.engine.worker_rows import WorkerReport
 from ledgerstone.errors import StoreBusy, StoreError
 from ledgerstone.ids import new_id
 from ledgerstone.store.transaction import Transaction

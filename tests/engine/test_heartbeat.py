@@ -10,7 +10,7 @@ import pytest
 
 from ledgerstone import Ledger
 from ledgerstone.engine.pump import Pump
-from ledgerstone.engine.source import Claim, Handler, Remainder
+from ledgerstone.engine.source import Claim, Handler, NotSettled
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import StoreUnavailable
 from ledgerstone.testing.clock import ManualClock
@@ -29,7 +29,7 @@ class Cut(ChoreSource):
         self.away = False
         self.extended: list[int] = []
 
-    def extend(self, tx: Any, claims: Sequence[Claim], lease_seconds: float) -> Remainder[Claim]:
+    def extend(self, tx: Any, claims: Sequence[Claim], lease_seconds: float) -> NotSettled[Claim]:
         if self.away:
             raise StoreUnavailable("away")
         self.extended.append(len(claims))
@@ -79,7 +79,7 @@ def test_away_for_a_whole_lease(scene: Scene) -> None:
 
     # To the second for which the lease was taken they are the worker's own.
     assert held == [1, 1, 1, 0]
-    assert (scene.pump.tally.lost, scene.source.extended) == (1, [])
+    assert (scene.pump.counters.lost, scene.source.extended) == (1, [])
 
 
 def test_away_after_a_beat_that_arrived(scene: Scene) -> None:
@@ -89,7 +89,7 @@ def test_away_after_a_beat_that_arrived(scene: Scene) -> None:
     held = scene.play(third, third, third, third, -third, -third, third)
 
     assert held == [1] * 7
-    assert scene.pump.tally.lost == 0
+    assert scene.pump.counters.lost == 0
     assert scene.source.extended == [1, 1, 1, 1]
     assert counts(scene.ledger)[Status.DONE] == 1
 
@@ -102,7 +102,7 @@ def test_away_after_the_pump_was_idle(scene: Scene, clock: ManualClock) -> None:
     held = scene.play(1, -1)
 
     assert held == [1, 1]
-    assert scene.pump.tally.lost == 0
+    assert scene.pump.counters.lost == 0
 
 
 def test_trouble_is_told_while_it_lasts(scene: Scene) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from ledgerstone.engine.attempt import Attempt
+from ledgerstone.engine.executors.event_loop import LoopRunner
 from ledgerstone.engine.outcomes import of_value
-from ledgerstone.engine.runners.loop import LoopRunner
-from ledgerstone.engine.source import Claim, Handler, Outcome, Verdict, Where
+from ledgerstone.engine.source import Claim, ExecutorKind, Handler, Outcome, OutcomeKind
 from ledgerstone.errors import HandlerTimeout, Interrupted
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
@@ -60,15 +60,15 @@ def test_interrupted_before_it_began(loop: LoopRunner, finished: Finished) -> No
     async def work(claim: Claim) -> None:
         begun.append(claim.key)
 
-    loop.start(Claim("first", 1, 1), Handler(block, Where.LOOP))
+    loop.start(Claim("first", 1, 1), Handler(block, ExecutorKind.LOOP))
     assert busy.wait(WAIT_SECONDS_MAX)
-    loop.start(claim, Handler(work, Where.LOOP))
+    loop.start(claim, Handler(work, ExecutorKind.LOOP))
     loop.cancel(_attempt(loop, claim), Interrupted("it stops"))
     go.set()
     outcomes = dict(finished.get(timeout=WAIT_SECONDS_MAX) for _ in range(2))
 
     assert begun == []
-    assert (outcomes["second"] or Outcome(claim, Verdict.DONE)).verdict is Verdict.RETURNED
+    assert (outcomes["second"] or Outcome(claim, OutcomeKind.DONE)).verdict is OutcomeKind.RETURNED
 
 
 def test_told_while_it_blocks_the_loop(loop: LoopRunner, finished: Finished) -> None:
@@ -81,7 +81,7 @@ def test_told_while_it_blocks_the_loop(loop: LoopRunner, finished: Finished) -> 
         go.wait(WAIT_SECONDS_MAX)
         return "too late"
 
-    loop.start(claim, Handler(block, Where.LOOP))
+    loop.start(claim, Handler(block, ExecutorKind.LOOP))
     assert busy.wait(WAIT_SECONDS_MAX)
     attempt = _attempt(loop, claim)
     overdue = attempt.is_overdue(perf_counter())
@@ -93,18 +93,18 @@ def test_told_while_it_blocks_the_loop(loop: LoopRunner, finished: Finished) -> 
     assert (overdue, overdue_still) == (True, False)
     assert outcome is not None
     assert outcome.failure is not None
-    assert (outcome.verdict, outcome.failure.code) == (Verdict.FAILED, "timeout")
+    assert (outcome.verdict, outcome.failure.code) == (OutcomeKind.FAILED, "timeout")
 
 
 @pytest.mark.parametrize("call", [lambda _: "no coroutine", lambda: None, lambda _: 1 / 0])
 def test_what_is_no_async_function(loop: LoopRunner, finished: Finished, call: Any) -> None:
     """What cannot even be awaited has failed."""
-    loop.start(Claim("a", 1, 1), Handler(call, Where.LOOP))
+    loop.start(Claim("a", 1, 1), Handler(call, ExecutorKind.LOOP))
 
     _, outcome = finished.get(timeout=WAIT_SECONDS_MAX)
 
     assert outcome is not None
-    assert outcome.verdict is Verdict.FAILED
+    assert outcome.verdict is OutcomeKind.FAILED
 
 
 def test_an_answer_that_nobody_understands(loop: LoopRunner, finished: Finished) -> None:
@@ -113,13 +113,13 @@ def test_an_answer_that_nobody_understands(loop: LoopRunner, finished: Finished)
     async def odd(_: Claim) -> str:
         return "odd"
 
-    loop.start(Claim("a", 1, 1), Handler(odd, Where.LOOP))
+    loop.start(Claim("a", 1, 1), Handler(odd, ExecutorKind.LOOP))
 
     _, outcome = finished.get(timeout=WAIT_SECONDS_MAX)
 
     assert outcome is not None
     assert outcome.failure is not None
-    assert (outcome.verdict, outcome.failure.code) == (Verdict.FAILED, "LookupError")
+    assert (outcome.verdict, outcome.failure.code) == (OutcomeKind.FAILED, "LookupError")
 
 
 def test_one_that_takes_no_notice(loop: LoopRunner, caplog: pytest.LogCaptureFixture) -> None:
@@ -133,7 +133,7 @@ def test_one_that_takes_no_notice(loop: LoopRunner, caplog: pytest.LogCaptureFix
         await asyncio.Event().wait()
 
     claim = Claim("a", 1, 1)
-    loop.start(claim, Handler(go_on, Where.LOOP))
+    loop.start(claim, Handler(go_on, ExecutorKind.LOOP))
     assert begun.wait(WAIT_SECONDS_MAX)
     task = loop._tasks[_attempt(loop, claim)]
     assert task is not None

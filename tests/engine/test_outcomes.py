@@ -6,7 +6,7 @@ import pytest
 
 from ledgerstone import errors
 from ledgerstone.engine import outcomes
-from ledgerstone.engine.source import Cancel, Claim, Failure, Outcome, Snooze, Verdict
+from ledgerstone.engine.source import Cancel, Claim, Failure, Outcome, OutcomeKind, Snooze
 
 CLAIM = Claim("key", 1, 1)
 BYTES_MAX = 1000
@@ -19,33 +19,35 @@ def of_value(value: object) -> Outcome:
 @pytest.mark.parametrize(
     ("error", "verdict"),
     [
-        (ValueError("no"), Verdict.FAILED),
-        (errors.Hopeless("no"), Verdict.DEAD),
-        (errors.TargetDown("shop"), Verdict.RETURNED),
-        (errors.StoreUnavailable("away"), Verdict.FAILED),
-        (errors.Interrupted("stop"), Verdict.FAILED),
-        (KeyboardInterrupt(), Verdict.FAILED),
+        (ValueError("no"), OutcomeKind.FAILED),
+        (errors.Hopeless("no"), OutcomeKind.DEAD),
+        (errors.TargetDown("shop"), OutcomeKind.RETURNED),
+        (errors.StoreUnavailable("away"), OutcomeKind.FAILED),
+        (errors.Interrupted("stop"), OutcomeKind.FAILED),
+        (KeyboardInterrupt(), OutcomeKind.FAILED),
     ],
 )
-def test_what_a_handler_raised(error: BaseException, verdict: Verdict) -> None:
+def test_what_a_handler_raised(error: BaseException, verdict: OutcomeKind) -> None:
     """An error is a failure; a hopeless one is the end; a target that is down costs nothing."""
     outcome = outcomes.of_error(CLAIM, error)
 
     assert outcome.verdict is verdict
     assert outcome.failure is not None
     # What is returned rests, so that asking again is no loop without a pause.
-    assert outcome.delay_seconds == (outcomes.REST_SECONDS if verdict is Verdict.RETURNED else None)
+    assert outcome.delay_seconds == (
+        outcomes.REST_SECONDS if verdict is OutcomeKind.RETURNED else None
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "verdict"),
     [
-        (errors.Interrupted("stop"), Verdict.RETURNED),
-        (errors.LeaseLost("late"), Verdict.RETURNED),
-        (errors.HandlerTimeout("slow"), Verdict.FAILED),
+        (errors.Interrupted("stop"), OutcomeKind.RETURNED),
+        (errors.LeaseLost("late"), OutcomeKind.RETURNED),
+        (errors.HandlerTimeout("slow"), OutcomeKind.FAILED),
     ],
 )
-def test_what_the_engine_raised(error: errors.LedgerstoneError, verdict: Verdict) -> None:
+def test_what_the_engine_raised(error: errors.LedgerstoneError, verdict: OutcomeKind) -> None:
     """What the engine itself broke off is returned; a timeout is the item's own."""
     assert outcomes.told(CLAIM, error).verdict is verdict
 
@@ -53,14 +55,14 @@ def test_what_the_engine_raised(error: errors.LedgerstoneError, verdict: Verdict
 @pytest.mark.parametrize(
     ("verdict", "code", "then"),
     [
-        (Verdict.FAILED, "store_unavailable", Verdict.RETURNED),
-        (Verdict.FAILED, "commit_unknown", Verdict.RETURNED),
-        (Verdict.FAILED, "ValueError", Verdict.FAILED),
-        (Verdict.FAILED, "store_busy", Verdict.FAILED),
-        (Verdict.DEAD, "store_unavailable", Verdict.DEAD),
+        (OutcomeKind.FAILED, "store_unavailable", OutcomeKind.RETURNED),
+        (OutcomeKind.FAILED, "commit_unknown", OutcomeKind.RETURNED),
+        (OutcomeKind.FAILED, "ValueError", OutcomeKind.FAILED),
+        (OutcomeKind.FAILED, "store_busy", OutcomeKind.FAILED),
+        (OutcomeKind.DEAD, "store_unavailable", OutcomeKind.DEAD),
     ],
 )
-def test_what_an_outage_excuses(verdict: Verdict, code: str, then: Verdict) -> None:
+def test_what_an_outage_excuses(verdict: OutcomeKind, code: str, then: OutcomeKind) -> None:
     """An outage excuses those that failed of it, and nobody else."""
     outcome = Outcome(CLAIM, verdict, failure=Failure(code, "words"))
 
@@ -89,12 +91,12 @@ def test_whose_doing_it_may_be(error: BaseException, may: bool) -> None:
 @pytest.mark.parametrize(
     ("verdict", "then"),
     [
-        (Verdict.DONE, Verdict.FAILED),
-        (Verdict.CANCELED, Verdict.FAILED),
-        (Verdict.DEAD, Verdict.DEAD),
+        (OutcomeKind.DONE, OutcomeKind.FAILED),
+        (OutcomeKind.CANCELED, OutcomeKind.FAILED),
+        (OutcomeKind.DEAD, OutcomeKind.DEAD),
     ],
 )
-def test_what_cannot_be_written(verdict: Verdict, then: Verdict) -> None:
+def test_what_cannot_be_written(verdict: OutcomeKind, then: OutcomeKind) -> None:
     """An outcome that is refused becomes a failure that says so; what was dead stays dead."""
     outcome = outcomes.unwritable(Outcome(CLAIM, verdict, result="1"), errors.StoreError("no"))
 
@@ -118,7 +120,7 @@ def test_snoozes(seconds: float, rest: float) -> None:
     """A snooze lasts as long as was asked for; one of nothing lasts a moment."""
     outcome = of_value(Snooze(seconds))
 
-    assert (outcome.verdict, outcome.delay_seconds) == (Verdict.SNOOZED, rest)
+    assert (outcome.verdict, outcome.delay_seconds) == (OutcomeKind.SNOOZED, rest)
 
 
 @pytest.mark.parametrize(
@@ -136,16 +138,16 @@ def test_snoozes(seconds: float, rest: float) -> None:
 )
 def test_values_that_cannot_be_kept(value: object) -> None:
     """A value that cannot be kept is a failure, whatever is wrong with it."""
-    assert of_value(value).verdict is Verdict.FAILED
+    assert of_value(value).verdict is OutcomeKind.FAILED
 
 
 def test_values_that_can_be_kept() -> None:
     """None is done without a result; a value is the result; a cancellation has its reason."""
     nothing, some, canceled = of_value(None), of_value({"a": [1]}), of_value(Cancel("not needed"))
 
-    assert (nothing.verdict, nothing.result) == (Verdict.DONE, None)
-    assert (some.verdict, some.result) == (Verdict.DONE, '{"a":[1]}')
-    assert canceled.verdict is Verdict.CANCELED
+    assert (nothing.verdict, nothing.result) == (OutcomeKind.DONE, None)
+    assert (some.verdict, some.result) == (OutcomeKind.DONE, '{"a":[1]}')
+    assert canceled.verdict is OutcomeKind.CANCELED
     assert canceled.failure == Failure("canceled", "not needed")
 
 

@@ -14,7 +14,7 @@ PROGRAM = """
 import threading
 import time
 
-from ledgerstone.engine.runners.processes import Child
+from ledgerstone.engine.executors.processes import Child
 
 
 def handle(seconds: float) -> float:

@@ -11,7 +11,7 @@ import pytest
 
 from ledgerstone import Ledger
 from ledgerstone.engine.settlements import UNWRITTEN_MAX
-from ledgerstone.engine.source import Ask, Claim, Handler, Verdict
+from ledgerstone.engine.source import Ask, Claim, Handler, OutcomeKind
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import StoreUnavailable, TargetDown
 from ledgerstone.testing.clock import ManualClock
@@ -49,7 +49,7 @@ class Targeted(ChoreSource):
         return [msgspec.structs.replace(claim, target=TARGET) for claim in super().claim(tx, ask)]
 
     def settle(self, tx: Any, outcomes: Any, **how: Any) -> Any:
-        if self.away and any(outcome.verdict is Verdict.DONE for outcome in outcomes):
+        if self.away and any(outcome.verdict is OutcomeKind.DONE for outcome in outcomes):
             raise StoreUnavailable("away")
         return super().settle(tx, outcomes, **how)
 
@@ -106,7 +106,7 @@ def test_outcomes_outlast_an_outage(ledger: Ledger) -> None:
     assert sorted(held) == sorted(keys)
     assert settled == ran
     assert worker.pumps[0].held() == {}
-    assert worker.pumps[0].tally.done == 3
+    assert worker.pumps[0].counters.done == 3
     # As long as they are unsettled nothing is claimed, and afterwards it is.
     assert (room, worker.pumps[0]._room() > 0) == (0, True)
 
@@ -185,7 +185,7 @@ def test_an_atomic_item_is_let_go(ledger: Ledger) -> None:
 
     pump = worker.pumps[0]
     assert (step.claimed, after.claimed) == (2, 0)
-    assert (pump.held(), pump.tally.done) == ({}, 2)
+    assert (pump.held(), pump.counters.done) == ({}, 2)
 
 
 @pytest.mark.usefixtures("clock")
@@ -229,10 +229,10 @@ def test_late_outcomes_beside_a_newer_claim(ledger: Ledger, clock: ManualClock) 
         # Nor does the word of a heartbeat that the first claim was lost.
         pump.lose(begun[0])
         over[1].set()
-        until(lambda: pump.tally.refused == 1)
+        until(lambda: pump.counters.refused == 1)
         held = pump.held()
         over[2].set()
         until(lambda: standing(ledger, key).status is Status.DONE)
 
     assert held == {key: begun[1]}
-    assert (pump.tally.done, pump.tally.lost, pump.held()) == (1, 0, {})
+    assert (pump.counters.done, pump.counters.lost, pump.held()) == (1, 0, {})

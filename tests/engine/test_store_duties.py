@@ -12,7 +12,7 @@ from ledgerstone import Ledger
 from ledgerstone.engine.store_duties import StoreDuties, StoreDuty
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import StoreLocked, Unsupported
-from ledgerstone.store.wakeup import Bell
+from ledgerstone.store.wakeup import WakeSignal
 from ledgerstone.testing.waiting import until
 
 R = TypeVar("R")
@@ -29,14 +29,14 @@ class Shelf:
         self.locked = False
         self.rests = 0
         self.channels: list[str] = []
-        self.bell = Bell()
+        self.wake_signal = WakeSignal()
 
     def monotonic(self) -> float:
         return self.now
 
-    def signal(self, channel: str) -> Bell:
+    def signal(self, channel: str) -> WakeSignal:
         self.channels.append(channel)
-        return self.bell
+        return self.wake_signal
 
     def run(self, work: Callable[[list[str]], R]) -> R:
         if self.locked:
@@ -80,7 +80,7 @@ def test_a_bell(shelf: Shelf) -> None:
     """A bell makes a prompt duty due, and no other one."""
     duties = steady(shelf)
     duties.tick()
-    shelf.bell.ring()
+    shelf.wake_signal.ring()
 
     duties.wait(0)
     rung = duties.tick()
@@ -130,11 +130,11 @@ def test_a_worker(ledger: Ledger, shelf: Shelf) -> None:
     worker.start()
     until(lambda: worker.report().duties.get("prompt") == 1, what="the first turn")
     shelf.locked = True
-    shelf.bell.ring()
+    shelf.wake_signal.ring()
     until(lambda: "prompt" in worker.report().duty_troubles, what="the locked store")
     worker.stop()
     shelf.locked = False
-    shelf.bell.ring()
+    shelf.wake_signal.ring()
 
     assert worker.report().duties["prompt"] == 1
     assert worker.failure is None

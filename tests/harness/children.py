@@ -10,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-from ledgerstone.engine.runners.processes import PR_SET_PDEATHSIG
+from ledgerstone.engine.executors.processes import PR_SET_PDEATHSIG
 from ledgerstone.engine.source import Cancel, Claim
 from ledgerstone.errors import Hopeless
 

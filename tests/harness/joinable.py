@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.store.dialect import dialect_of
-from ledgerstone.store.dialects.sqlite import best_driver
+from ledgerstone.store.dialects.sqlite.dialect import best_driver
 from ledgerstone.testing.fixtures import Home
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Any
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.settings import Settings
 from ledgerstone.store.clock import Clock
-from ledgerstone.store.wakeup import Bell
+from ledgerstone.store.wakeup import WakeSignal
 from ledgerstone.testing.fixtures import Home
 
 _numbers = itertools.count(1)
@@ -30,14 +30,14 @@ def opened(url: str, *, clock: Clock | None = None, **settings: Any) -> Ledger:
 
 
 @contextmanager
-def hung(ledger: Ledger, channel: str) -> Iterator[Bell]:
+def hung(ledger: Ledger, channel: str) -> Iterator[WakeSignal]:
     """A bell that hangs at a channel."""
-    bell = Bell()
-    ledger.database.bells.hang(channel, bell)
+    wake_signal = WakeSignal()
+    ledger.database.wake_signals.hang(channel, wake_signal)
     try:
-        yield bell
+        yield wake_signal
     finally:
-        ledger.database.bells.take_down(channel, bell)
+        ledger.database.wake_signals.take_down(channel, wake_signal)
 
 
 @contextmanager

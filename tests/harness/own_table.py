@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, insert, select
 
 from ledgerstone.ledger import Ledger, Transaction
-from ledgerstone.store.schema import MYSQL_TABLE, NAMING
+from ledgerstone.store.schema.columns import MYSQL_TABLE, NAMING
 
 tables = MetaData(naming_convention=NAMING)
 

@@ -8,10 +8,10 @@ import msgspec
 
 from ledgerstone import Ledger
 from ledgerstone.engine.worker import Worker
-from ledgerstone.messaging.deliveries import Deliveries, Received
+from ledgerstone.messaging.brokers.subscription import Delivery, Subscription
+from ledgerstone.messaging.inbox.deliveries import Deliveries, Received
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.office import Office
-from ledgerstone.messaging.subscription import Delivery, Subscription
+from ledgerstone.messaging.registry import MessagingRegistry
 from ledgerstone.settings import SubscriptionSettings
 
 POLL_SECONDS = 0.02
@@ -25,7 +25,7 @@ class Receiving:
     def __init__(
         self,
         ledger: Ledger,
-        office: Office,
+        registry: MessagingRegistry,
         subscription: Subscription,
         settings: SubscriptionSettings,
         *,
@@ -33,7 +33,7 @@ class Receiving:
         parse: Callable[[Delivery], Message],
     ) -> None:
         self.deliveries = Deliveries(
-            ledger.database, office, subscription, settings, name=name, parse=parse
+            ledger.database, registry, subscription, settings, name=name, parse=parse
         )
         engine = msgspec.structs.replace(
             ledger.settings.engine, poll_seconds_max=POLL_SECONDS, notice_seconds=POLL_SECONDS
@@ -48,8 +48,8 @@ class Receiving:
         self.worker.stop(grace_seconds)
 
     @property
-    def tally(self) -> Received:
-        return self.deliveries.tally
+    def counters(self) -> Received:
+        return self.deliveries.counters
 
     @property
     def trouble(self) -> str | None:

@@ -18,12 +18,12 @@ from typing import Any
 import msgspec
 from sqlalchemy import Column, Integer, MetaData, String, Table, bindparam, select, update
 
-from ledgerstone.engine.runners.processes import die_with_parent
+from ledgerstone.engine.executors.processes import die_with_parent
 from ledgerstone.errors import LedgerstoneError
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.messaging.message import Message
-from ledgerstone.store.schema import MYSQL_TABLE, NAMING, serial_type
+from ledgerstone.store.schema.columns import MYSQL_TABLE, NAMING, serial_type
 
 EVENT = "account.changed"
 CONSUMER = "bookkeeper"

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ledgerstone.errors import BadInput
-from ledgerstone.jobs.cron import FIELDS, MISSED_MAX, Cron, Misfire, due, parsed, preview
+from ledgerstone.jobs.schedules.cron import FIELDS, MISSED_MAX, Cron, Misfire, due, parsed, preview
 from tests.harness.sizes import sized
 
 EXAMPLES = sized(30, full=1000)

@@ -15,10 +15,10 @@ import pytest
 
 from ledgerstone import Ledger
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
-from ledgerstone.engine.source import Where
+from ledgerstone.engine.source import ExecutorKind
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs import AsyncJob, Job, Kind, Kinds, Limit
-from ledgerstone.jobs.kinds import (
+from ledgerstone.jobs.handlers.kinds import (
     ATTEMPTS_LIMIT,
     LIMIT_MAX,
     PRIORITY_MAX,
@@ -77,7 +77,7 @@ def test_arguments_by_name() -> None:
     assert parsed(kind, {"words": "x", "order": -1}) == {"order": -1, "words": "x"}
     assert (kind.takes_job, kind.where, kind.queue, kind.max_attempts) == (
         False,
-        Where.THREAD,
+        ExecutorKind.THREAD,
         "default",
         5,
     )
@@ -208,7 +208,7 @@ def test_async_functions() -> None:
 
     async def work() -> None: ...
 
-    assert kind_of(work).where is Where.LOOP
+    assert kind_of(work).where is ExecutorKind.LOOP
     with pytest.raises(BadInput, match="event loop"):
         kind_of(work, process=True)
 
@@ -234,7 +234,7 @@ def test_processes() -> None:
 
     def local() -> None: ...
 
-    assert kind_of(plain, process=True).where is Where.PROCESS
+    assert kind_of(plain, process=True).where is ExecutorKind.PROCESS
     with pytest.raises(BadInput, match="cannot be given the job"):
         kind_of(given, process=True)
     with pytest.raises(BadInput, match="imported"):

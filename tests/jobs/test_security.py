@@ -21,9 +21,9 @@ from ledgerstone.jobs.room import MOVING
 from ledgerstone.jobs.tables import job as job_table
 from ledgerstone.ledger import SHIPPED
 from ledgerstone.settings import Settings
-from ledgerstone.store import security
-from ledgerstone.store.namespace import NAMELESS
-from ledgerstone.store.security import scoped
+from ledgerstone.store.schema import row_security as security
+from ledgerstone.store.schema.namespace import NAMELESS
+from ledgerstone.store.schema.row_security import scoped
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.waiting import until
 from tests.chores.workshop import opened

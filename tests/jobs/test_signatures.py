@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from ledgerstone import Ledger
-from ledgerstone.engine.source import Where
+from ledgerstone.engine.source import ExecutorKind
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs import Job, Kind, Kinds
 
@@ -54,7 +54,7 @@ class Holder:
 
 
 @dataclass
-class Lender:
+class ConnectionPool:
     """A dataclass that can do without."""
 
     name: str
@@ -174,11 +174,13 @@ def test_classes_that_are_not_read_from_json(annotation: Any) -> None:
 def test_classes_that_can_be_left_out() -> None:
     """What has a default is not refused: a function may take it from callers that are no jobs."""
 
-    def work(order: int, thing: Plain | None = None, lender: Lender | None = None) -> None: ...
+    def work(
+        order: int, thing: Plain | None = None, pool: ConnectionPool | None = None
+    ) -> None: ...
 
     found = kind_of(work).parsed('{"order": 7, "lender": {"name": "ann"}}')
 
-    assert found == {"order": 7, "thing": None, "lender": Lender("ann")}
+    assert found == {"order": 7, "thing": None, "lender": ConnectionPool("ann")}
 
 
 def test_classes_that_are_read_from_json() -> None:
@@ -235,8 +237,8 @@ def test_callable_objects() -> None:
 
     assert called(kind, '{"order": 1}') == "1 none"
     assert kinds.name_of(caller) == "a"
-    assert kind_of(AsyncCaller()).where is Where.LOOP
-    assert kind_of(caller.__call__).where is Where.THREAD
+    assert kind_of(AsyncCaller()).where is ExecutorKind.LOOP
+    assert kind_of(caller.__call__).where is ExecutorKind.THREAD
     with pytest.raises(BadInput, match="hashable"):
         kinds.add("b", Unhashable())
     with pytest.raises(BadInput, match="no job of this ledger"):
@@ -261,8 +263,8 @@ def test_decorated_functions() -> None:
 
     kind = kind_of(at_once(awaited))
 
-    assert (kind.where, called(kind, '{"order": 1}')) == (Where.THREAD, 1)
-    assert kind_of(staticmethod(awaited)).where is Where.LOOP
+    assert (kind.where, called(kind, '{"order": 1}')) == (ExecutorKind.THREAD, 1)
+    assert kind_of(staticmethod(awaited)).where is ExecutorKind.LOOP
 
 
 @pytest.mark.parametrize("wrong", [None, 7, "mail", Plain, Plain(), dict, print, sys.exit])

@@ -19,12 +19,12 @@ from pika import spec
 from ledgerstone import Ledger
 from ledgerstone.errors import BadInput, TargetDown
 from ledgerstone.ids import new_id
-from ledgerstone.messaging.amqp.wire import message_of
+from ledgerstone.messaging.brokers.amqp.wire import message_of
+from ledgerstone.messaging.brokers.subscription import Delivery
+from ledgerstone.messaging.brokers.subscriptions.amqp import AmqpSubscription, _Delivery
+from ledgerstone.messaging.brokers.transport import DELIVERED, SendResult
+from ledgerstone.messaging.brokers.transports.amqp import AmqpTransport, _Batch, _BrokerSession
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.subscription import Delivery
-from ledgerstone.messaging.subscriptions.amqp import AmqpSubscription, _Delivery
-from ledgerstone.messaging.transport import DELIVERED, Verdict
-from ledgerstone.messaging.transports.amqp import AmqpTransport, _Batch, _Line
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import DestinationSettings, SubscriptionSettings
 from ledgerstone.testing.contracts.transport import (
@@ -250,7 +250,7 @@ def test_unroutable(place: AmqpPlace) -> None:
     """A message nobody is bound to receive is UNDELIVERABLE, and the reason says what to bind."""
     (answer,) = place.transport.send(made(1, "nobody.listens"), seconds_max=SECONDS_MAX)
 
-    assert answer.verdict is Verdict.UNDELIVERABLE
+    assert answer.verdict is SendResult.UNDELIVERABLE
     assert answer.code == "unroutable"
     for word in (place.exchange, "nobody.listens", "312 NO_ROUTE"):
         assert word in answer.reason
@@ -293,7 +293,7 @@ def test_an_exchange_that_is_missing(place: AmqpPlace) -> None:
     after = transport.send(made(3), seconds_max=SECONDS_MAX)
 
     transport.close()
-    assert {(a.verdict, a.code) for a in before} == {(Verdict.REFUSED, "no_exchange")}
+    assert {(a.verdict, a.code) for a in before} == {(SendResult.REFUSED, "no_exchange")}
     assert settings.exchange in before[0].reason
     assert after == [DELIVERED] * 3
     assert place.count() == 3
@@ -308,8 +308,8 @@ def test_an_exchange_that_goes(place: AmqpPlace) -> None:
     first = place.transport.send(made(3), seconds_max=SECONDS_MAX)
     second = place.transport.send(made(3), seconds_max=SECONDS_MAX)
 
-    assert {(a.verdict, a.code) for a in first} == {(Verdict.UNKNOWN, "no_exchange")}
-    assert {(a.verdict, a.code) for a in second} == {(Verdict.REFUSED, "no_exchange")}
+    assert {(a.verdict, a.code) for a in first} == {(SendResult.UNKNOWN, "no_exchange")}
+    assert {(a.verdict, a.code) for a in second} == {(SendResult.REFUSED, "no_exchange")}
     assert place.count() == 1
 
 
@@ -325,7 +325,7 @@ def test_too_large_for_the_broker(place: AmqpPlace) -> None:
     good = [message.id for index, message in enumerate(messages) if index not in {2, 5}]
     assert delivered(messages, answers) == good
     for index in (2, 5):
-        assert answers[index].verdict is Verdict.REFUSED
+        assert answers[index].verdict is SendResult.REFUSED
         assert answers[index].code == "precondition_failed"
         assert "larger than" in answers[index].reason
     # Some may have arrived before the channel was closed, and again; in order all the same.
@@ -394,7 +394,7 @@ def test_headers_that_cannot_travel(place: AmqpPlace, headers: dict[str, str]) -
     answers = place.transport.send(messages, seconds_max=SECONDS_MAX)
 
     assert delivered(messages, answers) == [messages[0].id, messages[2].id]
-    assert (answers[1].verdict, answers[1].code) == (Verdict.UNDELIVERABLE, "not_encodable")
+    assert (answers[1].verdict, answers[1].code) == (SendResult.UNDELIVERABLE, "not_encodable")
 
 
 def test_a_moment_before_all_others(place: AmqpPlace) -> None:
@@ -415,7 +415,7 @@ def test_a_full_queue(rabbit: PrivateRabbitMQ) -> None:
 
     (answer,) = place.transport.send(made(1), seconds_max=SECONDS_MAX)
 
-    assert (answer.verdict, answer.code) == (Verdict.REFUSED, "nacked")
+    assert (answer.verdict, answer.code) == (SendResult.REFUSED, "nacked")
     place.end()
 
 
@@ -431,7 +431,7 @@ def memory_alarm(server: PrivateRabbitMQ) -> Iterator[None]:
         server.evaluate(f"{watermark}(0.6)")
 
 
-def line_of(transport: AmqpTransport) -> _Line:
+def line_of(transport: AmqpTransport) -> _BrokerSession:
     """The connection that is in use."""
     assert transport._line is not None
     return transport._line
@@ -454,7 +454,7 @@ def test_a_broker_that_takes_nothing(place: AmqpPlace) -> None:
     third = place.transport.send(later, seconds_max=SECONDS_MAX)
 
     codes = [(answer.verdict, answer.code) for answer in answers]
-    assert codes == [(Verdict.UNKNOWN, "blocked")] * 4
+    assert codes == [(SendResult.UNKNOWN, "blocked")] * 4
     assert third == [DELIVERED] * 2
     assert line_of(place.transport) is line
     assert ids(place.received())[1:] == [*ids(kept), *ids(later)]
@@ -491,7 +491,7 @@ def test_a_broker_that_has_not_said_that_it_takes_nothing(place: AmqpPlace) -> N
     later = place.transport.send(made(2), seconds_max=SECONDS_MAX)
 
     codes = [(answer.verdict, answer.code) for answer in answers]
-    assert codes == [(Verdict.UNKNOWN, "timeout")] * 2
+    assert codes == [(SendResult.UNKNOWN, "timeout")] * 2
     assert later == [DELIVERED] * 2
     assert line_of(place.transport) is not line
 
@@ -517,9 +517,9 @@ def test_killed_in_the_middle(place: AmqpPlace) -> None:
         place.transport.send(made(1), seconds_max=SECONDS_MAX)
     place.start()
 
-    assert {answer.verdict for answer in answers} <= {Verdict.DELIVERED, Verdict.UNKNOWN}
+    assert {answer.verdict for answer in answers} <= {SendResult.DELIVERED, SendResult.UNKNOWN}
     assert {(answer.verdict, answer.code) for answer in lost} == {
-        (Verdict.UNKNOWN, "connection_lost")
+        (SendResult.UNKNOWN, "connection_lost")
     }
     kept = delivered(many, answers)
     assert kept
@@ -527,13 +527,13 @@ def test_killed_in_the_middle(place: AmqpPlace) -> None:
     assert place.transport.send(made(1), seconds_max=SECONDS_MAX) == [DELIVERED]
 
 
-def is_on_its_way(line: _Line, messages: list[Message]) -> bool:
+def is_on_its_way(line: _BrokerSession, messages: list[Message]) -> bool:
     """Whether the connection has them, and no answer."""
     with line._lock:
         return any(batch.messages is messages and batch.written for batch in line._batches)
 
 
-def confirmed(line: _Line) -> int:
+def confirmed(line: _BrokerSession) -> int:
     """How many the broker has confirmed on this connection."""
     return line._next - 1 - len(line._pending)
 
@@ -548,7 +548,7 @@ def test_closed_while_sending(place: AmqpPlace) -> None:
         place.transport.close()
         answers = sending.result(SECONDS_MAX)
 
-    assert {answer.verdict for answer in answers} <= {Verdict.DELIVERED, Verdict.UNKNOWN}
+    assert {answer.verdict for answer in answers} <= {SendResult.DELIVERED, SendResult.UNKNOWN}
     assert set(delivered(messages, answers)) <= set(ids(place.received()))
 
 

@@ -17,8 +17,8 @@ import pytest
 from ledgerstone import Ledger
 from ledgerstone.errors import Hopeless
 from ledgerstone.ids import new_id
+from ledgerstone.messaging.brokers.subscriptions.amqp import AmqpSubscription
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.subscriptions.amqp import AmqpSubscription
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import SubscriptionSettings
 from ledgerstone.testing.servers.rabbitmq import PrivateRabbitMQ
@@ -120,7 +120,7 @@ def test_failed_and_retried(
     deliveries = ledger.deliveries("orders")
     receiver = ledger.worker(deliveries)
     receiver.start()
-    until(lambda: deliveries.tally.acknowledged == 1, what="the first try")
+    until(lambda: deliveries.counters.acknowledged == 1, what="the first try")
     receiver.stop()
     with ledger.transaction() as tx:
         (failed,) = tx.failed.find().rows
@@ -151,25 +151,25 @@ def test_carried_by_us(ledger: Ledger, name: str) -> None:
             "created_at": "2026-02-03 04:05:06",
             "available_at": "2026-02-03 04:05:06",
         }
-        tx.execute(ledger.office.shared.outbox.insert().values(**row))
+        tx.execute(ledger.registry.shared.outbox.insert().values(**row))
     worker = ledger.worker(ledger.relay_source("broker"))
     until(lambda: bool(worker.tick()) and carried(ledger) == 1, what="the relay")
     deliveries = ledger.deliveries("orders")
     receiver = ledger.worker(deliveries)
     receiver.start()
-    until(lambda: deliveries.tally.acknowledged == 1, what="the receiver")
+    until(lambda: deliveries.counters.acknowledged == 1, what="the receiver")
     receiver.stop()
 
     (message,) = came
     assert (message.id, message.name) == (identity, name)
     assert message.created_at == MOMENT
-    assert deliveries.tally.malformed == 0
+    assert deliveries.counters.malformed == 0
 
 
 def carried(ledger: Ledger) -> int:
     """How many rows of the outbox are delivered."""
     with ledger.reading() as tx:
-        rows = tx.execute(ledger.office.shared.outbox.select()).all()
+        rows = tx.execute(ledger.registry.shared.outbox.select()).all()
     return sum(row.delivered_at is not None for row in rows)
 
 

@@ -12,10 +12,10 @@ import pika
 import pytest
 
 from ledgerstone.errors import BadInput, NotAllowedNow
-from ledgerstone.messaging.amqp.wire import message_of
-from ledgerstone.messaging.subscription import Delivery
-from ledgerstone.messaging.subscriptions.amqp import AmqpSubscription
-from ledgerstone.messaging.transports.amqp import AmqpTransport
+from ledgerstone.messaging.brokers.amqp.wire import message_of
+from ledgerstone.messaging.brokers.subscription import Delivery
+from ledgerstone.messaging.brokers.subscriptions.amqp import AmqpSubscription
+from ledgerstone.messaging.brokers.transports.amqp import AmqpTransport
 from ledgerstone.settings.messaging import DestinationSettings, SubscriptionSettings
 from ledgerstone.testing.contracts.transport import ids, made
 from ledgerstone.testing.servers.rabbitmq import PrivateRabbitMQ

@@ -14,8 +14,8 @@ from pika import frame, spec
 
 from ledgerstone.errors import BadInput
 from ledgerstone.messaging import cloudevents
-from ledgerstone.messaging.amqp.frames import FRAME_OVERHEAD_BYTES, NotEncodable, published
-from ledgerstone.messaging.amqp.wire import ID_STAMP, headers_of, message_of
+from ledgerstone.messaging.brokers.amqp.frames import FRAME_OVERHEAD_BYTES, NotEncodable, published
+from ledgerstone.messaging.brokers.amqp.wire import ID_STAMP, headers_of, message_of
 from ledgerstone.messaging.message import Message
 
 ID = "01890a5d-ac96-774b-bcce-b302099a8057"

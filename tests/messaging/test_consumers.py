@@ -11,7 +11,7 @@ import pytest
 
 from ledgerstone.errors import BadInput
 from ledgerstone.ids import new_id
-from ledgerstone.messaging.consumers import Consumer, Consumers
+from ledgerstone.messaging.inbox.consumers import Consumer, Consumers
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.tables import CONSUMER_CHARS_MAX
 from ledgerstone.store.transaction import Transaction

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ledgerstone.ids import new_id
-from ledgerstone.messaging import crashes
-from ledgerstone.messaging.amqp.topology import declare, plan
+from ledgerstone.messaging.brokers.amqp.topology import declare, plan
+from ledgerstone.messaging.brokers.transports.amqp import AmqpTransport
+from ledgerstone.messaging.inbox import crashes
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.transports.amqp import AmqpTransport
 from ledgerstone.settings.messaging import DestinationSettings, MessagingSettings, QueueSettings
 from ledgerstone.testing.servers import PrivateRabbitMQ
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from ledgerstone.engine.source import Failure
 from ledgerstone.errors import BadInput
 from ledgerstone.ids import new_id
-from ledgerstone.messaging import envelope, failed_rows
-from ledgerstone.messaging.amqp import wire
-from ledgerstone.messaging.failed_rows import Raw
+from ledgerstone.messaging.brokers.amqp import wire
+from ledgerstone.messaging.failed import rows as failed_rows
+from ledgerstone.messaging.failed.rows import Raw
 from ledgerstone.messaging.message import Message
+from ledgerstone.messaging.symfony import envelope
 from tests.messaging.test_amqp_wire import Arrival
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledgerstone.engine.source import Failure
-from ledgerstone.messaging.failed import lane_of, partition_in
-from ledgerstone.messaging.failed_rows import (
+from ledgerstone.messaging.failed.failed import lane_of, partition_in
+from ledgerstone.messaging.failed.rows import (
     RAW_DEPTH_MAX,
     TRACEBACK_CHARS_MAX,
     Raw,

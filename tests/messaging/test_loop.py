@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ledgerstone.messaging.loop import LoopClosed, LoopThread
+from ledgerstone.messaging.brokers.event_loop import LoopClosed, LoopThread
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 

@@ -17,9 +17,9 @@ from nats.js.api import DiscardPolicy, StreamConfig
 
 from ledgerstone.errors import BadInput, TargetDown
 from ledgerstone.messaging import cloudevents
+from ledgerstone.messaging.brokers.transport import DELIVERED, Answer, SendResult
+from ledgerstone.messaging.brokers.transports.nats import NatsTransport, _Session
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.transport import DELIVERED, Answer, Verdict
-from ledgerstone.messaging.transports.nats import NatsTransport, _Session
 from ledgerstone.settings.messaging import DestinationSettings
 from ledgerstone.testing.contracts.transport import (
     OutageContract,
@@ -227,7 +227,7 @@ def test_no_stream_listens(server: PrivateNats, prefix: str, make: Make) -> None
 
     (answer,) = send(make(), one("invoice.sent"))
 
-    assert (answer.verdict, answer.code) == (Verdict.UNDELIVERABLE, "unroutable")
+    assert (answer.verdict, answer.code) == (SendResult.UNDELIVERABLE, "unroutable")
     assert f"{prefix}invoice.sent" in answer.reason
 
 
@@ -248,7 +248,7 @@ def test_somebody_listens_who_is_no_stream(server: PrivateNats, prefix: str, mak
 
     answers = asked(server, listen)
 
-    assert {(a.verdict, a.code) for a in answers} == {(Verdict.REFUSED, "no_stream")}
+    assert {(a.verdict, a.code) for a in answers} == {(SendResult.REFUSED, "no_stream")}
 
 
 def test_a_stream_that_does_not_answer(server: PrivateNats, prefix: str, make: Make) -> None:
@@ -267,8 +267,8 @@ def test_a_stream_that_does_not_answer(server: PrivateNats, prefix: str, make: M
     ]
 
     assert [(answer.verdict, answer.code) for answer in answers] == [
-        (Verdict.UNKNOWN, "no_leader"),
-        (Verdict.UNDELIVERABLE, "unroutable"),
+        (SendResult.UNKNOWN, "no_leader"),
+        (SendResult.UNDELIVERABLE, "unroutable"),
     ]
 
 
@@ -283,7 +283,7 @@ def test_silent_until_the_limit(server: PrivateNats, prefix: str, make: Make) ->
     server.resume()
 
     assert [(answer.verdict, answer.code) for answer in answers] == [
-        (Verdict.UNKNOWN, "timeout")
+        (SendResult.UNKNOWN, "timeout")
     ] * 2
 
 
@@ -304,7 +304,9 @@ def test_closed_while_sending(server: PrivateNats, prefix: str, make: Make) -> N
         answers = sending.result(SECONDS_MAX)
     server.resume()
 
-    assert [(answer.verdict, answer.code) for answer in answers] == [(Verdict.UNKNOWN, "lost")] * 3
+    assert [(answer.verdict, answer.code) for answer in answers] == [
+        (SendResult.UNKNOWN, "lost")
+    ] * 3
     assert send(transport, one()) == [DELIVERED]
 
 
@@ -319,7 +321,9 @@ def test_closed_before_it_was_sent(server: PrivateNats, prefix: str, make: Make)
     session.thread.close(session.end())
     answers = send(transport, one(), one())
 
-    assert [(answer.verdict, answer.code) for answer in answers] == [(Verdict.UNKNOWN, "lost")] * 2
+    assert [(answer.verdict, answer.code) for answer in answers] == [
+        (SendResult.UNKNOWN, "lost")
+    ] * 2
 
 
 def test_without_jetstream(server: PrivateNats, make: Make) -> None:
@@ -337,7 +341,7 @@ def test_a_stream_that_is_full(server: PrivateNats, prefix: str, make: Make) -> 
     answers = send(make(), *[one() for _ in range(4)])
 
     assert answers[:2] == [DELIVERED] * 2
-    assert {answer.verdict for answer in answers[2:]} == {Verdict.REFUSED}
+    assert {answer.verdict for answer in answers[2:]} == {SendResult.REFUSED}
     assert {answer.code for answer in answers[2:]} == {"jetstream_10077"}
     assert answers[3].reason == "maximum messages exceeded"
 
@@ -349,7 +353,7 @@ def test_too_large_for_the_stream(server: PrivateNats, prefix: str, make: Make) 
 
     answers = send(make(), large, one())
 
-    assert (answers[0].verdict, answers[0].code) == (Verdict.UNDELIVERABLE, "too_large")
+    assert (answers[0].verdict, answers[0].code) == (SendResult.UNDELIVERABLE, "too_large")
     assert answers[1] == DELIVERED
 
 
@@ -373,7 +377,7 @@ def test_a_message_that_cannot_be_sent(server: PrivateNats, prefix: str, make: M
 
     answers = send(make(), one(headers={"no name": "x"}), one())
 
-    assert (answers[0].verdict, answers[0].code) == (Verdict.UNDELIVERABLE, "unsendable")
+    assert (answers[0].verdict, answers[0].code) == (SendResult.UNDELIVERABLE, "unsendable")
     assert answers[1] == DELIVERED
 
 
@@ -415,7 +419,7 @@ def test_who_may_not_publish(server: PrivateNats, make: Make) -> None:
 
     answers = send(transport, one(), one("order.paid"))
 
-    assert (answers[0].verdict, answers[0].code) == (Verdict.REFUSED, "not_allowed")
+    assert (answers[0].verdict, answers[0].code) == (SendResult.REFUSED, "not_allowed")
     assert answers[1] == DELIVERED
 
 
@@ -431,9 +435,9 @@ def test_who_may_not_list_the_streams(server: PrivateNats, prefix: str, make: Ma
     # Told by the server, not by a wait that took half of the call.
     assert session._may_not_look.is_set()
     assert [(answer.verdict, answer.code) for answer in answers] == [
-        (Verdict.REFUSED, "no_responders"),
-        (Verdict.DELIVERED, ""),
-        (Verdict.REFUSED, "no_responders"),
+        (SendResult.REFUSED, "no_responders"),
+        (SendResult.DELIVERED, ""),
+        (SendResult.REFUSED, "no_responders"),
     ]
 
 
@@ -466,8 +470,8 @@ def test_killed_in_the_middle_of_many(server: PrivateNats, prefix: str, make: Ma
 
     kept = [headers["Nats-Msg-Id"] for _, headers, _ in stored(server, stream)]
     assert set(delivered(messages, answers)) <= set(kept)
-    assert {answer.verdict for answer in answers} <= {Verdict.DELIVERED, Verdict.UNKNOWN}
-    assert {(answer.verdict, answer.code) for answer in lost} == {(Verdict.UNKNOWN, "lost")}
+    assert {answer.verdict for answer in answers} <= {SendResult.DELIVERED, SendResult.UNKNOWN}
+    assert {(answer.verdict, answer.code) for answer in lost} == {(SendResult.UNKNOWN, "lost")}
     assert len(kept) > 100
     assert kept[1:] == ids(messages)[: len(kept) - 1]
 

@@ -23,11 +23,11 @@ from ledgerstone.errors import (
     TargetDown,
 )
 from ledgerstone.ids import new_id
+from ledgerstone.messaging.brokers.subscription import Delivery
 from ledgerstone.messaging.cloudevents import attributes, of_attributes
-from ledgerstone.messaging.failed import Failed
+from ledgerstone.messaging.failed.failed import Failed
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.office import Office
-from ledgerstone.messaging.subscription import Delivery
+from ledgerstone.messaging.registry import MessagingRegistry
 from ledgerstone.messaging.tables import delivery_crash
 from ledgerstone.settings import MessagingSettings, SubscriptionSettings
 from ledgerstone.store.transaction import Transaction
@@ -201,14 +201,19 @@ def parse(delivery: Delivery) -> Message:
 
 @contextmanager
 def receiving(
-    ledger: Ledger, office: Office, queue: Queue, *, concurrency: int = 4, **options: Any
+    ledger: Ledger,
+    registry: MessagingRegistry,
+    queue: Queue,
+    *,
+    concurrency: int = 4,
+    **options: Any,
 ) -> Iterator[Receiving]:
     """A receiver at work; it is stopped at the end."""
     settings = SubscriptionSettings(
         url="amqp://x/", queue="orders", concurrency=concurrency, **options
     )
     subscription = MemorySubscription(queue)
-    receiver = Receiving(ledger, office, subscription, settings, name="orders", parse=parse)
+    receiver = Receiving(ledger, registry, subscription, settings, name="orders", parse=parse)
     receiver.start()
     try:
         yield receiver
@@ -222,7 +227,7 @@ def drained(queue: Queue) -> None:
 
 
 @pytest.fixture
-def office(ledger: Ledger) -> Office:
+def registry(ledger: Ledger) -> MessagingRegistry:
     return new_office(ledger, **QUICK)
 
 
@@ -231,39 +236,43 @@ def queue() -> Queue:
     return Queue()
 
 
-def test_handled_and_acknowledged(ledger: Ledger, office: Office, queue: Queue) -> None:
+def test_handled_and_acknowledged(
+    ledger: Ledger, registry: MessagingRegistry, queue: Queue
+) -> None:
     """What arrives is handled by all its consumers, and then acknowledged."""
-    office.consumers.add("order.*", lambda tx, came: noted(tx, f"mail {came.body}"), name="mailer")
-    office.consumers.add("*", lambda tx, came: noted(tx, f"bill {came.body}"), name="biller")
+    registry.consumers.add(
+        "order.*", lambda tx, came: noted(tx, f"mail {came.body}"), name="mailer"
+    )
+    registry.consumers.add("*", lambda tx, came: noted(tx, f"bill {came.body}"), name="biller")
     queue.add(*[message_of(body=b"%d" % i) for i in range(3)])
 
-    with receiving(ledger, office, queue) as receiver:
+    with receiving(ledger, registry, queue) as receiver:
         drained(queue)
 
     assert notes_kept(ledger) == sorted(
         f"{what} {i}" for what in ("bill", "mail") for i in range(3)
     )
     assert len(queue.acknowledged) == 3
-    assert (receiver.tally.received, receiver.tally.acknowledged) == (3, 3)
-    assert (receiver.tally.handled, receiver.tally.duplicates) == (6, 0)
+    assert (receiver.counters.received, receiver.counters.acknowledged) == (3, 3)
+    assert (receiver.counters.handled, receiver.counters.duplicates) == (6, 0)
     assert receiver.failure is None
 
 
-def test_duplicates(ledger: Ledger, office: Office, queue: Queue) -> None:
+def test_duplicates(ledger: Ledger, registry: MessagingRegistry, queue: Queue) -> None:
     """What comes again is acknowledged and counted, and handled once."""
-    office.consumers.add("*", lambda tx, _: noted(tx, "sent"), name="mailer")
+    registry.consumers.add("*", lambda tx, _: noted(tx, "sent"), name="mailer")
     came = message_of()
     queue.add(*[came] * 5)
 
-    with receiving(ledger, office, queue) as receiver:
+    with receiving(ledger, registry, queue) as receiver:
         drained(queue)
 
     assert notes_kept(ledger) == ["sent"]
     assert len(queue.acknowledged) == 5
-    assert (receiver.tally.handled, receiver.tally.duplicates) == (1, 4)
+    assert (receiver.counters.handled, receiver.counters.duplicates) == (1, 4)
 
 
-def test_tried_again(ledger: Ledger, office: Office, queue: Queue) -> None:
+def test_tried_again(ledger: Ledger, registry: MessagingRegistry, queue: Queue) -> None:
     """A handler that fails is tried again in place, and the rest goes on meanwhile."""
     tries: Counter[str] = Counter()
 
@@ -273,20 +282,20 @@ def test_tried_again(ledger: Ledger, office: Office, queue: Queue) -> None:
         if came.body == "bad" and tries["bad"] < 3:
             raise LookupError
 
-    office.consumers.add("*", send, name="mailer")
+    registry.consumers.add("*", send, name="mailer")
     queue.add(message_of(body=b'"bad"'), message_of(body=b'"good"'))
 
-    with receiving(ledger, office, queue, concurrency=1) as receiver:
+    with receiving(ledger, registry, queue, concurrency=1) as receiver:
         drained(queue)
 
     assert tries == {"bad": 3, "good": 1}
     assert notes_kept(ledger) == ["bad", "good"]
-    assert receiver.tally.retried == 2
+    assert receiver.counters.retried == 2
     assert queue.given_back == []
-    assert found(ledger, office) == []
+    assert found(ledger, registry) == []
 
 
-def test_given_up(ledger: Ledger, office: Office, queue: Queue) -> None:
+def test_given_up(ledger: Ledger, registry: MessagingRegistry, queue: Queue) -> None:
     """After three retries it is in the failed table for that consumer, and acknowledged."""
     tries: list[str] = []
 
@@ -294,28 +303,28 @@ def test_given_up(ledger: Ledger, office: Office, queue: Queue) -> None:
         tries.append(came.id)
         raise LookupError("no such order")
 
-    office.consumers.add("*", send, name="mailer")
-    office.consumers.add("*", lambda tx, _: noted(tx, "billed"), name="biller")
+    registry.consumers.add("*", send, name="mailer")
+    registry.consumers.add("*", lambda tx, _: noted(tx, "billed"), name="biller")
     came = message_of(partition="ann")
     queue.add(came)
 
-    with receiving(ledger, office, queue) as receiver:
+    with receiving(ledger, registry, queue) as receiver:
         drained(queue)
 
     assert len(tries) == 4
-    (kept,) = found(ledger, office)
+    (kept,) = found(ledger, registry)
     assert (kept.message_id, kept.consumer, kept.origin) == (came.id, "mailer", "orders")
     assert (kept.code, kept.reason, kept.attempts) == ("LookupError", "no such order", 4)
     assert notes_kept(ledger) == ["billed"]
-    assert [receipt.consumer for receipt in receipts(ledger, office)] == ["biller"]
-    assert (receiver.tally.failed, len(queue.acknowledged)) == (1, 1)
+    assert [receipt.consumer for receipt in receipts(ledger, registry)] == ["biller"]
+    assert (receiver.counters.failed, len(queue.acknowledged)) == (1, 1)
 
 
 @pytest.mark.parametrize(
     ("error", "tries"), [(Hopeless("never"), 1), (Interrupted(), 4)], ids=["hopeless", "own"]
 )
 def test_how_a_handler_fails(
-    ledger: Ledger, office: Office, queue: Queue, error: Exception, tries: int
+    ledger: Ledger, registry: MessagingRegistry, queue: Queue, error: Exception, tries: int
 ) -> None:
     """Hopeless is not tried again; what a handler raises of ours is a failure like any other."""
     tried: list[str] = []
@@ -324,18 +333,18 @@ def test_how_a_handler_fails(
         tried.append(came.id)
         raise error
 
-    office.consumers.add("*", send, name="mailer")
+    registry.consumers.add("*", send, name="mailer")
     queue.add(message_of())
 
-    with receiving(ledger, office, queue) as receiver:
+    with receiving(ledger, registry, queue) as receiver:
         drained(queue)
 
     assert len(tried) == tries
-    assert len(found(ledger, office)) == 1
+    assert len(found(ledger, registry)) == 1
     assert receiver.failure is None
 
 
-def test_a_target_that_is_down(ledger: Ledger, office: Office, queue: Queue) -> None:
+def test_a_target_that_is_down(ledger: Ledger, registry: MessagingRegistry, queue: Queue) -> None:
     """While a target is down a message stays and burns no attempt."""
     down = threading.Event()
     down.set()
@@ -347,10 +356,10 @@ def test_a_target_that_is_down(ledger: Ledger, office: Office, queue: Queue) -> 
             raise TargetDown("mail")
         noted(tx, "sent")
 
-    office.consumers.add("*", send, name="mailer")
+    registry.consumers.add("*", send, name="mailer")
     queue.add(message_of())
 
-    with receiving(ledger, office, queue) as receiver:
+    with receiving(ledger, registry, queue) as receiver:
         signaled(tried)
         trouble = until(lambda: receiver.trouble, what="trouble")
         down.clear()
@@ -360,23 +369,23 @@ def test_a_target_that_is_down(ledger: Ledger, office: Office, queue: Queue) -> 
     assert "mail" in trouble
     assert receiver.trouble is None
     assert notes_kept(ledger) == ["sent"]
-    assert found(ledger, office) == []
+    assert found(ledger, registry) == []
 
 
 @pytest.mark.parametrize("settings", [{"retry_seconds": 3600.0}, {"retries_max": 0}])
 def test_a_trouble_that_is_over(ledger: Ledger, queue: Queue, settings: dict[str, Any]) -> None:
     """A trouble is shown while something waits for its end, whatever becomes of it afterwards."""
-    office = new_office(ledger, **settings)
+    registry = new_office(ledger, **settings)
     tries: list[int] = []
 
     def send(_: Transaction, __: Message) -> None:
         tries.append(1)
         raise TargetDown("mail") if len(tries) == 1 else LookupError("no such order")
 
-    office.consumers.add("*", send, name="mailer")
+    registry.consumers.add("*", send, name="mailer")
     queue.add(message_of())
 
-    with receiving(ledger, office, queue) as receiver:
+    with receiving(ledger, registry, queue) as receiver:
         until(lambda: len(tries) == 2, what="the second try")
         until(lambda: receiver.trouble is None, what="the end of the trouble")
 
@@ -391,38 +400,40 @@ def test_a_trouble_that_is_over(ledger: Ledger, queue: Queue, settings: dict[str
     ],
     ids=["no id", "bad id", "bad name", "no message"],
 )
-def test_unreadable(ledger: Ledger, office: Office, queue: Queue, item: Item) -> None:
+def test_unreadable(ledger: Ledger, registry: MessagingRegistry, queue: Queue, item: Item) -> None:
     """What cannot be read is in the failed table at once, byte by byte, and acknowledged."""
-    office.consumers.add("*", lambda tx, _: noted(tx, "sent"), name="mailer")
+    registry.consumers.add("*", lambda tx, _: noted(tx, "sent"), name="mailer")
     queue.add_raw(item)
 
-    with receiving(ledger, office, queue) as receiver:
+    with receiving(ledger, registry, queue) as receiver:
         drained(queue)
 
-    (kept,) = found(ledger, office)
+    (kept,) = found(ledger, registry)
     with ledger.reading() as tx:
-        assert Failed(tx, office).get(kept.id).raw == item[0]
+        assert Failed(tx, registry).get(kept.id).raw == item[0]
     assert (kept.message, kept.consumer, kept.origin) == (None, "", "orders")
-    assert (receiver.tally.malformed, len(queue.acknowledged)) == (1, 1)
+    assert (receiver.counters.malformed, len(queue.acknowledged)) == (1, 1)
     assert notes_kept(ledger) == []
 
 
-def test_nobody_is_there_for_it(ledger: Ledger, office: Office, queue: Queue) -> None:
+def test_nobody_is_there_for_it(ledger: Ledger, registry: MessagingRegistry, queue: Queue) -> None:
     """A message that nobody consumes is in the failed table at once, whole."""
-    office.consumers.add("order.*", lambda *_: None, name="mailer")
+    registry.consumers.add("order.*", lambda *_: None, name="mailer")
     came = message_of("stock.taken", partition="ann")
     queue.add(came)
 
-    with receiving(ledger, office, queue):
+    with receiving(ledger, registry, queue):
         drained(queue)
 
-    (kept,) = found(ledger, office)
+    (kept,) = found(ledger, registry)
     assert (kept.message_id, kept.code, kept.consumer) == (came.id, "no_consumer", "")
     assert (kept.name, kept.partition) == ("stock.taken", "ann")
     assert kept.message is not None
 
 
-def test_order_within_a_partition(ledger: Ledger, office: Office, queue: Queue) -> None:
+def test_order_within_a_partition(
+    ledger: Ledger, registry: MessagingRegistry, queue: Queue
+) -> None:
     """An ordered consumer sees each partition in the order of arrival, also over retries."""
     seen: dict[str, list[int]] = {}
     failed_once: set[int] = set()
@@ -434,10 +445,10 @@ def test_order_within_a_partition(ledger: Ledger, office: Office, queue: Queue) 
             raise LookupError
         seen.setdefault(came.partition, []).append(number)
 
-    office.consumers.add("*", send, name="mailer", ordered=True)
+    registry.consumers.add("*", send, name="mailer", ordered=True)
     queue.add(*[message_of(partition=f"p{i % 5}", body=b"%d" % i) for i in range(60)])
 
-    with receiving(ledger, office, queue, concurrency=8):
+    with receiving(ledger, registry, queue, concurrency=8):
         drained(queue)
         # Those that come after all was quiet, too.
         queue.add(*[message_of(partition=f"p{i % 5}", body=b"%d" % i) for i in range(60, 65)])
@@ -447,7 +458,9 @@ def test_order_within_a_partition(ledger: Ledger, office: Office, queue: Queue) 
     assert failed_once == set(range(0, 65, 7))
 
 
-def test_a_stuck_partition_holds_no_other(ledger: Ledger, office: Office, queue: Queue) -> None:
+def test_a_stuck_partition_holds_no_other(
+    ledger: Ledger, registry: MessagingRegistry, queue: Queue
+) -> None:
     """Behind a message that is at work its partition waits; others, and free ones, go on."""
     go_on = threading.Event()
     seen: list[str] = []
@@ -459,8 +472,8 @@ def test_a_stuck_partition_holds_no_other(ledger: Ledger, office: Office, queue:
 
     # A handler that waits must not hold up the others' transactions.
     writes_beside = not ledger.database.dialect.one_writer
-    office.consumers.add("order.*", send, name="mailer", ordered=True)
-    office.consumers.add("stock.*", send, name="counter")
+    registry.consumers.add("order.*", send, name="mailer", ordered=True)
+    registry.consumers.add("stock.*", send, name="counter")
     queue.add(
         message_of(partition="ann", body=b'"first"'),
         message_of(partition="ann", body=b'"second"'),
@@ -468,12 +481,12 @@ def test_a_stuck_partition_holds_no_other(ledger: Ledger, office: Office, queue:
         message_of("stock.counted", partition="ann", body=b'"free"'),
     )
 
-    with receiving(ledger, office, queue) as receiver:
+    with receiving(ledger, registry, queue) as receiver:
         if writes_beside:
             until(lambda: sorted(seen) == ["free", "other"], what="the other partition")
             # Two threads are idle, and the second message is not theirs to take.
             until(lambda: receiver.running == 1, what="one that runs")
-        until(lambda: receiver.tally.received == 4, what="four that arrived")
+        until(lambda: receiver.counters.received == 4, what="four that arrived")
         held = receiver.waiting
         go_on.set()
         drained(queue)
@@ -483,7 +496,9 @@ def test_a_stuck_partition_holds_no_other(ledger: Ledger, office: Office, queue:
     assert sorted(seen) == ["first", "free", "other", "second"]
 
 
-def test_one_ordered_consumer_is_enough(ledger: Ledger, office: Office, queue: Queue) -> None:
+def test_one_ordered_consumer_is_enough(
+    ledger: Ledger, registry: MessagingRegistry, queue: Queue
+) -> None:
     """A partition keeps its order if any of its consumers asks for it, whatever the others do."""
     seen: list[tuple[str, str]] = []
     failing = [True]
@@ -497,11 +512,11 @@ def test_one_ordered_consumer_is_enough(ledger: Ledger, office: Office, queue: Q
             raise LookupError
         seen.append(("biller", came.body))
 
-    office.consumers.add("*", mail, name="mailer")
-    office.consumers.add("*", bill, name="biller", ordered=True)
+    registry.consumers.add("*", mail, name="mailer")
+    registry.consumers.add("*", bill, name="biller", ordered=True)
     queue.add(*[message_of(partition="ann", body=b'"%d"' % i) for i in range(3)])
 
-    with receiving(ledger, office, queue, concurrency=1):
+    with receiving(ledger, registry, queue, concurrency=1):
         drained(queue)
 
     assert [body for name, body in seen if name == "biller"] == ["0", "1", "2"]
@@ -509,7 +524,7 @@ def test_one_ordered_consumer_is_enough(ledger: Ledger, office: Office, queue: Q
 
 
 def test_who_has_dealt_with_it_is_not_asked_again(
-    ledger: Ledger, office: Office, queue: Queue
+    ledger: Ledger, registry: MessagingRegistry, queue: Queue
 ) -> None:
     """While one consumer is tried again, those that handled it or gave it up are left alone.
 
@@ -529,29 +544,31 @@ def test_who_has_dealt_with_it_is_not_asked_again(
 
         return handle
 
-    office.consumers.add("*", lambda *_: asked.update(["handles"]), name="handles")
-    office.consumers.add("*", gives_up, name="gives up")
+    registry.consumers.add("*", lambda *_: asked.update(["handles"]), name="handles")
+    registry.consumers.add("*", gives_up, name="gives up")
     for name in ("fails twice", "so does this"):
-        office.consumers.add("*", fails_twice(name), name=name)
+        registry.consumers.add("*", fails_twice(name), name=name)
     queue.add(message_of())
 
-    with receiving(ledger, office, queue) as receiver:
+    with receiving(ledger, registry, queue) as receiver:
         drained(queue)
 
     assert asked == {"handles": 1, "gives up": 1, "fails twice": 3, "so does this": 3}
-    assert [kept.consumer for kept in found(ledger, office)] == ["gives up"]
-    assert (receiver.tally.handled, receiver.tally.duplicates) == (3, 0)
-    assert (receiver.tally.failed, receiver.tally.retried) == (1, 4)
+    assert [kept.consumer for kept in found(ledger, registry)] == ["gives up"]
+    assert (receiver.counters.handled, receiver.counters.duplicates) == (3, 0)
+    assert (receiver.counters.failed, receiver.counters.retried) == (1, 4)
 
 
-def test_acknowledged_before_the_next(ledger: Ledger, office: Office, queue: Queue) -> None:
+def test_acknowledged_before_the_next(
+    ledger: Ledger, registry: MessagingRegistry, queue: Queue
+) -> None:
     """The broker knows that a message is done before the next one of its partition may begin."""
     at_ack: list[tuple[int, int]] = []
     go_on = threading.Event()
-    office.consumers.add("*", lambda *_: signaled(go_on), name="mailer", ordered=True)
+    registry.consumers.add("*", lambda *_: signaled(go_on), name="mailer", ordered=True)
     queue.add(*[message_of(partition="ann", body=b"%d" % i) for i in range(2)])
 
-    with receiving(ledger, office, queue, concurrency=2) as receiver:
+    with receiving(ledger, registry, queue, concurrency=2) as receiver:
         queue.at_ack = lambda _: at_ack.append((receiver.running, receiver.waiting))
         until(lambda: receiver.waiting == 1, what="one that waits")
         go_on.set()
@@ -561,7 +578,9 @@ def test_acknowledged_before_the_next(ledger: Ledger, office: Office, queue: Que
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["free", "ordered"])
-def test_a_busy_store(ledger: Ledger, office: Office, queue: Queue, ordered: bool) -> None:
+def test_a_busy_store(
+    ledger: Ledger, registry: MessagingRegistry, queue: Queue, ordered: bool
+) -> None:
     """What the store is too busy for goes back to the broker, unless order would suffer by it."""
     seen: list[str] = []
     busy = [True] * ledger.settings.store.transaction_tries_max
@@ -572,18 +591,18 @@ def test_a_busy_store(ledger: Ledger, office: Office, queue: Queue, ordered: boo
             raise StoreBusy("locked")
         seen.append(came.body)
 
-    office.consumers.add("*", send, name="mailer", ordered=ordered)
+    registry.consumers.add("*", send, name="mailer", ordered=ordered)
     queue.add(*[message_of(partition="ann", body=b'"%s"' % word) for word in (b"first", b"second")])
 
-    with receiving(ledger, office, queue, concurrency=1) as receiver:
+    with receiving(ledger, registry, queue, concurrency=1) as receiver:
         drained(queue)
 
     assert [item[0] for item in queue.given_back] == ([] if ordered else [b'"first"'])
     assert seen == (["first", "second"] if ordered else ["second", "first"])
-    assert (receiver.tally.retried, receiver.tally.failed) == (0, 0)
+    assert (receiver.counters.retried, receiver.counters.failed) == (0, 0)
 
 
-def test_free_unless_asked(ledger: Ledger, office: Office, queue: Queue) -> None:
+def test_free_unless_asked(ledger: Ledger, registry: MessagingRegistry, queue: Queue) -> None:
     """Without an ordered consumer those behind a failing message do not wait for it."""
     seen: list[str] = []
 
@@ -592,18 +611,18 @@ def test_free_unless_asked(ledger: Ledger, office: Office, queue: Queue) -> None
             raise LookupError
         seen.append(came.body)
 
-    office.consumers.add("*", send, name="mailer")
+    registry.consumers.add("*", send, name="mailer")
     queue.add(
         message_of(partition="ann", body=b'"bad"'), message_of(partition="ann", body=b'"good"')
     )
 
-    with receiving(ledger, office, queue, concurrency=1):
+    with receiving(ledger, registry, queue, concurrency=1):
         drained(queue)
 
     assert seen == ["good", "bad"]
 
 
-def test_connection_lost(ledger: Ledger, office: Office, queue: Queue) -> None:
+def test_connection_lost(ledger: Ledger, registry: MessagingRegistry, queue: Queue) -> None:
     """What comes again because the connection was lost takes effect once."""
     begun, go_on = threading.Event(), threading.Event()
 
@@ -612,17 +631,17 @@ def test_connection_lost(ledger: Ledger, office: Office, queue: Queue) -> None:
         signaled(go_on)
         noted(tx, came.body)
 
-    office.consumers.add("*", send, name="mailer", ordered=True)
+    registry.consumers.add("*", send, name="mailer", ordered=True)
     queue.add(*[message_of(body=b'"%d"' % i) for i in range(5)])
 
-    with receiving(ledger, office, queue) as receiver:
+    with receiving(ledger, registry, queue) as receiver:
         signaled(begun)
         queue.lose()
         go_on.set()
         drained(queue)
 
     assert notes_kept(ledger) == ["0", "1", "2", "3", "4"]
-    assert receiver.tally.handled == 5
+    assert receiver.counters.handled == 5
     assert len(queue.acknowledged) == 5
 
 
@@ -661,29 +680,31 @@ def test_stop(ledger: Ledger, queue: Queue) -> None:
     assert notes_kept(ledger) == ["runs"]
     assert [item[0] for item in queue.acknowledged] == [b'"runs"']
     assert queue.given_back == []
-    assert receiver.tally.returned == 4
+    assert receiver.counters.returned == 4
     assert queue.bodies == [b'"later"', b'"behind"', b'"ready"', b'"last"']
 
 
-def test_what_arrives_after_the_end(ledger: Ledger, office: Office, queue: Queue) -> None:
+def test_what_arrives_after_the_end(
+    ledger: Ledger, registry: MessagingRegistry, queue: Queue
+) -> None:
     """What is delivered while the receiver ends stays the broker's, and waits for nobody there."""
-    office.consumers.add("*", lambda *_: None, name="mailer")
+    registry.consumers.add("*", lambda *_: None, name="mailer")
     queue.add(message_of())
     late = Tardy(queue)
     settings = SubscriptionSettings(url="amqp://x/", queue="orders", concurrency=1)
-    receiver = Receiving(ledger, office, late, settings, name="orders", parse=parse)
+    receiver = Receiving(ledger, registry, late, settings, name="orders", parse=parse)
     receiver.start()
 
     receiver.stop()
 
-    assert (receiver.tally.received, receiver.tally.returned, receiver.waiting) == (1, 1, 0)
+    assert (receiver.counters.received, receiver.counters.returned, receiver.waiting) == (1, 1, 0)
     assert (queue.given_back, queue.acknowledged, queue.left) == ([], [], 1)
 
 
 def test_pauses(ledger: Ledger, clock: ManualClock, queue: Queue) -> None:
     """What failed waits longer each time, and so does what something was out of reach for."""
     tries: Counter[str] = Counter()
-    office = new_office(ledger, retry_seconds=60.0, retry_factor=2.0)
+    registry = new_office(ledger, retry_seconds=60.0, retry_factor=2.0)
 
     def send(_: Any, came: Message) -> None:
         tries[came.body] += 1
@@ -699,10 +720,10 @@ def test_pauses(ledger: Ledger, clock: ManualClock, queue: Queue) -> None:
             until(lambda: len(queue.acknowledged) == tries["probe"] and queue.left == 2)
         return tries["fails"], tries["down"]
 
-    office.consumers.add("*", send, name="mailer")
+    registry.consumers.add("*", send, name="mailer")
     queue.add(message_of(body=b'"fails"'), message_of(body=b'"down"'))
 
-    with receiving(ledger, office, queue, concurrency=1):
+    with receiving(ledger, registry, queue, concurrency=1):
         seen = [looked()]
         # Pauses after something was out of reach are up to a fifth shorter, by chance.
         for seconds in (0.39, 0.11, 0.28, 0.72, 58.49, 0.02, 119.9, 0.2):
@@ -714,7 +735,7 @@ def test_pauses(ledger: Ledger, clock: ManualClock, queue: Queue) -> None:
     assert down[:5] == (1, 1, 2, 2, 3)
 
 
-def test_the_grace_is_over(ledger: Ledger, office: Office, queue: Queue) -> None:
+def test_the_grace_is_over(ledger: Ledger, registry: MessagingRegistry, queue: Queue) -> None:
     """A handler that takes too long is told to stop; its delivery goes back, and is handled."""
     begun, go_on = threading.Event(), threading.Event()
 
@@ -723,26 +744,26 @@ def test_the_grace_is_over(ledger: Ledger, office: Office, queue: Queue) -> None
         signaled(go_on)
         noted(tx, "sent")
 
-    office.consumers.add("*", send, name="mailer")
+    registry.consumers.add("*", send, name="mailer")
     queue.add(message_of())
 
-    with receiving(ledger, office, queue) as first:
+    with receiving(ledger, registry, queue) as first:
         signaled(begun)
         first.stop(grace_seconds=0.01)
         left = queue.left
         go_on.set()
         until(lambda: not first.pump.attempts, what="the end of the handler")
-    with receiving(ledger, office, queue) as second:
+    with receiving(ledger, registry, queue) as second:
         drained(queue)
 
     assert left == 1
     assert notes_kept(ledger) == ["sent"]
-    assert (first.tally.handled, second.tally.handled) == (0, 1)
+    assert (first.counters.handled, second.counters.handled) == (0, 1)
 
 
 def test_a_handler_that_takes_too_long(ledger: Ledger, queue: Queue) -> None:
     """One that runs past its limit has failed, is tried again, and is given up in the end."""
-    office = new_office(ledger, **QUICK, retries_max=1)
+    registry = new_office(ledger, **QUICK, retries_max=1)
     tries: list[str] = []
 
     def send(tx: Transaction, came: Message) -> None:
@@ -750,20 +771,22 @@ def test_a_handler_that_takes_too_long(ledger: Ledger, queue: Queue) -> None:
         tries.append(came.id)
         until(lambda: current().reason, what="the end of the time")
 
-    office.consumers.add("*", send, name="mailer")
+    registry.consumers.add("*", send, name="mailer")
     queue.add(message_of())
 
-    with receiving(ledger, office, queue, timeout_seconds=0.05) as receiver:
+    with receiving(ledger, registry, queue, timeout_seconds=0.05) as receiver:
         drained(queue)
 
-    (kept,) = found(ledger, office)
+    (kept,) = found(ledger, registry)
     assert len(tries) == 2
     assert (kept.code, kept.attempts) == (HandlerTimeout.code, 2)
-    assert (receiver.tally.retried, receiver.tally.failed) == (1, 1)
+    assert (receiver.counters.retried, receiver.counters.failed) == (1, 1)
     assert notes_kept(ledger) == []
 
 
-def test_the_last_chance_is_taken_alone(ledger: Ledger, office: Office, queue: Queue) -> None:
+def test_the_last_chance_is_taken_alone(
+    ledger: Ledger, registry: MessagingRegistry, queue: Queue
+) -> None:
     """Of messages for which one more crash is the end, one at a time runs in a process."""
     at_work: list[str] = []
     most: list[int] = []
@@ -780,7 +803,7 @@ def test_the_last_chance_is_taken_alone(ledger: Ledger, office: Office, queue: Q
             signaled(others)
         at_work.remove(came.id)
 
-    office.consumers.add("*", send, name="mailer")
+    registry.consumers.add("*", send, name="mailer")
     suspects = [message_of(body=b'"suspect"') for _ in range(3)]
     with ledger.transaction() as tx:
         for each in suspects:
@@ -788,43 +811,43 @@ def test_the_last_chance_is_taken_alone(ledger: Ledger, office: Office, queue: Q
             tx.execute(insert(delivery_crash).values(row))
     queue.add(*suspects, redelivered=True)
 
-    with receiving(ledger, office, queue):
+    with receiving(ledger, registry, queue):
         until(lambda: most, what="the first of them")
         queue.add(message_of(body=b'"free"'))
         drained(queue)
 
     assert most == [1, 1, 1]
-    assert found(ledger, office) == []
+    assert found(ledger, registry) == []
 
 
 def test_a_handler_that_was_stopped_is_no_crash(ledger: Ledger, queue: Queue) -> None:
     """One that ran past its limit has not killed its process."""
-    office = new_office(ledger, **QUICK, retries_max=0)
-    office.consumers.add(
+    registry = new_office(ledger, **QUICK, retries_max=0)
+    registry.consumers.add(
         "*", lambda *_: until(lambda: current().reason, what="the end of the time"), name="mailer"
     )
     queue.add(message_of(), redelivered=True)
 
-    with receiving(ledger, office, queue, timeout_seconds=0.05):
+    with receiving(ledger, registry, queue, timeout_seconds=0.05):
         drained(queue)
 
-    assert [kept.code for kept in found(ledger, office)] == [HandlerTimeout.code]
+    assert [kept.code for kept in found(ledger, registry)] == [HandlerTimeout.code]
     with ledger.reading() as tx:
         assert tx.execute(select(delivery_crash)).all() == []
 
 
-def test_what_no_waiting_helps(ledger: Ledger, office: Office, queue: Queue) -> None:
+def test_what_no_waiting_helps(ledger: Ledger, registry: MessagingRegistry, queue: Queue) -> None:
     """An error that nobody is to blame for ends the receiver; its deliveries go back."""
-    office.consumers.add("*", lambda tx, _: noted(tx, "sent"), name="mailer")
+    registry.consumers.add("*", lambda tx, _: noted(tx, "sent"), name="mailer")
     came = message_of()
     queue.add(came)
-    with receiving(ledger, office, queue):
+    with receiving(ledger, registry, queue):
         drained(queue)
     with ledger.transaction() as tx:
-        tx.execute(DropTable(office.shared.receipt))
+        tx.execute(DropTable(registry.shared.receipt))
     queue.add(*[message_of() for _ in range(3)])
 
-    with receiving(ledger, office, queue) as receiver:
+    with receiving(ledger, registry, queue) as receiver:
         until(lambda: receiver.failure, what="the end of the worker")
 
     assert isinstance(receiver.failure, SchemaMissing)
@@ -840,9 +863,9 @@ def test_two_receivers(ledger: Ledger, home: Home, queue: Queue) -> None:
     offices = []
     with opened(home.url) as other:
         for each in (ledger, other):
-            office = new_office(each, **QUICK)
-            office.consumers.add("*", lambda tx, came: noted(tx, came.body), name="mailer")
-            offices.append(office)
+            registry = new_office(each, **QUICK)
+            registry.consumers.add("*", lambda tx, came: noted(tx, came.body), name="mailer")
+            offices.append(registry)
         queue.add(*messages, *messages)
 
         with (
@@ -852,8 +875,8 @@ def test_two_receivers(ledger: Ledger, home: Home, queue: Queue) -> None:
             drained(queue)
 
     assert notes_kept(ledger) == [f"{i:02d}" for i in range(30)]
-    assert first.tally.handled + second.tally.handled == 30
-    assert first.tally.duplicates + second.tally.duplicates == 30
+    assert first.counters.handled + second.counters.handled == 30
+    assert first.counters.duplicates + second.counters.duplicates == 30
     assert found(ledger, offices[0]) == []
 
 
@@ -885,14 +908,14 @@ def test_a_duplicate_in_work_elsewhere(ledger: Ledger, home: Home, queue: Queue)
             drained(queue)
 
     assert notes_kept(ledger) == ["sent"]
-    assert second.tally.duplicates == 1
-    assert second.tally.returned >= 1
-    assert second.tally.handled == 0
+    assert second.counters.duplicates == 1
+    assert second.counters.returned >= 1
+    assert second.counters.handled == 0
 
 
-def new_office_beside(**settings: Any) -> Office:
-    """An office on tables that are there already."""
-    return Office(MessagingSettings(**settings))
+def new_office_beside(**settings: Any) -> MessagingRegistry:
+    """A registry on tables that are there already."""
+    return MessagingRegistry(MessagingSettings(**settings))
 
 
 @pytest.mark.slow
@@ -906,11 +929,11 @@ def new_office_beside(**settings: Any) -> Office:
 def test_the_database_goes_away(kind: Callable[[], Any], queue: Queue) -> None:
     """While the database is gone deliveries stay; when it is back each takes effect once."""
     with kind() as server, opened(server.create_database("ledger")) as ledger:
-        office = new_office(ledger, **QUICK)
-        office.consumers.add("*", lambda tx, came: noted(tx, came.body), name="mailer")
+        registry = new_office(ledger, **QUICK)
+        registry.consumers.add("*", lambda tx, came: noted(tx, came.body), name="mailer")
         queue.add(message_of(body=b'"before"'))
 
-        with receiving(ledger, office, queue) as receiver:
+        with receiving(ledger, registry, queue) as receiver:
             drained(queue)
             server.kill()
             queue.add(*[message_of(body=b'"%d"' % i) for i in range(5)])
@@ -922,38 +945,38 @@ def test_the_database_goes_away(kind: Callable[[], Any], queue: Queue) -> None:
 
         assert left == 6
         assert notes_kept(ledger) == ["0", "1", "2", "3", "4", "before"]
-        assert [kept.raw for kept in found(ledger, office)] == [b""]
-        assert receiver.tally.failed == 0
-        assert receiver.tally.malformed == 1
+        assert [kept.raw for kept in found(ledger, registry)] == [b""]
+        assert receiver.counters.failed == 0
+        assert receiver.counters.malformed == 1
 
 
 CRASH = """
 from datetime import UTC, datetime
 from ledgerstone import Ledger, failpoints
-from ledgerstone.messaging import inbox
+from ledgerstone.messaging.inbox import inbox
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.office import Office
+from ledgerstone.messaging.registry import MessagingRegistry
 from ledgerstone.settings import MessagingSettings, Settings
 
 url, message_id, failpoint = sys.argv[1:]
 ledger = Ledger(url, settings=Settings.load(url=url, environ={}))
-office = Office(MessagingSettings())
+registry = MessagingRegistry(MessagingSettings())
 note = "INSERT INTO note (name, count) VALUES ('sent', 0)"
 write = lambda tx, _: tx.connection.exec_driver_sql(note)
-mailer = office.consumers.add("*", write, name="mailer")
+mailer = registry.consumers.add("*", write, name="mailer")
 came = Message(id=message_id, name="order.placed", raw=b"{}", created_at=datetime.now(UTC))
 ledger.database.identity
 ready()
 failpoints.arm(failpoint)
-inbox.handle(ledger.database, office, mailer, came)
+inbox.handle(ledger.database, registry, mailer, came)
 """
 
 
 @pytest.mark.parametrize("where", ["transaction.before_commit", "transaction.after_commit"])
 def test_killed_around_the_commit(ledger: Ledger, home: Home, where: str) -> None:
     """Killed with -9 before or after the commit, the message that comes again takes effect once."""
-    office = new_office(ledger, **QUICK)
-    office.consumers.add("*", lambda tx, _: noted(tx, "sent"), name="mailer")
+    registry = new_office(ledger, **QUICK)
+    registry.consumers.add("*", lambda tx, _: noted(tx, "sent"), name="mailer")
     came = message_of()
     with Child(CRASH, home.url, came.id, f"{where}=kill") as child:
         child.go()
@@ -962,11 +985,11 @@ def test_killed_around_the_commit(ledger: Ledger, home: Home, where: str) -> Non
     queue = Queue()
     queue.add(came)
 
-    with receiving(ledger, office, queue) as receiver:
+    with receiving(ledger, registry, queue) as receiver:
         drained(queue)
 
     assert code == -9
     assert kept == (["sent"] if where == "transaction.after_commit" else [])
-    assert receiver.tally.duplicates == len(kept)
+    assert receiver.counters.duplicates == len(kept)
     assert notes_kept(ledger) == ["sent"]
-    assert len(receipts(ledger, office)) == 1
+    assert len(receipts(ledger, registry)) == 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ledgerstone.errors import SettingsError
-from ledgerstone.messaging.routing import RETRY, Routes
+from ledgerstone.messaging.outbox.routing import RETRY, Routes
 from ledgerstone.settings import Settings
 
 AMQP = {"url": "amqp://localhost"}

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ledgerstone.errors import BadInput, TargetDown
-from ledgerstone.messaging.amqp.topology import (
+from ledgerstone.messaging.brokers.amqp.topology import (
     DELIVERIES_MAX,
     OTHER_LIMIT,
     Binding,

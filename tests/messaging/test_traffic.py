@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from ledgerstone import Ledger
-from ledgerstone.messaging.amqp import topology
+from ledgerstone.messaging.brokers.amqp import topology
 from ledgerstone.settings import Settings
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres, PrivateRabbitMQ
 from tests.brokers import virtual_host
-from tests.contract.messaging.traffic import MESSAGES, Verdict, survive_kills
+from tests.contract.messaging.traffic import MESSAGES, SendResult, survive_kills
 from tests.harness.traffic import EVENT
 
-KEPT = Verdict(committed=MESSAGES, missing=0, twice=0, unfounded=0, out_of_order=[])
+KEPT = SendResult(committed=MESSAGES, missing=0, twice=0, unfounded=0, out_of_order=[])
 
 
 @pytest.fixture(

@@ -22,18 +22,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from standardwebhooks import Webhook
 
 from ledgerstone.errors import BadInput, TargetDown
-from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.transport import DELIVERED, PAUSE_SECONDS_MAX, Answer, Verdict
-from ledgerstone.messaging.transports import webhook
-from ledgerstone.messaging.transports.webhook import (
+from ledgerstone.messaging.brokers.transport import DELIVERED, PAUSE_SECONDS_MAX, Answer, SendResult
+from ledgerstone.messaging.brokers.transports import webhook
+from ledgerstone.messaging.brokers.transports.webhook import (
     CONNECTIONS_MAX,
     REASON_CHARS_MAX,
     WebhookTransport,
 )
-from ledgerstone.messaging.webhooks import posting
-from ledgerstone.messaging.webhooks.addresses import Reach, reach_of
-from ledgerstone.messaging.webhooks.posting import BODY_BYTES_MAX
-from ledgerstone.messaging.webhooks.signatures import signature, signers
+from ledgerstone.messaging.brokers.webhooks import posting
+from ledgerstone.messaging.brokers.webhooks.addresses import AddressScope, reach_of
+from ledgerstone.messaging.brokers.webhooks.posting import BODY_BYTES_MAX
+from ledgerstone.messaging.brokers.webhooks.signatures import signature, signers
+from ledgerstone.messaging.message import Message
 from ledgerstone.settings.messaging import DestinationSettings
 from ledgerstone.testing.contracts.transport import (
     OutageContract,
@@ -252,7 +252,7 @@ def test_ed25519_without_its_package() -> None:
     """Where the package for ed25519 is missing, a secret of it is told with what to install."""
     script = (
         "import sys; sys.modules['cryptography'] = None\n"
-        "from ledgerstone.messaging.webhooks.signatures import signers\n"
+        "from ledgerstone.messaging.brokers.webhooks.signatures import signers\n"
         f"signers([{SECRET!r}], destination='hooks')\n"
         "try: signers(['whsk_' + 'A' * 43], destination='hooks')\n"
         "except ValueError as error: print(error)\n"
@@ -282,7 +282,7 @@ def test_what_a_status_means(receiver: Receiver, make: Make, status: int, code: 
 
     (answer,) = send(make(), one())
 
-    assert (answer.verdict, answer.code) == (Verdict.REFUSED, code)
+    assert (answer.verdict, answer.code) == (SendResult.REFUSED, code)
     assert answer.reason == f"the receiver answered {status}: come later"
     assert answer.retry_after_seconds is None
 
@@ -325,7 +325,7 @@ def test_retry_after(receiver: Receiver, make: Make, said: str, low: float, high
 
     (answer,) = send(make(), one())
 
-    assert answer.verdict is Verdict.REFUSED
+    assert answer.verdict is SendResult.REFUSED
     assert answer.retry_after_seconds is not None
     assert low <= answer.retry_after_seconds <= high
 
@@ -364,7 +364,7 @@ def test_410_disables(receiver: Receiver, make: Make) -> None:
     transport.close()
     second = send(transport, one())
 
-    assert {(a.verdict, a.code) for a in first + second} == {(Verdict.UNDELIVERABLE, "gone")}
+    assert {(a.verdict, a.code) for a in first + second} == {(SendResult.UNDELIVERABLE, "gone")}
     assert len(receiver.requests) == 1
 
 
@@ -388,7 +388,7 @@ def test_an_answer_that_never_ends(receiver: Receiver, make: Make) -> None:
 
     (answer,) = make().send([one()], seconds_max=1.0)
 
-    assert (answer.verdict, answer.code) == (Verdict.UNKNOWN, "timeout")
+    assert (answer.verdict, answer.code) == (SendResult.UNKNOWN, "timeout")
 
 
 @pytest.mark.parametrize(
@@ -425,7 +425,7 @@ def test_words_that_are_no_text(receiver: Receiver, make: Make) -> None:
 
     (answer,) = send(make(), one())
 
-    assert (answer.verdict, answer.code) == (Verdict.REFUSED, "http_500")
+    assert (answer.verdict, answer.code) == (SendResult.REFUSED, "http_500")
     assert answer.reason == "the receiver answered 500: no \ufffd"
 
 
@@ -445,23 +445,23 @@ def test_one_request_has_a_limit_of_its_own(
 
     assert answers == [
         DELIVERED,
-        Answer(Verdict.REFUSED, "timeout", "there was no answer within 0.5 s"),
+        Answer(SendResult.REFUSED, "timeout", "there was no answer within 0.5 s"),
     ]
 
 
 @pytest.mark.parametrize(
     ("raw", "verdict", "why"),
     [
-        (b"", Verdict.UNKNOWN, "hung up"),
-        (b"220 smtp.example.org ESMTP\r\n", Verdict.REFUSED, "no HTTP"),
-        (b"HTTP/1.1 200 OK\r\nBad Header: x\r\n\r\n", Verdict.REFUSED, "no HTTP"),
-        (b"HTTP/1.1 100 Continue\r\n\r\n" * 50, Verdict.REFUSED, "10 interim answers"),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, Verdict.REFUSED, "too long"),
+        (b"", SendResult.UNKNOWN, "hung up"),
+        (b"220 smtp.example.org ESMTP\r\n", SendResult.REFUSED, "no HTTP"),
+        (b"HTTP/1.1 200 OK\r\nBad Header: x\r\n\r\n", SendResult.REFUSED, "no HTTP"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 50, SendResult.REFUSED, "10 interim answers"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, SendResult.REFUSED, "too long"),
     ],
     ids=["nothing", "smtp", "bad header", "many interim", "long header"],
 )
 def test_what_is_no_answer(
-    receiver: Receiver, make: Make, raw: bytes, verdict: Verdict, why: str
+    receiver: Receiver, make: Make, raw: bytes, verdict: SendResult, why: str
 ) -> None:
     """What cannot be read as an answer is a refusal; a receiver that hangs up may be going down."""
     receiver.replies["order.placed"] = Reply(raw=raw)
@@ -500,7 +500,7 @@ def test_a_partition_is_held_at_its_first_failure(receiver: Receiver, make: Make
     answers = send(make(), *mixed)
 
     assert [answer.code for answer in answers[::2]] == ["", "http_500", "held"]
-    assert answers[4].verdict is Verdict.UNKNOWN
+    assert answers[4].verdict is SendResult.UNKNOWN
     assert answers[1::2] == [DELIVERED] * 3
     assert first[2].id not in {came.headers["webhook-id"] for came in receiver.requests}
 
@@ -590,7 +590,7 @@ def test_a_kept_connection_may_answer_nonsense(receiver: Receiver, make: Make) -
 
     (answer,) = send(transport, one())
 
-    assert (answer.verdict, answer.code) == (Verdict.REFUSED, "broken")
+    assert (answer.verdict, answer.code) == (SendResult.REFUSED, "broken")
     assert len(receiver.requests) == 2
 
 
@@ -602,7 +602,7 @@ def test_gone_after_the_first(receiver: Receiver, make: Make) -> None:
     answers = send(make(), one("order.first"), one(), one())
 
     assert answers[0] == DELIVERED
-    assert {(a.verdict, a.code) for a in answers[1:]} == {(Verdict.UNKNOWN, "unreachable")}
+    assert {(a.verdict, a.code) for a in answers[1:]} == {(SendResult.UNKNOWN, "unreachable")}
 
 
 def test_a_receiver_that_keeps_no_connection(receiver: Receiver, make: Make) -> None:
@@ -626,7 +626,7 @@ def test_closed_while_it_waits(receiver: Receiver, make: Make) -> None:
         transport.close()
         (answer,) = sending.result(SECONDS_MAX)
 
-    assert answer.verdict is Verdict.UNKNOWN
+    assert answer.verdict is SendResult.UNKNOWN
 
 
 def test_headers_travel(receiver: Receiver, make: Make) -> None:
@@ -654,7 +654,7 @@ def test_a_message_that_cannot_be_sent(receiver: Receiver, make: Make) -> None:
 
     answers = send(make(connections=1), bad, one(), one())
 
-    assert (answers[0].verdict, answers[0].code) == (Verdict.UNDELIVERABLE, "unsendable")
+    assert (answers[0].verdict, answers[0].code) == (SendResult.UNDELIVERABLE, "unsendable")
     assert answers[1:] == [DELIVERED] * 2
     assert len(receiver.requests) == 2
 
@@ -675,51 +675,51 @@ def test_user_and_password(receiver: Receiver, make: Make) -> None:
 @pytest.mark.parametrize(
     ("address", "reach"),
     [
-        ("93.184.215.14", Reach.PUBLIC),
-        ("2606:2800:21f:cb07:6820:80da:af6b:8b2c", Reach.PUBLIC),
-        ("10.1.2.3", Reach.PRIVATE),
-        ("9.255.255.255", Reach.PUBLIC),
-        ("11.0.0.0", Reach.PUBLIC),
-        ("172.15.255.255", Reach.PUBLIC),
-        ("172.16.0.0", Reach.PRIVATE),
-        ("172.31.255.255", Reach.PRIVATE),
-        ("172.32.0.0", Reach.PUBLIC),
-        ("192.168.0.1", Reach.PRIVATE),
-        ("127.0.0.1", Reach.PRIVATE),
-        ("100.64.0.1", Reach.PRIVATE),
-        ("100.127.255.255", Reach.PRIVATE),
-        ("fc00::1", Reach.PRIVATE),
-        ("fd00::1", Reach.PRIVATE),
-        ("::1", Reach.PRIVATE),
-        ("169.254.169.254", Reach.NOWHERE),
-        ("0.0.0.0", Reach.NOWHERE),  # noqa: S104 - an address to be refused
-        ("192.0.0.8", Reach.NOWHERE),
-        ("192.88.99.1", Reach.NOWHERE),
-        ("239.255.255.255", Reach.NOWHERE),
-        ("3fff::1", Reach.NOWHERE),
-        ("198.18.0.1", Reach.NOWHERE),
-        ("224.0.0.1", Reach.NOWHERE),
-        ("240.0.0.1", Reach.NOWHERE),
-        ("255.255.255.255", Reach.NOWHERE),
-        ("::", Reach.NOWHERE),
-        ("::127.0.0.1", Reach.NOWHERE),
-        ("::ffff:127.0.0.1", Reach.NOWHERE),
-        ("::ffff:93.184.215.14", Reach.NOWHERE),
-        ("64:ff9b::7f00:1", Reach.NOWHERE),
-        ("64:ff9b:1::7f00:1", Reach.NOWHERE),
-        ("2002:7f00:1::", Reach.NOWHERE),
-        ("2001:0:4136:e378:8000:63bf:3fff:fdd2", Reach.NOWHERE),
-        ("2001:db8::1", Reach.NOWHERE),
-        ("fe80::1", Reach.NOWHERE),
-        ("fe80::1%eth0", Reach.NOWHERE),
-        ("fec0::1", Reach.NOWHERE),
-        ("ff02::1", Reach.NOWHERE),
-        ("fd00:ec2::254%eth0", Reach.NOWHERE),
-        ("127.1", Reach.NOWHERE),
-        ("hook.example.org", Reach.NOWHERE),
+        ("93.184.215.14", AddressScope.PUBLIC),
+        ("2606:2800:21f:cb07:6820:80da:af6b:8b2c", AddressScope.PUBLIC),
+        ("10.1.2.3", AddressScope.PRIVATE),
+        ("9.255.255.255", AddressScope.PUBLIC),
+        ("11.0.0.0", AddressScope.PUBLIC),
+        ("172.15.255.255", AddressScope.PUBLIC),
+        ("172.16.0.0", AddressScope.PRIVATE),
+        ("172.31.255.255", AddressScope.PRIVATE),
+        ("172.32.0.0", AddressScope.PUBLIC),
+        ("192.168.0.1", AddressScope.PRIVATE),
+        ("127.0.0.1", AddressScope.PRIVATE),
+        ("100.64.0.1", AddressScope.PRIVATE),
+        ("100.127.255.255", AddressScope.PRIVATE),
+        ("fc00::1", AddressScope.PRIVATE),
+        ("fd00::1", AddressScope.PRIVATE),
+        ("::1", AddressScope.PRIVATE),
+        ("169.254.169.254", AddressScope.NOWHERE),
+        ("0.0.0.0", AddressScope.NOWHERE),  # noqa: S104 - an address to be refused
+        ("192.0.0.8", AddressScope.NOWHERE),
+        ("192.88.99.1", AddressScope.NOWHERE),
+        ("239.255.255.255", AddressScope.NOWHERE),
+        ("3fff::1", AddressScope.NOWHERE),
+        ("198.18.0.1", AddressScope.NOWHERE),
+        ("224.0.0.1", AddressScope.NOWHERE),
+        ("240.0.0.1", AddressScope.NOWHERE),
+        ("255.255.255.255", AddressScope.NOWHERE),
+        ("::", AddressScope.NOWHERE),
+        ("::127.0.0.1", AddressScope.NOWHERE),
+        ("::ffff:127.0.0.1", AddressScope.NOWHERE),
+        ("::ffff:93.184.215.14", AddressScope.NOWHERE),
+        ("64:ff9b::7f00:1", AddressScope.NOWHERE),
+        ("64:ff9b:1::7f00:1", AddressScope.NOWHERE),
+        ("2002:7f00:1::", AddressScope.NOWHERE),
+        ("2001:0:4136:e378:8000:63bf:3fff:fdd2", AddressScope.NOWHERE),
+        ("2001:db8::1", AddressScope.NOWHERE),
+        ("fe80::1", AddressScope.NOWHERE),
+        ("fe80::1%eth0", AddressScope.NOWHERE),
+        ("fec0::1", AddressScope.NOWHERE),
+        ("ff02::1", AddressScope.NOWHERE),
+        ("fd00:ec2::254%eth0", AddressScope.NOWHERE),
+        ("127.1", AddressScope.NOWHERE),
+        ("hook.example.org", AddressScope.NOWHERE),
     ],
 )
-def test_where_an_address_lies(address: str, reach: Reach) -> None:
+def test_where_an_address_lies(address: str, reach: AddressScope) -> None:
     """Only addresses that are known to be public or private count as such."""
     assert reach_of(address) is reach
 

@@ -39,7 +39,7 @@ CREATE TABLE seat (name TEXT PRIMARY KEY, after TEXT NOT NULL DEFAULT '');
 """
 
 
-class Broken(Exception):
+class ProjectorBroken(Exception):
     """A projector fails."""
 
 
@@ -82,7 +82,7 @@ def letters(**options: Any) -> Protocol:
     @protocol.projector("broken")
     def broken(db: Projecting, _event: Envelope) -> None:
         db.insert("seat", name="of a broken event", after="")
-        raise Broken("the projector fails")
+        raise ProjectorBroken("the projector fails")
 
     @protocol.projector("hopeless")
     def hopeless(_db: Projecting, _event: Envelope) -> None:

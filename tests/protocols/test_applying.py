@@ -108,7 +108,7 @@ def test_a_failing_item_is_parked(clock: ManualClock, running: Running) -> None:
 
     assert words_of(running) == ["behind"]
     kept = rows(running, "SELECT status, attempts, last_error FROM incoming")
-    assert kept == [("parked", 5, "Broken: the projector fails")]
+    assert kept == [("parked", 5, "ProjectorBroken: the projector fails")]
     assert count(running, "seat") == 0
 
 

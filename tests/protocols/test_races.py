@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from ledgerstone import Ledger
-from ledgerstone.engine.source import Ask, Outcome, Verdict
+from ledgerstone.engine.source import Ask, Outcome, OutcomeKind
 from ledgerstone.protocols import Envelope, Reading, Running, rechecks
 from ledgerstone.protocols.applying import apply
 from ledgerstone.protocols.example import protocol as groups
@@ -202,7 +202,7 @@ def test_a_wake_up_that_comes_during_a_drain(ledger: Ledger) -> None:
     # The worker has looked, and found nothing to do; now the key comes.
     running.import_events([given_key()])
 
-    ledger.run(lambda tx: source.settle(tx, [Outcome(claim, Verdict.DONE)]))
+    ledger.run(lambda tx: source.settle(tx, [Outcome(claim, OutcomeKind.DONE)]))
     running.work()
 
     assert (markers, words_of(running), count(running, "recheck_queue")) == (1, ["first"], 0)

@@ -15,7 +15,7 @@ from ledgerstone.cli.program import COMMANDS
 from ledgerstone.ledger import SHIPPED
 from ledgerstone.room import Room
 from ledgerstone.settings import Settings
-from ledgerstone.store import migrating
+from ledgerstone.store.schema import migrate as migrating
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from tests.cli.program import Program

@@ -82,7 +82,7 @@ def furnished(url: str, *, rooms: bool = False) -> Ledger:
     """A ledger with all of its tables, and a job in them."""
     ledger = Ledger(url, rooms=[REMINDERS] if rooms else [])
     ledger.migrate()
-    ledger.office.setup.apply(ledger.database)
+    ledger.registry.setup.apply(ledger.database)
     ledger.run(lambda tx: tx.jobs.enqueue("a", key="kept"))
     return ledger
 

@@ -16,14 +16,14 @@ from ledgerstone.errors import NotFound
 from ledgerstone.jobs import Jobs
 from ledgerstone.jobs.accepting import Enqueued
 from ledgerstone.jobs.async_calls import AsyncJobs, AsyncSchedules
-from ledgerstone.jobs.reading import JobRow
-from ledgerstone.jobs.schedules import Schedules
+from ledgerstone.jobs.read.jobs import JobRow
+from ledgerstone.jobs.schedules.schedules import Schedules
 from ledgerstone.messaging import Failed, Inbox, Outbox
 from ledgerstone.messaging.async_calls import AsyncFailed, AsyncInbox, AsyncOutbox
 from ledgerstone.protocols import Protocols
 from ledgerstone.protocols.async_calls import AsyncProtocols
 from ledgerstone.store.async_calls import awaited
-from ledgerstone.store.pages import Page
+from ledgerstone.store.sql.pages import Page
 
 T = TypeVar("T")
 NOT_AWAITED = ("Iterator", "Values")

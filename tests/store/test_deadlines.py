@@ -184,7 +184,7 @@ def test_a_worker_goes_on(ledger: Ledger, server: Home, proxy: Proxy) -> None:
         until(lambda: standing(beside, first).status is Status.SUCCEEDED)
         proxy.silence()
         second = enqueue(beside, "a", {"number": 2})
-        until(lambda: worker.pumps[0].tally.trouble, what="that it is noticed")
+        until(lambda: worker.pumps[0].counters.trouble, what="that it is noticed")
         proxy.speak()
         until(lambda: standing(beside, second).status is Status.SUCCEEDED)
 

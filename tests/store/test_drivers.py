@@ -13,7 +13,7 @@ import pytest
 
 from ledgerstone import errors
 from ledgerstone.ledger import Ledger
-from ledgerstone.store import drivers
+from ledgerstone.store.connections import drivers
 from ledgerstone.testing.waiting import until
 from tests.chores import Chores
 from tests.harness.threads import aside, signaled

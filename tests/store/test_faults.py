@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import exc as sa_exc
 
 from ledgerstone import errors
-from ledgerstone.messaging import Office
+from ledgerstone.messaging import MessagingRegistry
 from ledgerstone.settings import MessagingSettings
-from ledgerstone.store.faults import refused, translated
+from ledgerstone.store.connections.faults import refused, translated
 
 
 def test_postgresql() -> None:
@@ -148,7 +148,7 @@ def test_a_table_of_yours_is_no_migration_of_ours(error: Exception, table: str) 
 )
 def test_a_table_of_ours_is_migrated(error: Exception) -> None:
     """A missing table of Ledgerstone's, of whichever room, is SchemaMissing."""
-    Office(MessagingSettings())
+    MessagingRegistry(MessagingSettings())
 
     fault = translated(error)
 

@@ -14,15 +14,19 @@ from ledgerstone.engine.source import Ask
 from ledgerstone.items.claim import Claims
 from ledgerstone.items.rescue import Rescue
 from ledgerstone.items.settle import Extend
-from ledgerstone.jobs import NewJob, Status, explaining, line, queues, reading
+from ledgerstone.jobs import NewJob, Status
+from ledgerstone.jobs import claim_order as line
 from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.jobs.history import between
+from ledgerstone.jobs.read import explain as explaining
+from ledgerstone.jobs.read import jobs as reading
+from ledgerstone.jobs.read import queues
 from ledgerstone.ledger import Transaction
-from ledgerstone.messaging import competing
-from ledgerstone.messaging.competing import BEGINNING
+from ledgerstone.messaging.relay import competing
+from ledgerstone.messaging.relay.competing import BEGINNING
 from ledgerstone.messaging.tables import ready_index
-from ledgerstone.store.batch import ClaimEach, FirstEach, LockFirst, document
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.batch import ClaimEach, FirstEach, LockFirst, document
+from ledgerstone.store.sql.statement import Statement
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from tests.chores import Chores, NewChore
@@ -294,12 +298,12 @@ def test_a_competing_relay_reads_past_nothing(home: Home, clock: ManualClock) ->
         shop.tick(5)
         shop.publish(1, 2, 3, partition="c")
         analyze(home, shop.ledger, "messenger_outbox")
-        office = shop.ledger.office
+        registry = shop.ledger.registry
         given = {"queue": SHOP, "at": BEGINNING[0], "place": 0, "limit_": 10, "small": 1000}
         with shop.ledger.reading() as tx:
-            looked = plan(home, tx, competing._Statements(office).any, **given)
-            taken = plan(home, tx, competing._Statements(office).take, **given)
+            looked = plan(home, tx, competing._Statements(registry).any, **given)
+            taken = plan(home, tx, competing._Statements(registry).take, **given)
 
     for found in (looked, taken):
-        assert ready_index(office.shared.outbox) in found
+        assert ready_index(registry.shared.outbox) in found
         assert not re.search(r"Sort|filesort|Bitmap", found)

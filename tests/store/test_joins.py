@@ -24,7 +24,7 @@ from sqlalchemy.pool import NullPool
 from ledgerstone import Ledger, errors
 from ledgerstone.ledger import Transaction
 from ledgerstone.store import leases
-from ledgerstone.store.dialects.sqlite import best_driver
+from ledgerstone.store.dialects.sqlite.dialect import best_driver
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX

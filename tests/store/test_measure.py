@@ -7,11 +7,11 @@ import logging
 import pytest
 
 from ledgerstone.errors import StoreUnavailable
-from ledgerstone.store.measure import SLOW_LOG_SECONDS, SLOW_NAMES_MAX, Measure
-from ledgerstone.store.outage import CALM_SECONDS, Outage
+from ledgerstone.store.connections.outage import CALM_SECONDS, Outage
+from ledgerstone.store.sql.measure import SLOW_LOG_SECONDS, SLOW_NAMES_MAX, Measure
 
 
-class Watch:
+class CallWatch:
     """A clock that a test moves."""
 
     now = 0.0
@@ -21,11 +21,11 @@ class Watch:
 
 
 @pytest.fixture
-def watch() -> Watch:
-    return Watch()
+def watch() -> CallWatch:
+    return CallWatch()
 
 
-def test_slow_statements_are_collected(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_statements_are_collected(watch: CallWatch, caplog: pytest.LogCaptureFixture) -> None:
     """The first slow statement is logged at once, all others of a minute in one line."""
     measure = Measure(slow_ms=50, monotonic=watch)
 
@@ -45,7 +45,9 @@ def test_slow_statements_are_collected(watch: Watch, caplog: pytest.LogCaptureFi
     ]
 
 
-def test_what_is_left_is_logged_at_the_end(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_left_is_logged_at_the_end(
+    watch: CallWatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The rest is logged when the database is closed; a line names only so many statements."""
     measure = Measure(slow_ms=50, monotonic=watch)
 
@@ -60,7 +62,7 @@ def test_what_is_left_is_logged_at_the_end(watch: Watch, caplog: pytest.LogCaptu
     assert rest.endswith("; and 3 other statements")
 
 
-def test_an_outage_is_two_lines(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_is_two_lines(watch: CallWatch, caplog: pytest.LogCaptureFixture) -> None:
     """One line when it begins, one when it is over, also if some calls succeed meanwhile."""
     outage = Outage("mysql://ann:***@db/shop", watch)
     outage.failed(StoreUnavailable("was never reached"))

@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 
 from ledgerstone import Ledger, errors
 from ledgerstone.engine.source import Ask
-from ledgerstone.store.dialects import mysql
+from ledgerstone.store.dialects.mysql import dialect as mysql
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.servers import PrivateMariaDB
 from tests.chores import Chores

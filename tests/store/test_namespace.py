@@ -19,14 +19,17 @@ from ledgerstone.cli.checks import diagnose
 from ledgerstone.cli.status import look
 from ledgerstone.jobs import Status
 from ledgerstone.settings import Settings
-from ledgerstone.store import leases, migrating, moving, security
-from ledgerstone.store.dialects.postgres import channel_of
-from ledgerstone.store.namespace import namespace
+from ledgerstone.store import leases
+from ledgerstone.store.dialects.postgres.dialect import channel_of
+from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema import move_to_namespace as moving
+from ledgerstone.store.schema import row_security as security
+from ledgerstone.store.schema.namespace import namespace
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.servers import PrivatePgBouncer
 from tests.contract.store.migrations import execute
 from tests.jobs.test_security import OURS, THEIRS, ledger_of, new_role
-from tests.store.test_present import tables
+from tests.store.test_existing_tables import tables
 
 SERVERS = [
     pytest.param("postgres", id="postgres", marks=pytest.mark.postgres),

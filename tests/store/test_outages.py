@@ -13,7 +13,7 @@ from sqlalchemy.engine import make_url
 
 from ledgerstone import Ledger, errors
 from ledgerstone.settings import Settings
-from ledgerstone.store.wakeup import Bell
+from ledgerstone.store.wakeup import WakeSignal
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.server import free_port
@@ -228,22 +228,22 @@ def test_a_watcher_survives_a_restart(mortal_postgres: PrivatePostgres) -> None:
     """The watcher of PostgreSQL finds its way back, rings for what it missed, and is prompt."""
     url = mortal_postgres.create_database("watched")
     with opened(url) as ledger:
-        bell = Bell()
-        ledger.database.bells.hang("chores", bell)
+        wake_signal = WakeSignal()
+        ledger.database.wake_signals.hang("chores", wake_signal)
         watcher = ledger.database.watcher()
         assert watcher is not None
         watcher.start()
         until(lambda: watcher.prompt)
-        bell.wait(0)
+        wake_signal.wait(0)
 
         mortal_postgres.kill()
         mortal_postgres.restart()
-        assert bell.wait(WAIT_SECONDS_MAX)
+        assert wake_signal.wait(WAIT_SECONDS_MAX)
 
         assert watcher.prompt
         with opened(url) as elsewhere:
             elsewhere.run(lambda tx: tx.wake("chores"))
-        assert bell.wait(WAIT_SECONDS_MAX)
+        assert wake_signal.wait(WAIT_SECONDS_MAX)
         watcher.stop()
 
 
@@ -272,14 +272,14 @@ def test_an_outage_in_the_log(mortal: Home, caplog: pytest.LogCaptureFixture) ->
     worker = ledger.worker()
 
     with started(worker):
-        until(lambda: not any(pump.tally.trouble for pump in worker.pumps))
+        until(lambda: not any(pump.counters.trouble for pump in worker.pumps))
         mortal.server.kill()
-        until(lambda: all(pump.tally.trouble for pump in worker.pumps), what="trouble")
+        until(lambda: all(pump.counters.trouble for pump in worker.pumps), what="trouble")
         with pytest.raises(errors.StoreUnavailable):
             ledger.run(lambda tx: tx.jobs.enqueue("a"))
         mortal.server.restart()
         until(lambda: "is back after" in caplog.text, what="the second line")
-        until(lambda: not any(pump.tally.trouble for pump in worker.pumps))
+        until(lambda: not any(pump.counters.trouble for pump in worker.pumps))
 
     said = [record for record in caplog.records if record.levelno >= logging.WARNING]
     shown = ledger.database.url.render_as_string(hide_password=True)

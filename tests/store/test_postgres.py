@@ -17,14 +17,15 @@ from sqlalchemy.pool import NullPool
 
 from ledgerstone import Ledger, errors
 from ledgerstone.engine.source import Ask, Handler
-from ledgerstone.jobs import Job, NewJob, line
+from ledgerstone.jobs import Job, NewJob
 from ledgerstone.jobs import Status as JobStatus
+from ledgerstone.jobs import claim_order as line
 from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.ledger import Transaction
-from ledgerstone.store import pipeline
-from ledgerstone.store.dialects.postgres import SCHEMA, PostgreSQL
-from ledgerstone.store.pipeline import HELD_MAX
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.dialects.postgres import pipeline
+from ledgerstone.store.dialects.postgres.dialect import SCHEMA, PostgreSQL
+from ledgerstone.store.dialects.postgres.pipeline import HELD_MAX
+from ledgerstone.store.sql.statement import Statement
 from ledgerstone.store.wakeups.listen import ListenWatcher
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.servers import PrivatePgBouncer
@@ -367,7 +368,7 @@ def test_completed_above_read_committed(strict: Home) -> None:
 
 def test_an_old_server_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server before version 13 is Unsupported, and the hint says what is needed."""
-    monkeypatch.setattr("ledgerstone.store.dialects.postgres.VERSION_MIN", 990000)
+    monkeypatch.setattr("ledgerstone.store.dialects.postgres.dialect.VERSION_MIN", 990000)
 
     with pytest.raises(errors.Unsupported, match="PostgreSQL 13"):
         opened(home.url)
@@ -463,7 +464,9 @@ def test_a_listener_that_hears_nothing_is_not_prompt(
 ) -> None:
     """A watcher behind a pooler finds out by itself that it hears nothing, and says so."""
     url = ledger.database.url.set(port=pooler.port)
-    watcher = ListenWatcher(url, ledger.database.bells, channel=SCHEMA, connect_timeout_seconds=5)
+    watcher = ListenWatcher(
+        url, ledger.database.wake_signals, channel=SCHEMA, connect_timeout_seconds=5
+    )
 
     watcher.start()
     prompt = watcher.prompt

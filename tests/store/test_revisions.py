@@ -5,7 +5,7 @@ from __future__ import annotations
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
-from ledgerstone.store import migrating
+from ledgerstone.store.schema import migrate as migrating
 
 
 def test_files_are_named_after_their_revisions() -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import event, text
 
 from ledgerstone import Ledger, errors
 from ledgerstone.settings import Settings
-from ledgerstone.store.dialects import sqlite
+from ledgerstone.store.dialects.sqlite import dialect as sqlite
 from tests.chores import Chores
 from tests.chores.workshop import opened
 from tests.harness.child import Child

@@ -19,11 +19,11 @@ from ledgerstone.console.moments import now_of
 from ledgerstone.engine.source import Failure
 from ledgerstone.errors import StoreError
 from ledgerstone.ledger import Ledger
-from ledgerstone.messaging import foreign
-from ledgerstone.messaging.failed import Failed
-from ledgerstone.messaging.failed_rows import Raw
+from ledgerstone.messaging.failed.failed import Failed
+from ledgerstone.messaging.failed.rows import Raw
+from ledgerstone.messaging.symfony import foreign_rows as foreign
 from ledgerstone.messaging.tables import OWN_FAILED_QUEUE, SYMFONY_FAILED_QUEUE
-from ledgerstone.room import Verdict
+from ledgerstone.room import CheckStatus
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.server import find_program
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
@@ -101,7 +101,7 @@ def serializer(tmp_path: Path) -> str:
     return str(file)
 
 
-def doctor(ledger: Ledger) -> dict[str, tuple[Verdict, str]]:
+def doctor(ledger: Ledger) -> dict[str, tuple[CheckStatus, str]]:
     """What the doctor finds, by the name of the check."""
     checks = diagnose(lambda: ledger.settings).checks
     return {check.name: (check.verdict, check.found) for check in checks}
@@ -118,39 +118,39 @@ def test_none_is_deleted(
     ledger: Ledger, application: Application, act: str, serializing: str
 ) -> None:
     """Looking at what failed with Symfony leaves our failed messages alone, whichever they are."""
-    office = new_office(ledger)
-    put(ledger, office)
-    put(ledger, office, message_of("App\\Message\\OrderPlaced"))
-    put(ledger, office, Raw(body=b"{oops\xff"), consumer="")
-    before = rows_of(ledger, office.shared.failed)
+    registry = new_office(ledger)
+    put(ledger, registry)
+    put(ledger, registry, message_of("App\\Message\\OrderPlaced"))
+    put(ledger, registry, Raw(body=b"{oops\xff"), consumer="")
+    before = rows_of(ledger, registry.shared.failed)
 
     application.says(act, table=FAILED, queue=SYMFONY_FAILED_QUEUE, serializer=serializing)
 
-    assert rows_of(ledger, office.shared.failed) == before
+    assert rows_of(ledger, registry.shared.failed) == before
     assert len(before) == 3
 
 
 def test_what_would_happen(ledger: Ledger, application: Application) -> None:
     """Where its transport does look, Symfony deletes what it cannot read, by only listing it."""
-    office = new_office(ledger)
-    put(ledger, office)
+    registry = new_office(ledger)
+    put(ledger, registry)
     with ledger.transaction() as tx:
-        tx.execute(update(office.shared.failed).values(queue_name=SYMFONY_FAILED_QUEUE))
+        tx.execute(update(registry.shared.failed).values(queue_name=SYMFONY_FAILED_QUEUE))
 
     said = application.says("show", table=FAILED, queue=SYMFONY_FAILED_QUEUE)
 
     assert "MessageDecodingFailedException" in said["error"]
     with ledger.reading() as tx:
-        assert Failed(tx, office).find().rows == []
-        assert Failed(tx, office).count(most=10) == 0
+        assert Failed(tx, registry).find().rows == []
+        assert Failed(tx, registry).count(most=10) == 0
 
 
 def test_shown_by_symfony(ledger: Ledger, application: Application, serializer: str) -> None:
     """With the serialiser of the document `messenger:failed:show` shows every one of them."""
-    office = new_office(ledger)
-    put(ledger, office)
-    put(ledger, office, Raw(body=b""), consumer="", failure=Failure("bad_input", "no JSON"))
-    before = rows_of(ledger, office.shared.failed)
+    registry = new_office(ledger)
+    put(ledger, registry)
+    put(ledger, registry, Raw(body=b""), consumer="", failure=Failure("bad_input", "no JSON"))
+    before = rows_of(ledger, registry.shared.failed)
     named = {"table": FAILED, "queue": OWN_FAILED_QUEUE, "serializer": serializer}
 
     listed = application.says("show", **named)["answer"]
@@ -159,7 +159,7 @@ def test_shown_by_symfony(ledger: Ledger, application: Application, serializer: 
     assert "no such order" in listed
     assert "no JSON" in listed
     assert "LookupError" in whole
-    assert rows_of(ledger, office.shared.failed) == before
+    assert rows_of(ledger, registry.shared.failed) == before
 
 
 def test_failed_there(ledger: Ledger, application: Application) -> None:
@@ -167,18 +167,18 @@ def test_failed_there(ledger: Ledger, application: Application) -> None:
 
     On MySQL such a row stays, marked, until Symfony reads the next one.
     """
-    office = new_office(ledger)
+    registry = new_office(ledger)
     named = {"table": FAILED, "queue": SYMFONY_FAILED_QUEUE}
     application.says("fail", **named)
     with ledger.reading() as tx:
-        (shown,) = Failed(tx, office).find().rows
+        (shown,) = Failed(tx, registry).find().rows
 
     got = application.says("get", **named)
 
     assert (shown.name, shown.origin, shown.reason) == ("OrderPlaced", "async", "no such order")
     assert got["answer"] == [["OrderPlaced", {"order": 7}]]
     with ledger.reading() as tx:
-        rooms = Failed(tx, office)
+        rooms = Failed(tx, registry)
         assert rooms.find().rows == []
         assert rooms.count(most=10) == 0
         assert rooms.groups().groups == []
@@ -206,7 +206,7 @@ def test_its_setup(
     with ledger.transaction() as tx:
         for n in range(3):
             tx.outbox.publish("order.placed", {"n": n}, partition=f"order-{n}")
-    setup = ledger.office.setup
+    setup = ledger.registry.setup
     assert (setup.lost(ledger.database), setup.shared_setup(ledger.database)) == (None, False)
 
     for table, queue in ((OUTBOX, "local"), (FAILED, SYMFONY_FAILED_QUEUE)):
@@ -218,7 +218,7 @@ def test_its_setup(
     lost = setup.lost(ledger.database)
     assert lost is not None
     assert "3 messages that wait have lost their partition" in lost
-    assert doctor(ledger)["messages"] == (Verdict.PROBLEM, lost)
+    assert doctor(ledger)["messages"] == (CheckStatus.PROBLEM, lost)
     with pytest.raises(StoreError) as raised, ledger.transaction() as tx:
         tx.outbox.publish("order.placed", {"n": 3}, partition="order-3")
     assert "ledgerstone doctor" in str(raised.value)
@@ -230,7 +230,7 @@ def test_its_setup(
         assert (setup.lost(next_start.database), setup.plan(next_start.database)) == (None, [])
         assert setup.shared_setup(next_start.database)
         told = doctor(next_start)
-        assert (told["messages"][0], told["symfony"][0]) == (Verdict.OK, Verdict.WARNING)
+        assert (told["messages"][0], told["symfony"][0]) == (CheckStatus.OK, CheckStatus.WARNING)
 
     assert any("has lost its column partition_key" in each.message for each in caplog.records)
 
@@ -240,7 +240,7 @@ def test_a_table_that_is_symfonys(ledger: Ledger, application: Application) -> N
     with ledger.transaction() as tx:
         tx.connection.exec_driver_sql(f"DROP TABLE {OUTBOX}")
     application.says("setup", table=OUTBOX, queue="local")
-    setup = ledger.office.setup
+    setup = ledger.registry.setup
 
     assert setup.lost(ledger.database) is None
     assert setup.plan(ledger.database) != []
@@ -253,7 +253,7 @@ def test_time_zones(ledger: Ledger, home: Home, zone: str) -> None:
     application.says("send", table=OUTBOX, queue="local")
 
     with ledger.reading() as tx:
-        ahead = foreign.from_the_future(tx, ledger.office)
+        ahead = foreign.from_the_future(tx, ledger.registry)
 
     assert ahead == (0 if zone == "UTC" else 1)
     assert ("time zones" in doctor(ledger)) == bool(ahead)
@@ -282,7 +282,7 @@ def test_a_time_zone_that_is_set(home: Home, zone: str, serializer: str) -> None
             now = now_of(tx)
         with ledger.transaction() as tx:
             tx.outbox.publish("order.placed", {"order": 9})
-        outbox = ledger.office.shared.outbox
+        outbox = ledger.registry.shared.outbox
         with ledger.transaction() as tx:
             ours = outbox.c.body.like("%9%")
             tx.execute(update(outbox).where(ours).values(queue_name="php"))
@@ -303,13 +303,13 @@ def test_a_delayed_row(ledger: Ledger, application: Application) -> None:
     """A row with a delay holds those behind it that have no partition either: that is noticed."""
     application.says("send", "3600000", table=OUTBOX, queue="local")
     with ledger.reading() as tx:
-        before = foreign.held_up(tx, ledger.office)
+        before = foreign.held_up(tx, ledger.registry)
     application.says("send", table=OUTBOX, queue="local")
 
     with ledger.reading() as tx:
-        after = foreign.held_up(tx, ledger.office)
+        after = foreign.held_up(tx, ledger.registry)
 
     assert (before, after) == ([], ["local"])
     verdict, found = doctor(ledger)["partitions"]
-    assert verdict is Verdict.WARNING
+    assert verdict is CheckStatus.WARNING
     assert "local" in found

@@ -579,10 +579,10 @@ def test_an_unreached_module_is_found() -> None:
     files = [
         File(path="src/ledgerstone/__init__.py", text=""),
         File(path="src/ledgerstone/jobs/__init__.py", text="from . import queue\n"),
-        File(path="src/ledgerstone/jobs/queue.py", text="from ..store.pages import page\n"),
+        File(path="src/ledgerstone/jobs/queue.py", text="from ..store.sql.pages import page\n"),
         File(path="src/ledgerstone/jobs/dead.py", text="import ledgerstone.jobs.dead\n"),
         File(path="src/ledgerstone/store/__init__.py", text=""),
-        File(path="src/ledgerstone/store/pages.py", text=""),
+        File(path="src/ledgerstone/store/sql/pages.py", text=""),
         File(path="src/ledgerstone/store/migrations/env.py", text=""),
         File(path="src/ledgerstone/child.py", text=""),
         File(path="src/ledgerstone/cli.py", text=""),

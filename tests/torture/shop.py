@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from ledgerstone import Backoff, BackoffPolicy
-from ledgerstone.engine.runners.processes import die_with_parent
+from ledgerstone.engine.executors.processes import die_with_parent
 from ledgerstone.errors import CommitUnknown, LedgerstoneError
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import AsyncJob, Job

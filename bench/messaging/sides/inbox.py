@@ -23,9 +23,9 @@ from bench.messaging import load
 from bench.messaging.broker import QUEUE
 from bench.side import Looked, Note, expect, looking_by, lots, plain_engine
 from ledgerstone.ledger import Transaction
+from ledgerstone.messaging.brokers.transport import SendResult
+from ledgerstone.messaging.brokers.transports.amqp import AmqpTransport
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.transport import Verdict
-from ledgerstone.messaging.transports.amqp import AmqpTransport
 
 CONSUMER = "bench"
 SEND_SECONDS_MAX = 60.0
@@ -68,7 +68,7 @@ class Inbox:
         began, cpu_began = perf_counter(), process_time()
         for lot in lots(count):
             answers = transport.send(load.in_memory(lot), seconds_max=SEND_SECONDS_MAX)
-            expect({answer.verdict for answer in answers}, {Verdict.DELIVERED}, "the broker")
+            expect({answer.verdict for answer in answers}, {SendResult.DELIVERED}, "the broker")
         ended, cpu_ended = perf_counter(), process_time()
         transport.close()
         return Timing(count=count, seconds=ended - began, cpu_seconds=cpu_ended - cpu_began)

@@ -14,8 +14,8 @@ from bench.messaging.load import Mode
 from bench.side import Looked, Note, expect, looking_by, lots, plain_engine
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging import NewMessage
+from ledgerstone.messaging.brokers.transport import Answer, Heard, Transport
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.transport import Answer, Heard, Transport
 
 UNDELIVERED = "SELECT 1 FROM messenger_outbox WHERE delivered_at IS NULL LIMIT 1"
 DELIVERED = "SELECT COUNT(*) FROM messenger_outbox WHERE delivered_at IS NOT NULL"

@@ -26,11 +26,11 @@ from ledgerstone.blobs.slots import SLICE_BYTES_MAX, Slice
 from ledgerstone.blobs.tables import MIME_CHARS_MAX, OWNER_CHARS_MAX, blobs, owners, slices
 from ledgerstone.errors import BadInput, ContentMissing, KeyConflict, NotAllowedNow, TooLarge
 from ledgerstone.settings import BlobSettings
-from ledgerstone.store.batch import InsertEach
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.names import check_name, check_text
-from ledgerstone.store.pages import Keyset, Page
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.batch import InsertEach
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.names import check_name, check_text
+from ledgerstone.store.sql.pages import Keyset, Page
+from ledgerstone.store.sql.statement import Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction

@@ -12,7 +12,7 @@ from ledgerstone.blobs.paths import path_in, told
 from ledgerstone.blobs.rows import BlobRow, file_id_
 from ledgerstone.blobs.tables import slices
 from ledgerstone.errors import ContentMissing
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.statement import Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction

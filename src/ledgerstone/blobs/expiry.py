@@ -14,9 +14,9 @@ from ledgerstone.blobs.rows import file_id_
 from ledgerstone.blobs.tables import blobs, slices, uploads
 from ledgerstone.engine.duties import Duty
 from ledgerstone.errors import DiskFailed, StoreDenied, StoreError
-from ledgerstone.store.batch import WithRows
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.batch import WithRows
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.statement import Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.database import Database

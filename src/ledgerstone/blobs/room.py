@@ -14,7 +14,7 @@ from ledgerstone.errors import SettingsError
 from ledgerstone.room import Opened, Room
 from ledgerstone.settings import Settings
 from ledgerstone.store.rooms import RowSecurity
-from ledgerstone.store.schema import names_in
+from ledgerstone.store.schema.columns import names_in
 from ledgerstone.store.transaction import Transaction
 
 FILE_URL = "sqlite:///"

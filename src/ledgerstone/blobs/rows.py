@@ -15,8 +15,8 @@ from sqlalchemy import BigInteger, Text, bindparam, case, delete, false, or_, se
 from ledgerstone.blobs.progress import Progress
 from ledgerstone.blobs.tables import FILE_ID_CHARS, blobs, owners, slices
 from ledgerstone.errors import BadInput, NotFound
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.statement import Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction

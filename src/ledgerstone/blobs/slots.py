@@ -15,7 +15,7 @@ from ledgerstone.blobs.progress import slices_of
 from ledgerstone.blobs.rows import BlobRow, file_id_
 from ledgerstone.blobs.tables import slices
 from ledgerstone.errors import BadInput, Duplicate, KeyConflict, StoreBusy
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.statement import Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction

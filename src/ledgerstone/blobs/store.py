@@ -36,8 +36,8 @@ from ledgerstone.errors import (
     NotAllowedNow,
 )
 from ledgerstone.failpoints import hit
-from ledgerstone.store.pages import Page
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.pages import Page
+from ledgerstone.store.sql.statement import Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.database import Database

@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
-from ledgerstone.store.schema import metadata, partial_index
+from ledgerstone.store.schema.columns import metadata, partial_index
 
 FILE_ID_CHARS = 64
 """SHA-256 in hexadecimal digits. The id of an upload whose hash is not known yet is as long, so

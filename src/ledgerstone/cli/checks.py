@@ -22,13 +22,14 @@ from ledgerstone.console.output import foldable
 from ledgerstone.engine.status import WorkerState, leases_of, workers_of
 from ledgerstone.errors import LedgerstoneError, SettingsError
 from ledgerstone.ledger import Transaction, rooms_for
-from ledgerstone.room import Check, Room, Rooms, Verdict, refused
+from ledgerstone.room import Check, CheckStatus, Room, Rooms, refused
 from ledgerstone.settings import Settings
-from ledgerstone.store import migrating, present
 from ledgerstone.store.database import Database
-from ledgerstone.store.dialects import sqlite
-from ledgerstone.store.expressions import database_now_ms
-from ledgerstone.store.tables import worker
+from ledgerstone.store.dialects.sqlite import dialect as sqlite
+from ledgerstone.store.schema import existing_tables as present
+from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema.tables import worker
+from ledgerstone.store.sql.expressions import database_now_ms
 
 LATENCY_TRIES = 5
 QUOTED_MAX = 4
@@ -57,10 +58,12 @@ def diagnose(load: Callable[[], Settings]) -> Diagnosis:
     """Make every check that can be made."""
     checks = list(_checks(load))
 
-    def count(verdict: Verdict) -> int:
+    def count(verdict: CheckStatus) -> int:
         return sum(check.verdict is verdict for check in checks)
 
-    return Diagnosis(count(Verdict.OK), count(Verdict.WARNING), count(Verdict.PROBLEM), checks)
+    return Diagnosis(
+        count(CheckStatus.OK), count(CheckStatus.WARNING), count(CheckStatus.PROBLEM), checks
+    )
 
 
 def _checks(load: Callable[[], Settings]) -> Iterator[Check]:
@@ -104,15 +107,15 @@ def _rooms(rooms: Rooms, looked_at: list[Room[Any, Any]], database: Examined) ->
 
 
 def _ok(name: str, found: str) -> Check:
-    return Check(name, Verdict.OK, found)
+    return Check(name, CheckStatus.OK, found)
 
 
 def _warning(name: str, found: str, todo: str) -> Check:
-    return Check(name, Verdict.WARNING, found, todo)
+    return Check(name, CheckStatus.WARNING, found, todo)
 
 
 def _problem(name: str, found: str, todo: str | None) -> Check:
-    return Check(name, Verdict.PROBLEM, found, todo)
+    return Check(name, CheckStatus.PROBLEM, found, todo)
 
 
 def _file(database: Examined) -> Iterator[Check]:
@@ -177,53 +180,53 @@ class _Expected(msgspec.Struct, frozen=True):
     """What a setting of the database should be, and what to do where it is not."""
 
     holds: Callable[[str], bool]
-    otherwise: Verdict
+    otherwise: CheckStatus
     todo: str
 
 
 _EXPECTED = {
     "journal_mode": _Expected(
         lambda value: value == "wal",
-        Verdict.PROBLEM,
+        CheckStatus.PROBLEM,
         "keep the file on a local disk; another journal makes readers wait for writers",
     ),
     "synchronous": _Expected(
         lambda value: value in {"NORMAL", "FULL", "EXTRA"},
-        Verdict.PROBLEM,
+        CheckStatus.PROBLEM,
         "a power cut can damage the file: leave it to Ledgerstone",
     ),
     "auto_vacuum": _Expected(
         lambda value: value == "incremental",
-        Verdict.WARNING,
+        CheckStatus.WARNING,
         "the file never shrinks: run `PRAGMA auto_vacuum=INCREMENTAL; VACUUM` on it once",
     ),
     "foreign_keys": _Expected(
-        lambda value: value == "1", Verdict.PROBLEM, "use a SQLite that was built with them"
+        lambda value: value == "1", CheckStatus.PROBLEM, "use a SQLite that was built with them"
     ),
-    "pooler": _Expected(lambda _: True, Verdict.OK, ""),
+    "pooler": _Expected(lambda _: True, CheckStatus.OK, ""),
     "fsync": _Expected(
         lambda value: value == "on",
-        Verdict.PROBLEM,
+        CheckStatus.PROBLEM,
         "a power cut can lose what was accepted: set fsync = on",
     ),
     "synchronous_commit": _Expected(
         lambda value: value != "off",
-        Verdict.WARNING,
+        CheckStatus.WARNING,
         "a crash of the server can lose the last commits: set synchronous_commit = on",
     ),
     "innodb_flush_log_at_trx_commit": _Expected(
         lambda value: value == "1",
-        Verdict.WARNING,
+        CheckStatus.WARNING,
         "a crash of the server can lose the last commits: set it to 1",
     ),
     "sql_mode": _Expected(
         lambda value: "STRICT" in value,
-        Verdict.PROBLEM,
+        CheckStatus.PROBLEM,
         "values that do not fit would be cut in silence: add STRICT_TRANS_TABLES",
     ),
     "isolation": _Expected(
         lambda value: value.upper() == "READ COMMITTED",
-        Verdict.WARNING,
+        CheckStatus.WARNING,
         "workers will meet each other more often: leave it at READ COMMITTED",
     ),
 }

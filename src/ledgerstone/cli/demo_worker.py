@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Self
 
 from ledgerstone.console import logs
-from ledgerstone.engine.runners.processes import die_with_parent
+from ledgerstone.engine.executors.processes import die_with_parent
 from ledgerstone.errors import StoreUnavailable
 from ledgerstone.ledger import Ledger
 

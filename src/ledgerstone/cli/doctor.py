@@ -10,9 +10,9 @@ from ledgerstone.cli.checks import Diagnosis, diagnose
 from ledgerstone.console import output
 from ledgerstone.console.call import EXIT_REFUSED, Call
 from ledgerstone.console.output import Text
-from ledgerstone.room import Verdict
+from ledgerstone.room import CheckStatus
 
-_STYLE = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
+_STYLE = {CheckStatus.OK: "green", CheckStatus.WARNING: "yellow", CheckStatus.PROBLEM: "bold red"}
 
 
 def doctor(call: Call) -> None:

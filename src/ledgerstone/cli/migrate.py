@@ -20,12 +20,13 @@ from ledgerstone.console.database import file_of, opened
 from ledgerstone.console.output import Text
 from ledgerstone.errors import BadInput
 from ledgerstone.ledger import Transaction, rooms_for
-from ledgerstone.messaging import Office
+from ledgerstone.messaging import MessagingRegistry
 from ledgerstone.settings import Settings
-from ledgerstone.store import migrating, security
+from ledgerstone.store.connections.faults import migrate_hint
 from ledgerstone.store.database import Database
 from ledgerstone.store.dialect import dialect_of, names_of_kind
-from ledgerstone.store.faults import migrate_hint
+from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema import row_security as security
 
 
 class Kind(Enum):
@@ -119,7 +120,7 @@ def looked_up(database: Database[Transaction]) -> migrating.Schema:
 def brought_up_to_date(database: Database[Transaction], settings: Settings) -> Migrated:
     """Apply what is pending, and make what is missing for messages unless that is not wanted."""
     before = migrating.migrate(database)
-    set_up = Office(settings.messaging).setup
+    set_up = MessagingRegistry(settings.messaging).setup
     steps = set_up.apply(database) if settings.messaging.auto_setup else []
     words = list(dict.fromkeys(step.words for step in steps))
     return Migrated(before.current, before.newest, before.everything_pending, words)
@@ -185,7 +186,7 @@ def _done(migrated: Migrated, database: Database[Transaction]) -> RenderableType
     return Group(*parts) if parts else f"at {migrated.after}, nothing to do"
 
 
-def _apart(separated: security.Separated) -> RenderableType:
+def _apart(separated: security.RowSecurityReport) -> RenderableType:
     lines = [f"organisations are kept apart in {', '.join(separated.tables)}"]
     if separated.role is not None:
         lines.append(f"{separated.role} may act for one organisation at a time")

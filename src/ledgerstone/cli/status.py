@@ -27,7 +27,7 @@ from ledgerstone.engine.status import (
     workers_of,
 )
 from ledgerstone.errors import LedgerstoneError
-from ledgerstone.jobs import unserved
+from ledgerstone.jobs.read import unserved
 from ledgerstone.jobs.read.status import JobFacts
 from ledgerstone.ledger import Transaction
 from ledgerstone.messaging.read.status import COUNTED_MAX, BacklogFacts
@@ -36,9 +36,9 @@ from ledgerstone.room import Rooms
 from ledgerstone.settings import Settings
 from ledgerstone.signing.kaspa import format_kas
 from ledgerstone.signing.read.status import SigningFacts
-from ledgerstone.store import migrating
 from ledgerstone.store.database import Database
-from ledgerstone.store.dialects.sqlite import MAIN
+from ledgerstone.store.dialects.sqlite.dialect import MAIN
+from ledgerstone.store.schema import migrate as migrating
 
 WATCH_SECONDS = 1.0
 ROWS_SHOWN_MAX = 15

@@ -1,9 +1,9 @@
 """Worker processes of one application: started, listened to, replaced when they die, stopped.
 
-Each is connected with a pipe. Through it the process tells its tally, and is told to stop; when the
-pipe breaks, the other side is dead. That is why stopping is said through the pipe and not with a
-signal: Ctrl-C and a service manager signal every process of a group, the team as a whole must count
-that once.
+A pipe connects each process with its team. The process reports its counters through the pipe, and
+receives the command to stop through it. A broken pipe means that the other side is dead. Signals do
+not carry the command: Ctrl-C and service managers signal every process of a group, and the team
+must count such a signal once.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from ledgerstone.messaging.cli.carrying import Relay, relays_of
 LOOK_SECONDS = 0.2
 """How often this process looks for signals and for processes to be started."""
 TELL_SECONDS = 0.5
-"""How often a process tells its tally."""
+"""How often a process tells its counters."""
 SAY_SECONDS = 5.0
-"""Changes of the tally are said at most so often."""
+"""Changes of the counters are said at most so often."""
 RESTART_SECONDS = 0.5
 RESTART_SECONDS_MAX = 30.0
 """A process that died is replaced after a pause, which doubles from the first to the second."""
@@ -72,7 +72,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return [*jobs, *relays_of(ledger, self.destinations)]
 
 
-class Tally(msgspec.Struct, frozen=True, kw_only=True):
+class TeamCounters(msgspec.Struct, frozen=True, kw_only=True):
     """What came of the jobs so far, and how many messages consumers have dealt with."""
 
     claimed: int = 0
@@ -82,8 +82,8 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     refused: int = 0
     messages: int = 0
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
+    def __add__(self, other: TeamCounters) -> TeamCounters:
+        return TeamCounters(
             claimed=self.claimed + other.claimed,
             done=self.done + other.done,
             failed=self.failed + other.failed,
@@ -101,7 +101,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Word(Enum):
+class TeamCommand(Enum):
     """What a process is told."""
 
     STOP = "stop"
@@ -113,23 +113,23 @@ class Team:
     """So many worker processes, of which each that dies is replaced.
 
     - `run` ends after a signal, when the last process has ended or was killed for taking too long.
-    - `tally` counts also what processes did that died, up to what they told last.
+    - `counters` counts also what processes did that died, up to what they told last.
     """
 
     def __init__(self, order: Order, processes: int, *, grace_seconds: float) -> None:
         self.died = 0
         self._members = [_Member(order, number) for number in range(1, processes + 1)]
-        self._gone = Tally()
+        self._gone = TeamCounters()
         self._signals = 0
         self._passed_on = 0
         self._stop_seconds_max = grace_seconds + STOP_SECONDS_MARGIN
         self._kill_at = float("inf")
-        self._said = Tally()
+        self._said = TeamCounters()
         self._said_at = 0.0
 
     @property
-    def tally(self) -> Tally:
-        return sum((member.tally for member in self._members), self._gone)
+    def counters(self) -> TeamCounters:
+        return sum((member.counters for member in self._members), self._gone)
 
     def run(self) -> None:
         """Keep them at work until a signal, then until they have stopped."""
@@ -154,9 +154,9 @@ class Team:
         if self._passed_on == 0 and self._signals:
             _log.info("stopping; a second signal returns what runs at once")
             self._kill_at = time.monotonic() + self._stop_seconds_max
-            self._tell(Word.STOP)
+            self._tell(TeamCommand.STOP)
         if self._passed_on <= 1 < self._signals:
-            self._tell(Word.NOW)
+            self._tell(TeamCommand.NOW)
         self._passed_on = self._signals
         if time.monotonic() > self._kill_at:
             for member in self._members:
@@ -164,7 +164,7 @@ class Team:
                     _log.error("worker process %d did not stop and is killed", member.number)
                     member.kill()
 
-    def _tell(self, word: Word) -> None:
+    def _tell(self, word: TeamCommand) -> None:
         for member in self._members:
             member.tell(word)
 
@@ -202,10 +202,10 @@ class Team:
             )
 
     def _say(self) -> None:
-        now, tally = time.monotonic(), self.tally
-        if tally != self._said and now >= self._said_at + SAY_SECONDS:
-            _log.info("%s", tally.words)
-            self._said, self._said_at = tally, now
+        now, counters = time.monotonic(), self.counters
+        if counters != self._said and now >= self._said_at + SAY_SECONDS:
+            _log.info("%s", counters.words)
+            self._said, self._said_at = counters, now
 
 
 class _Member:
@@ -213,7 +213,7 @@ class _Member:
 
     def __init__(self, order: Order, number: int) -> None:
         self.number = number
-        self.tally = Tally()
+        self.counters = TeamCounters()
         self.due_at = float("-inf")
         self.pause_seconds = 0.0
         self.pipe: Connection[Any, Any] | None = None
@@ -254,7 +254,7 @@ class _Member:
         theirs.close()
         self._born_at = time.monotonic()
 
-    def tell(self, word: Word) -> None:
+    def tell(self, word: TeamCommand) -> None:
         if self.pipe is not None:
             with suppress(OSError):
                 self.pipe.send(word)
@@ -263,11 +263,11 @@ class _Member:
         """Take what it told; a broken pipe is left for its burial."""
         try:
             while self.pipe is not None and self.pipe.poll():
-                self.tally = self.pipe.recv()
+                self.counters = self.pipe.recv()
         except (EOFError, OSError):
             self._hang_up()
 
-    def bury(self) -> Tally:
+    def bury(self) -> TeamCounters:
         """Forget the process, and say when another one is due; what it did."""
         self.hear()
         self._hang_up()
@@ -276,8 +276,8 @@ class _Member:
         doublings = max(self._early_deaths - 1, 0)
         self.pause_seconds = min(RESTART_SECONDS * 2 ** min(doublings, 30), RESTART_SECONDS_MAX)
         self.due_at = time.monotonic() + self.pause_seconds
-        tally, self.tally, self._process = self.tally, Tally(), None
-        return tally
+        counters, self.counters, self._process = self.counters, TeamCounters(), None
+        return counters
 
     def kill(self) -> None:
         """End it whatever it does."""
@@ -308,7 +308,7 @@ def _work(order: Order, number: int, pipe: Connection[Any, Any]) -> None:
             # One process at a time writes such a store: the first of the team does its duties.
             stores = ledger.store_duties() if number == 1 else []
             worker = ledger.worker(*order.sources(ledger), stores=stores)
-            _Ears(pipe, worker).open()
+            _CommandListener(pipe, worker).open()
             worker.run(look=lambda _: _tell(pipe, worker), look_seconds=TELL_SECONDS, signals=())
             _tell(pipe, worker)
         end_without_handlers(0)
@@ -319,21 +319,21 @@ def _work(order: Order, number: int, pipe: Connection[Any, Any]) -> None:
 
 def _tell(pipe: Connection[Any, Any], worker: Worker) -> None:
     relays = [pump.source for pump in worker.pumps if isinstance(pump.source, Relay)]
-    tallies = [pump.tally for pump in worker.pumps if not isinstance(pump.source, Relay)]
+    tallies = [pump.counters for pump in worker.pumps if not isinstance(pump.source, Relay)]
     with suppress(OSError):
         pipe.send(
-            Tally(
-                claimed=sum(tally.claimed for tally in tallies),
-                done=sum(tally.done for tally in tallies),
-                failed=sum(tally.failed for tally in tallies),
-                returned=sum(tally.returned for tally in tallies),
-                refused=sum(tally.refused for tally in tallies),
-                messages=sum(relay.tally.delivered for relay in relays),
+            TeamCounters(
+                claimed=sum(counters.claimed for counters in tallies),
+                done=sum(counters.done for counters in tallies),
+                failed=sum(counters.failed for counters in tallies),
+                returned=sum(counters.returned for counters in tallies),
+                refused=sum(counters.refused for counters in tallies),
+                messages=sum(relay.counters.delivered for relay in relays),
             )
         )
 
 
-class _Ears:
+class _CommandListener:
     """Hears in a worker process what its team tells, and counts every way of saying stop once."""
 
     def __init__(self, pipe: Connection[Any, Any], worker: Worker) -> None:
@@ -354,7 +354,7 @@ class _Ears:
                 self._stop()
                 return
             self._stop()
-            if word is Word.NOW:
+            if word is TeamCommand.NOW:
                 self._worker.ask_to_stop()
 
     def _stop(self) -> None:

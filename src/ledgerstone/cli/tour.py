@@ -25,9 +25,9 @@ from ledgerstone.jobs import JobEvent, NewJob, Status
 from ledgerstone.jobs.tables import job, job_event, job_key
 from ledgerstone.ledger import Ledger, Transaction, opened_database
 from ledgerstone.store.database import Database
-from ledgerstone.store.expressions import json_text
-from ledgerstone.store.permit import permitted
-from ledgerstone.store.tables import worker
+from ledgerstone.store.schema.retention_permit import permitted
+from ledgerstone.store.schema.tables import worker
+from ledgerstone.store.sql.expressions import json_text
 
 LEASE_SECONDS = 2.0
 PLACES = 2

@@ -1,7 +1,7 @@
 """`ledgerstone work`: run the jobs and consumers of an application, in this process or in several.
 
     ledgerstone work --processes 2
-      ├─ worker process 1 ──┐  its tally, every second
+      ├─ worker process 1 ──┐  its counters, every second
       └─ worker process 2 ──┴──▶ this process says it, and the sum at the end
 
 The first Ctrl-C or SIGTERM: no more is claimed, jobs finish within the grace period, the rest is
@@ -20,7 +20,7 @@ import typer
 from rich.console import Group, RenderableType
 
 from ledgerstone import __version__
-from ledgerstone.cli.team import Order, Tally, Team
+from ledgerstone.cli.team import Order, Team, TeamCounters
 from ledgerstone.console import logs, output
 from ledgerstone.console.application import application_of, loaded
 from ledgerstone.console.call import Call
@@ -32,8 +32,8 @@ from ledgerstone.jobs.tables import QUEUE_CHARS_MAX
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging.cli.calls import ready
 from ledgerstone.messaging.cli.carrying import consumers_table
-from ledgerstone.messaging.watched import OF_CONSUMERS
-from ledgerstone.store.names import check_name
+from ledgerstone.messaging.relay.watched_transport import OF_CONSUMERS
+from ledgerstone.store.sql.names import check_name
 
 PROCESSES_MAX = 256
 CONCURRENCY_MAX = 10_000
@@ -114,7 +114,7 @@ def work(
             json=log.json,
         )
         if order.destinations:
-            ready(ledger, *ledger.office.setup.tables)
+            ready(ledger, *ledger.registry.setup.tables)
         _announce(ledger, order, processes, json=call.json)
         if processes == 1:
             facts = _alone(ledger, order, json=call.json)
@@ -135,7 +135,7 @@ def _queues(ledger: Ledger, application: str, named: list[str]) -> tuple[str, ..
 
 
 def _consumers(ledger: Ledger) -> list[str]:
-    return list(ledger.office.consumers.all())
+    return list(ledger.registry.consumers.all())
 
 
 def _served(ledger: Ledger, order: Order) -> list[Kind]:
@@ -204,7 +204,7 @@ def _jobs_table(ledger: Ledger, order: Order, served: list[Kind], processes: int
 
 def _alone(ledger: Ledger, order: Order, *, json: bool) -> WorkFacts:
     up = serve(ledger, order.sources(ledger), json=json, stores=ledger.store_duties())
-    tally = Tally(
+    counters = TeamCounters(
         claimed=up.claimed,
         done=up.done,
         failed=up.failed,
@@ -212,7 +212,7 @@ def _alone(ledger: Ledger, order: Order, *, json: bool) -> WorkFacts:
         refused=up.refused,
         messages=sum(each.delivered for each in up.carried),
     )
-    return _facts(ledger, order, tally, processes=1, up_ms=up.up_ms, died=0)
+    return _facts(ledger, order, counters, processes=1, up_ms=up.up_ms, died=0)
 
 
 def _many(ledger: Ledger, order: Order, processes: int) -> WorkFacts:
@@ -225,12 +225,12 @@ def _many(ledger: Ledger, order: Order, processes: int) -> WorkFacts:
     team.run()
     up_ms = round((time.monotonic() - began) * 1000)
     replaced = f"; processes replaced: {team.died}" if team.died else ""
-    _log.info("stopped after %s: %s%s", output.lasting(up_ms), team.tally.words, replaced)
-    return _facts(ledger, order, team.tally, processes=processes, up_ms=up_ms, died=team.died)
+    _log.info("stopped after %s: %s%s", output.lasting(up_ms), team.counters.words, replaced)
+    return _facts(ledger, order, team.counters, processes=processes, up_ms=up_ms, died=team.died)
 
 
 def _facts(
-    ledger: Ledger, order: Order, tally: Tally, *, processes: int, up_ms: int, died: int
+    ledger: Ledger, order: Order, counters: TeamCounters, *, processes: int, up_ms: int, died: int
 ) -> WorkFacts:
     return WorkFacts(
         application=order.application,
@@ -240,11 +240,11 @@ def _facts(
         concurrency=order.concurrency,
         processes=processes,
         up_ms=up_ms,
-        claimed=tally.claimed,
-        done=tally.done,
-        failed=tally.failed,
-        returned=tally.returned,
-        refused=tally.refused,
-        messages=tally.messages,
+        claimed=counters.claimed,
+        done=counters.done,
+        failed=counters.failed,
+        returned=counters.returned,
+        refused=counters.refused,
+        messages=counters.messages,
         died=died,
     )

@@ -126,7 +126,7 @@ def command(run: Callable[Concatenate[Call, Own], None]) -> Callable[..., None]:
             run(call, **own)  # type: ignore[call-arg]
         except Exception as error:
             # Not above: it imports SQLAlchemy, which takes longer than all else.
-            from ledgerstone.store.faults import translated
+            from ledgerstone.store.connections.faults import translated
 
             fault = translated(error)
             if not isinstance(fault, LedgerstoneError):

@@ -11,9 +11,9 @@ from ledgerstone.errors import SchemaMissing
 from ledgerstone.ledger import Transaction, opened_database, rooms_for
 from ledgerstone.room import Rooms
 from ledgerstone.settings import Settings
+from ledgerstone.store.connections.faults import migrate_hint
 from ledgerstone.store.database import Database
-from ledgerstone.store.dialects import sqlite
-from ledgerstone.store.faults import migrate_hint
+from ledgerstone.store.dialects.sqlite import dialect as sqlite
 
 _ELSEWHERE = (
     "{}; another database is named by --url, LEDGERSTONE_URL or your code: -A MODULE:LEDGER"

@@ -42,7 +42,7 @@ def to_stderr(
     if application and all(isinstance(each, _Stderr) for each in root.handlers):
         _hear_application(root, handler, level)
         # Not above: most commands run no handlers.
-        from ledgerstone.engine.runners import processes
+        from ledgerstone.engine.executors import processes
 
         processes.at_start = partial(
             to_stderr, level=level, json=json, application=True, process=process

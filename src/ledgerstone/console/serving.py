@@ -21,15 +21,15 @@ from ledgerstone.engine.status import DUTY
 from ledgerstone.engine.store_duties import StoreDuties
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import LedgerstoneError, StoreUnavailable
-from ledgerstone.jobs import queues
+from ledgerstone.jobs.read import queues
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging.cli.carrying import (
     CarriedFacts,
     Relay,
     facts_of,
 )
-from ledgerstone.messaging.deliveries import Deliveries, Received
-from ledgerstone.messaging.routing import RETRY
+from ledgerstone.messaging.inbox.deliveries import Deliveries, Received
+from ledgerstone.messaging.outbox.routing import RETRY
 from ledgerstone.signing import DUTIES
 
 LOOK_SECONDS = 1.0
@@ -145,9 +145,9 @@ class _Observer:
         pumps = self._worker.pumps
         relays = [pump.source for pump in pumps if isinstance(pump.source, Relay)]
         of_messages = (Relay, Deliveries)
-        tallies = [pump.tally for pump in pumps if not isinstance(pump.source, of_messages)]
+        tallies = [pump.counters for pump in pumps if not isinstance(pump.source, of_messages)]
         unreached = self._count_jobs()
-        said = [pump.tally.trouble or pump.tally.stalled for pump in pumps]
+        said = [pump.counters.trouble or pump.counters.stalled for pump in pumps]
         troubles = [each for each in said if each]
         troubles += [f"{DUTY}{name}: {words}" for name, words in report.duty_troubles.items()]
         if state is UpState.RUNNING and (unheard := self._silence()):
@@ -162,16 +162,16 @@ class _Observer:
             up_ms=round((time.monotonic() - self._began) * 1000),
             running=report.running,
             waiting=report.waiting + (self._deliveries.waiting if self._deliveries else 0),
-            claimed=sum(tally.claimed for tally in tallies),
-            done=sum(tally.done for tally in tallies),
-            failed=sum(tally.failed for tally in tallies),
-            returned=sum(tally.returned for tally in tallies),
-            refused=sum(tally.refused for tally in tallies),
+            claimed=sum(counters.claimed for counters in tallies),
+            done=sum(counters.done for counters in tallies),
+            failed=sum(counters.failed for counters in tallies),
+            returned=sum(counters.returned for counters in tallies),
+            refused=sum(counters.refused for counters in tallies),
             prompt=report.prompt,
             trouble=output.one_line(next(iter(troubles), unreached)),
             jobs=self._jobs,
             carried=[facts_of(self._ledger, relay) for relay in relays],
-            received=copy(self._deliveries.tally) if self._deliveries is not None else None,
+            received=copy(self._deliveries.counters) if self._deliveries is not None else None,
             signing=signing_work(report.duties),
         )
 

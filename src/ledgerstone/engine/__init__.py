@@ -7,13 +7,13 @@ from ledgerstone.engine.source import (
     Ask,
     Cancel,
     Claim,
+    ExecutorKind,
     Failure,
     Handler,
     Outcome,
+    OutcomeKind,
     Snooze,
     Source,
-    Verdict,
-    Where,
 )
 
 __all__ = [
@@ -22,11 +22,11 @@ __all__ = [
     "BackoffPolicy",
     "Cancel",
     "Claim",
+    "ExecutorKind",
     "Failure",
     "Handler",
     "Outcome",
+    "OutcomeKind",
     "Snooze",
     "Source",
-    "Verdict",
-    "Where",
 ]

@@ -8,7 +8,15 @@ import msgspec
 
 from ledgerstone.cancellation import current
 from ledgerstone.engine import outcomes
-from ledgerstone.engine.source import Claim, Handler, Outcome, Source, Verdict, Where, Work
+from ledgerstone.engine.source import (
+    Claim,
+    ExecutorKind,
+    Handler,
+    Outcome,
+    OutcomeKind,
+    Source,
+    Work,
+)
 from ledgerstone.errors import LeaseLost, NotAllowedNow, StoreBusy, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -31,7 +39,7 @@ def run_atomic(
     database: Database[Any],
     source: Source | Work,
     bytes_max: int,
-) -> Committed | outcomes.NotKept:
+) -> Committed | outcomes.ResultNotStorable:
     """Run the handler in a transaction and settle its claim there.
 
     Raises what the handler raised, and the reason if it was told to stop: nothing is kept then.
@@ -48,8 +56,8 @@ def run_atomic(
         value = _called(handler, tx, claim)
         in_handler = False
         outcome = outcomes.of_value(claim, value, bytes_max=bytes_max)
-        if outcome.verdict is Verdict.FAILED:
-            raise outcomes.NotKept(outcome)
+        if outcome.verdict is OutcomeKind.FAILED:
+            raise outcomes.ResultNotStorable(outcome)
         cancellation.close_gate()
         if source.settle(tx, [outcome], waits=True).lost:
             raise LeaseLost(f"the lease of attempt {claim.attempt} ran out")
@@ -59,17 +67,17 @@ def run_atomic(
         return Committed(database.run(work))
     except BaseException as error:
         cancellation.open_gate()
-        if isinstance(error, outcomes.NotKept):
+        if isinstance(error, outcomes.ResultNotStorable):
             return error
         if isinstance(error, StoreBusy | StoreUnavailable) and not in_handler:
             # Its transaction could not begin, settle or commit: that is not the item's doing.
             rest = outcomes.REST_SECONDS
-            return outcomes.NotKept(outcomes.returned(claim, error, delay_seconds=rest))
+            return outcomes.ResultNotStorable(outcomes.returned(claim, error, delay_seconds=rest))
         raise
 
 
 def _called(handler: Handler, tx: Transaction, claim: Claim) -> Any:
-    if handler.where is Where.LOOP:
+    if handler.where is ExecutorKind.LOOP:
         return run_coroutine(handler.call, tx, claim)
     return handler.call(tx, claim)
 

@@ -17,7 +17,7 @@ import msgspec
 
 from ledgerstone.cancellation import Cancellation
 from ledgerstone.engine import outcomes
-from ledgerstone.engine.source import Verdict
+from ledgerstone.engine.source import OutcomeKind
 from ledgerstone.errors import HandlerTimeout, LedgerstoneError
 
 if TYPE_CHECKING:
@@ -114,9 +114,9 @@ class Attempt:
     def _given_up(self, outcome: Outcome, error: BaseException) -> Outcome:
         """The outcome; dead at once if the handler gives up after such an error."""
         gives_up = self.handler.gives_up
-        if gives_up is None or outcome.verdict is not Verdict.FAILED or not gives_up(error):
+        if gives_up is None or outcome.verdict is not OutcomeKind.FAILED or not gives_up(error):
             return outcome
-        return msgspec.structs.replace(outcome, verdict=Verdict.DEAD)
+        return msgspec.structs.replace(outcome, verdict=OutcomeKind.DEAD)
 
 
 def abandoned_handlers() -> int:

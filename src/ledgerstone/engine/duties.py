@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ledgerstone.engine.turns import Turns
+from ledgerstone.engine.duty_schedule import DutySchedule
 from ledgerstone.errors import LeaseLost, LedgerstoneError
 from ledgerstone.failpoints import hit
 from ledgerstone.ids import new_id
@@ -52,7 +52,7 @@ class Duties:
     def __init__(self, database: Database[Any], duties: Sequence[Duty]) -> None:
         self._database = database
         self._duties = duties
-        self._turns = Turns((duty.name for duty in duties), database.clock.monotonic)
+        self._turns = DutySchedule((duty.name for duty in duties), database.clock.monotonic)
 
     @property
     def done(self) -> dict[str, int]:

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from ledgerstone import errors
-from ledgerstone.engine.source import Cancel, Claim, Failure, Outcome, Snooze, Verdict
-from ledgerstone.store.body import encode
+from ledgerstone.engine.source import Cancel, Claim, Failure, Outcome, OutcomeKind, Snooze
+from ledgerstone.store.sql.json_body import encode
 
 MESSAGE_CHARS_MAX = 2048
 TRACEBACK_CHARS_MAX = 20_000
@@ -33,7 +33,7 @@ REPLACED_TYPES = "__ledgerstone_types__"
 """Where an error that replaces one from another process names the types of the original."""
 
 
-class NotKept(Exception):
+class ResultNotStorable(Exception):
     """What an atomic handler returned cannot be kept: so is nothing that it wrote."""
 
     def __init__(self, outcome: Outcome) -> None:
@@ -44,21 +44,21 @@ class NotKept(Exception):
 def of_value(claim: Claim, value: Any, *, bytes_max: int) -> Outcome:
     """The handler returned; a value that cannot be kept is a failure."""
     if value is None:
-        return Outcome(claim, Verdict.DONE)
+        return Outcome(claim, OutcomeKind.DONE)
     try:
         if isinstance(value, Snooze):
             return _snoozed(claim, value.seconds)
         if isinstance(value, Cancel):
             return _canceled(claim, value.reason)
-        return Outcome(claim, Verdict.DONE, result=encode(value, bytes_max=bytes_max))
+        return Outcome(claim, OutcomeKind.DONE, result=encode(value, bytes_max=bytes_max))
     except Exception as error:  # noqa: BLE001 - the value's own code may raise anything
-        return Outcome(claim, Verdict.FAILED, failure=failure_of(error))
+        return Outcome(claim, OutcomeKind.FAILED, failure=failure_of(error))
 
 
 def _snoozed(claim: Claim, seconds: Any) -> Outcome:
     if isinstance(seconds, int | float) and seconds <= SNOOZE_SECONDS_MAX:
         rest = seconds if seconds > 0 else SNOOZE_SECONDS_MIN
-        return Outcome(claim, Verdict.SNOOZED, delay_seconds=rest)
+        return Outcome(claim, OutcomeKind.SNOOZED, delay_seconds=rest)
     message = f"a snooze lasts at most {SNOOZE_SECONDS_MAX} s, not {seconds!r}"
     raise errors.BadInput(message)
 
@@ -66,7 +66,7 @@ def _snoozed(claim: Claim, seconds: Any) -> Outcome:
 def _canceled(claim: Claim, reason: Any) -> Outcome:
     """Whatever the reason is: that it need not be done any more is clear."""
     words = "" if reason is None else _words(reason)[:MESSAGE_CHARS_MAX]
-    return Outcome(claim, Verdict.CANCELED, failure=Failure("canceled", _storable(words)))
+    return Outcome(claim, OutcomeKind.CANCELED, failure=Failure("canceled", _storable(words)))
 
 
 def of_error(claim: Claim, error: BaseException) -> Outcome:
@@ -78,7 +78,7 @@ def of_error(claim: Claim, error: BaseException) -> Outcome:
     if isinstance(error, errors.TargetDown):
         # Not the item's doing: it keeps its attempt.
         return returned(claim, error, delay_seconds=REST_SECONDS)
-    verdict = Verdict.DEAD if isinstance(error, errors.Hopeless) else Verdict.FAILED
+    verdict = OutcomeKind.DEAD if isinstance(error, errors.Hopeless) else OutcomeKind.FAILED
     return Outcome(claim, verdict, failure=failure_of(error))
 
 
@@ -101,16 +101,18 @@ def may_be_of_one(error: BaseException) -> bool:
 def spared(outcome: Outcome) -> Outcome:
     """The engine's own database is out of reach: who failed of that keeps its attempt."""
     failure = outcome.failure
-    if outcome.verdict is not Verdict.FAILED or failure is None:
+    if outcome.verdict is not OutcomeKind.FAILED or failure is None:
         return outcome
     if failure.code not in {errors.StoreUnavailable.code, errors.CommitUnknown.code}:
         return outcome
-    return msgspec.structs.replace(outcome, verdict=Verdict.RETURNED, delay_seconds=REST_SECONDS)
+    return msgspec.structs.replace(
+        outcome, verdict=OutcomeKind.RETURNED, delay_seconds=REST_SECONDS
+    )
 
 
 def unwritable(outcome: Outcome, error: Exception) -> Outcome:
     """The database refused the outcome: that is written in its place, in words that it takes."""
-    verdict = Verdict.DEAD if outcome.verdict is Verdict.DEAD else Verdict.FAILED
+    verdict = OutcomeKind.DEAD if outcome.verdict is OutcomeKind.DEAD else OutcomeKind.FAILED
     message = f"its outcome ({outcome.verdict.value}) cannot be written: {_words(error)}"
     failure = Failure(_code_of(error), _storable(message[:MESSAGE_CHARS_MAX]))
     return Outcome(outcome.claim, verdict, failure=failure)
@@ -123,7 +125,7 @@ def returned(
     # A class of a user's own may have no message.
     message = _words(getattr(error, "message", error))[:MESSAGE_CHARS_MAX]
     failure = Failure(_code_of(error), _storable(message))
-    return Outcome(claim, Verdict.RETURNED, failure=failure, delay_seconds=delay_seconds)
+    return Outcome(claim, OutcomeKind.RETURNED, failure=failure, delay_seconds=delay_seconds)
 
 
 def failure_of(error: BaseException) -> Failure:

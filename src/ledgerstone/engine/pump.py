@@ -1,16 +1,14 @@
 """The pump: moves the work of one source.
 
-    source ──claim──▶ crew (threads, tasks, processes) ──outcomes──▶ settle ──▶ source
-       ▲                                                               │
-       └──────────────── expired claims become due again ◀── rescue ───┘
+    source ──claim──▶ executor (threads, tasks, processes) ──outcomes──▶ settle ──▶ source
+       ▲                                                                   │
+       └────────────────── expired claims become due again ◀── rescue ─────┘
 
-Claims and settlements happen in batches, one transaction each. Where a database has one writer
-(SQLite) the settlement and the next claim share a transaction and a thread; elsewhere they go
-through two connections in two threads, so that one waits for the disk while the other works.
+Claims and settlements happen in batches, one transaction each. A database with one writer (SQLite)
+settles and claims in one transaction and one thread. Other databases use two connections in two
+threads: one waits for the disk while the other works.
 
-Nothing that was claimed is forgotten: a claim is `held` from its claim to its settlement. If the
-database is out of reach, outcomes are kept and tried again; if a claim was lost meanwhile, the
-source refuses it and has that on record.
+The pump holds each claim until it is settled, and keeps and retries outcomes during an outage.
 """
 
 from __future__ import annotations
@@ -27,8 +25,10 @@ import msgspec
 from ledgerstone.engine import outcomes as outcome_of
 from ledgerstone.engine.atomic import Committed, run_atomic
 from ledgerstone.engine.breaker import Breakers
-from ledgerstone.engine.crew import Crew
-from ledgerstone.engine.pace import Ahead, Pace
+from ledgerstone.engine.claim_size import ClaimAhead, PollSchedule
+from ledgerstone.engine.counters import Counters, Tick
+from ledgerstone.engine.executor import Executor
+from ledgerstone.engine.quarantine import WAIT_SECONDS_MAX, Quarantine, QuarantineQueue
 from ledgerstone.engine.settlements import Settlements
 from ledgerstone.engine.source import (
     LONG_CALL_SECONDS,
@@ -36,18 +36,16 @@ from ledgerstone.engine.source import (
     Batch,
     Batches,
     Claim,
+    NotSettled,
     Outcome,
-    Remainder,
+    OutcomeKind,
     Settled,
     Source,
-    Verdict,
     Work,
     batches_of,
 )
-from ledgerstone.engine.suspects import WAIT_SECONDS_MAX, Suspects, Ward
-from ledgerstone.engine.tally import Tally, Tick
-from ledgerstone.engine.transacted import Transacted
-from ledgerstone.engine.unanswered import Unanswered
+from ledgerstone.engine.transactional import TransactionalWork
+from ledgerstone.engine.unanswered_claims import UnansweredClaims
 from ledgerstone.errors import (
     Interrupted,
     LeaseLost,
@@ -56,7 +54,7 @@ from ledgerstone.errors import (
     TargetDown,
 )
 from ledgerstone.failpoints import hit
-from ledgerstone.store.wakeup import Bell
+from ledgerstone.store.wakeup import WakeSignal
 
 if TYPE_CHECKING:
     from ledgerstone.engine.attempt import Attempt
@@ -94,13 +92,13 @@ class Pump:
         settings: EngineSettings,
         *,
         worker: str,
-        ward: Ward,
+        quarantine: Quarantine,
         handlers_database: Database[Any] | None = None,
         prompt: Callable[[], bool] = lambda: False,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self.source = source
-        self.tally = Tally()
+        self.counters = Counters()
         self.failure: BaseException | None = None
         self._database = database
         self._settings = settings
@@ -114,10 +112,10 @@ class Pump:
             cooldown_seconds=settings.breaker_cooldown_seconds,
             monotonic=self._monotonic,
         )
-        self._work = source if isinstance(source, Work) else Transacted(source, database)
+        self._work = source if isinstance(source, Work) else TransactionalWork(source, database)
         self._batches = batches_of(source)
         places = self._work.places or settings.concurrency
-        self._crew = Crew(
+        self._executor = Executor(
             self._batches.places if self._batches is not None else places,
             handler=self._work.handler,
             atomic=partial(
@@ -130,7 +128,7 @@ class Pump:
             done=self._done,
         )
         self._held: dict[str, Claim] = {}
-        self._unanswered = Unanswered(source, database, worker)
+        self._unanswered = UnansweredClaims(source, database, worker)
         self._settlements = Settlements(
             self._work,
             batch_max=settings.batch_max,
@@ -138,24 +136,24 @@ class Pump:
             # Not held any more, so that its lease runs out and it is rescued.
             let_go=lambda outcome: self._release([outcome]),
         )
-        self._ahead = Ahead(settings, self._crew)
-        self._claim_bell = Bell()
-        self._suspects = Suspects(
-            ward,
+        self._ahead = ClaimAhead(settings, self._executor)
+        self._claim_bell = WakeSignal()
+        self._suspects = QuarantineQueue(
+            quarantine,
             crashes_max=settings.crashes_max,
-            bell=self._claim_bell,
+            wake_signal=self._claim_bell,
             monotonic=self._monotonic,
         )
         # With one writer a single thread does both, and both kinds of news ring for it.
-        self._settle_bell = self._claim_bell if self._work.one_writer else Bell()
-        self._pace = Pace(settings, prompt)
+        self._settle_bell = self._claim_bell if self._work.one_writer else WakeSignal()
+        self._pace = PollSchedule(settings, prompt)
         self._stopping = threading.Event()
         self._halted = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def tick(self, limit: int | None = None) -> Tick:
         """One bounded step in this thread: settle what is open, claim, run, settle."""
-        refused = self.tally.refused
+        refused = self.counters.refused
         settled = self._settle_some()
         most = self._batches.call_items_max if self._batches else self._settings.batch_max
         room = min(limit or most, most)
@@ -165,15 +163,15 @@ class Pump:
             if self._suspects.are(claim):
                 try:
                     settled += self._settle_some()
-                    self._suspects.ward.enter(claim)
+                    self._suspects.quarantine.enter(claim)
                 except BaseException:
                     self._return(runnable[i:])
                     raise
-            self._done(claim, self._crew.run_here(claim))
+            self._done(claim, self._executor.run_here(claim))
         settled += self._settle_some()
-        return Tick(len(claims), settled, self.tally.refused - refused)
+        return Tick(len(claims), settled, self.counters.refused - refused)
 
-    def extend(self, claims: Sequence[Claim]) -> Remainder[Claim]:
+    def extend(self, claims: Sequence[Claim]) -> NotSettled[Claim]:
         """Renew the leases of these."""
         return self._work.extend(claims, self._settings.lease_seconds)
 
@@ -183,13 +181,13 @@ class Pump:
             return 0
         crashes_max = self._settings.crashes_max
         rescued = self.source.rescue(tx, limit=RESCUE_MAX, crashes_max=crashes_max)
-        self.tally.rescued += rescued
+        self.counters.rescued += rescued
         hit("rescue.rescued")
         return rescued
 
     def start(self) -> None:
         """Begin to move work, in threads of its own."""
-        self._database.bells.hang(self.source.channel, self._claim_bell)
+        self._database.wake_signals.hang(self.source.channel, self._claim_bell)
         self._work.start()
         loops = [self._turn_both] if self._work.one_writer else [self._claims, self._settles]
         for loop in loops:
@@ -212,19 +210,19 @@ class Pump:
 
     def finish(self, seconds: float) -> bool:
         """Wait for the running handlers; False if the time was not enough for all."""
-        return self._crew.wait_idle(seconds)
+        return self._executor.wait_idle(seconds)
 
     def interrupt(self) -> None:
         """Tell what still runs to stop."""
         stopping = Interrupted("the worker is stopping")
         for claim in list(self._held.values()):
-            if self._crew.cancel(claim, stopping):
+            if self._executor.cancel(claim, stopping):
                 self._return([claim])
 
     def await_notice(self) -> None:
         """Wait for handlers that were told, and give up those that take no notice."""
-        if not self._crew.wait_idle(self._settings.notice_seconds):
-            self._crew.abandon_all()
+        if not self._executor.wait_idle(self._settings.notice_seconds):
+            self._executor.abandon_all()
 
     def stop(self) -> None:
         """Settle everything, end the threads."""
@@ -235,7 +233,7 @@ class Pump:
         for thread in self._threads:
             thread.join(STOP_SECONDS)
         self._return(self._unbegun())
-        self._database.bells.take_down(self.source.channel, self._claim_bell)
+        self._database.wake_signals.take_down(self.source.channel, self._claim_bell)
         why: object = "their items are locked"
         try:
             until = monotonic() + STOP_SECONDS
@@ -247,7 +245,7 @@ class Pump:
         if left := len(self._held):
             # Their leases will run out and they are rescued.
             _log.warning("%s: %d claims could not be returned: %s", self.source.name, left, why)
-        self._crew.stop()
+        self._executor.stop()
 
     def close(self) -> None:
         """Let go of what is held outside the database."""
@@ -269,32 +267,32 @@ class Pump:
         if self._held.get(claim.key) is not claim:
             return
         del self._held[claim.key]
-        self.tally.lost += 1
+        self.counters.lost += 1
         _log.warning("%s: lost the lease of %s", self.source.name, claim.title)
         if self._batches is not None:
             # The handler goes on with the other items; it learns of this one from its source.
             return
         error = LeaseLost(f"the lease of attempt {claim.attempt} ran out")
-        if self._suspects.remove(claim) or self._crew.cancel(claim, error):
+        if self._suspects.remove(claim) or self._executor.cancel(claim, error):
             self._done(claim, outcome_of.told(claim, error))
 
     def expire_overdue(self) -> None:
         """Tell handlers that ran past their limit, and give up those that take no notice."""
-        self._crew.cancel_overdue()
-        self._crew.abandon_late(self._settings.notice_seconds)
-        abandoned, most = self._crew.abandoned, self._settings.abandoned_handlers_max
-        self.tally.abandoned = abandoned
-        before = self.tally.stalled
-        self.tally.stalled = ABANDONED.format(abandoned) if abandoned >= most else None
-        if before is None and self.tally.stalled is not None:
-            _log.error("%s: %s", self.source.name, self.tally.stalled)
-        elif before is not None and self.tally.stalled is None:
+        self._executor.cancel_overdue()
+        self._executor.abandon_late(self._settings.notice_seconds)
+        abandoned, most = self._executor.abandoned, self._settings.abandoned_handlers_max
+        self.counters.abandoned = abandoned
+        before = self.counters.stalled
+        self.counters.stalled = ABANDONED.format(abandoned) if abandoned >= most else None
+        if before is None and self.counters.stalled is not None:
+            _log.error("%s: %s", self.source.name, self.counters.stalled)
+        elif before is not None and self.counters.stalled is None:
             self._claim_bell.ring()
 
     @property
     def attempts(self) -> list[Attempt]:
         """What runs now, abandoned handlers included."""
-        return self._crew.attempts
+        return self._executor.attempts
 
     @property
     def locked(self) -> int:
@@ -304,13 +302,15 @@ class Pump:
     @property
     def abandoned(self) -> int:
         """Handlers that run on though they were given up."""
-        return self._crew.abandoned
+        return self._executor.abandoned
 
     def return_late(self) -> None:
         """What has waited here too long goes back, its attempt refunded: for one with a place."""
         seconds = WAITING_AHEADS_MAX * self._settings.claim_ahead_ms / 1000
         late = Interrupted(f"no place was free for it within {seconds:g} s")
-        waited = [] if self._work.local else self._crew.drop_late(max(seconds, WAITING_SECONDS_MIN))
+        waited = (
+            [] if self._work.local else self._executor.drop_late(max(seconds, WAITING_SECONDS_MIN))
+        )
         for claim in waited:
             self._done(claim, outcome_of.returned(claim, late))
         late = Interrupted("others with which workers died took too long before it")
@@ -319,11 +319,11 @@ class Pump:
 
     @property
     def running(self) -> int:
-        return self._crew.running
+        return self._executor.running
 
     @property
     def waiting(self) -> int:
-        return len(self._crew.waiting) + len(self._suspects)
+        return len(self._executor.waiting) + len(self._suspects)
 
     def _guarded(self, loop: Callable[[], None]) -> None:
         try:
@@ -404,7 +404,7 @@ class Pump:
         return min(seconds, self._work.due_seconds()) if self._room() > 0 else seconds
 
     def _dispatch(self, claims: Sequence[Claim]) -> None:
-        self.tally.trouble = None
+        self.counters.trouble = None
         if not claims:
             return
         hit("pump.claimed")
@@ -431,13 +431,13 @@ class Pump:
         if self._stopping.is_set():
             self._return([*claims, *self._unbegun()])
         elif claims:
-            self._crew.start(claims, first=first)
+            self._executor.start(claims, first=first)
             if self._stopping.is_set():
                 # That began after the look: nobody has dropped these.
                 self._return(self._unbegun())
 
     def _unbegun(self) -> list[Claim]:
-        return [*self._crew.drop_waiting(), *self._suspects.drop()]
+        return [*self._executor.drop_waiting(), *self._suspects.drop()]
 
     def _return(self, unbegun: Sequence[Claim]) -> None:
         stopping = Interrupted("the worker is stopping")
@@ -446,7 +446,7 @@ class Pump:
 
     def _accepted(self, claims: Sequence[Claim]) -> Sequence[Claim]:
         """Hold the claims; those for a target that is down go straight back."""
-        self.tally.claimed += len(claims)
+        self.counters.claimed += len(claims)
         self._held.update({claim.key: claim for claim in claims})
         if self._batches is not None and claims:
             claims = [Batch.of(claims, report=lambda outcome: self._done(outcome.claim, outcome))]
@@ -474,8 +474,8 @@ class Pump:
         if self._pace.more:
             # Claiming may have stopped because too much was unsettled.
             self._claim_bell.ring()
-        self.tally.refused += len(refused)
-        self.tally.trouble = None
+        self.counters.refused += len(refused)
+        self.counters.trouble = None
         for outcome in refused:
             _log.warning(
                 "%s: refused the late settlement of %s: the claim was lost",
@@ -491,15 +491,15 @@ class Pump:
             if held.get(claim.key) is claim:
                 del held[claim.key]
             if claim.crashes:
-                self._suspects.ward.leave(claim)
+                self._suspects.quarantine.leave(claim)
 
     def _count(self, settled: Sequence[Outcome], by: int) -> None:
         verdicts = [outcome.verdict for outcome in settled]
-        done = verdicts.count(Verdict.DONE)
-        returned = verdicts.count(Verdict.RETURNED) + verdicts.count(Verdict.SNOOZED)
-        self.tally.done += by * done
-        self.tally.returned += by * returned
-        self.tally.failed += by * (len(verdicts) - done - returned)
+        done = verdicts.count(OutcomeKind.DONE)
+        returned = verdicts.count(OutcomeKind.RETURNED) + verdicts.count(OutcomeKind.SNOOZED)
+        self.counters.done += by * done
+        self.counters.returned += by * returned
+        self.counters.failed += by * (len(verdicts) - done - returned)
 
     def _done(self, claim: Claim, outcome: Outcome | None) -> None:
         """A handler ended. None: an atomic one that is settled already."""
@@ -510,9 +510,9 @@ class Pump:
             if self._pace.more and (not self._work.local or self._room() > 0):
                 self._claim_bell.ring()
             return
-        if claim.target is not None or outcome.verdict is Verdict.RETURNED or self._breakers:
+        if claim.target is not None or outcome.verdict is OutcomeKind.RETURNED or self._breakers:
             outcome = self._told_breaker(claim, outcome)
-        if self.tally.trouble is not None:
+        if self.counters.trouble is not None:
             outcome = outcome_of.spared(outcome)
         self._add_outcome(outcome)
 
@@ -522,19 +522,19 @@ class Pump:
                 self._add_outcome(each)
             return
         count = self._settlements.add(outcome)
-        if count == 1 or count >= self._settings.batch_max or not self._crew.waiting:
+        if count == 1 or count >= self._settings.batch_max or not self._executor.waiting:
             self._settle_bell.ring()
             if self._pace.more:
                 self._claim_bell.ring()
 
     def _came_out(self, claim: Claim, value: Any) -> Outcome | None:
         if isinstance(value, Settled):
-            value = Committed(Outcome(claim, Verdict.DONE))
+            value = Committed(Outcome(claim, OutcomeKind.DONE))
         if isinstance(value, Committed):
             self._release([value.outcome])
             self._count([value.outcome], 1)
             return None
-        if isinstance(value, outcome_of.NotKept):
+        if isinstance(value, outcome_of.ResultNotStorable):
             return value.outcome
         if isinstance(value, Outcome) and value.claim is claim:
             return value
@@ -544,7 +544,7 @@ class Pump:
         target, failure = claim.target or self.source.name, outcome.failure
         if failure is None or failure.code != TargetDown.code:
             # What was returned for another reason may never have come to its target.
-            returned = outcome.verdict is Verdict.RETURNED
+            returned = outcome.verdict is OutcomeKind.RETURNED
             (self._breakers.undecided if returned else self._breakers.succeeded)(target)
             return outcome
         wait = self._breakers.failed(target)
@@ -552,34 +552,34 @@ class Pump:
 
     def _room(self) -> int:
         """How many to claim now: what can run, and as far ahead as handlers are quick."""
-        if self._stopping.is_set() or self.tally.stalled is not None:
+        if self._stopping.is_set() or self.counters.stalled is not None:
             return 0
         if self._batches is not None:
             return self._room_in_batches(self._batches)
         if self._work.local:
-            waiting = len(self._crew.waiting)
+            waiting = len(self._executor.waiting)
             # While every place has a next one there is no hurry: few large claims cost less.
-            return self._settings.batch_max if waiting <= self._crew.places else 0
+            return self._settings.batch_max if waiting <= self._executor.places else 0
         # In this order: what ends in between is counted twice, not overlooked.
-        taken = self._crew.running + len(self._crew.waiting)
+        taken = self._executor.running + len(self._executor.waiting)
         unsettled = len(self._settlements)
         if unsettled >= self._settings.unsettled_max:
             return 0
-        places, batch, ahead = self._crew.places, self._settings.batch_max, self._ahead.claims()
+        places, batch, ahead = self._executor.places, self._settings.batch_max, self._ahead.claims()
         # Two batches, so that the next is claimed while handlers are at work on this one; but never
         # so many that their outcomes would not fit.
         capacity = places + min(ahead, 2 * batch, batch + self._settings.unsettled_max - unsettled)
         room = min(capacity - taken, batch)
-        if self._crew.waiting and room * 2 < min(ahead, batch):
+        if self._executor.waiting and room * 2 < min(ahead, batch):
             # Every place is taken, so there is no hurry: few large claims cost less.
             return 0
         return room
 
     def _room_in_batches(self, batches: Batches) -> int:
         """The same where a call of a handler takes many: what counts are items."""
-        calls = self._crew.running + len(self._crew.waiting)
+        calls = self._executor.running + len(self._executor.waiting)
         if calls >= batches.calls_max:
-            long = min(self._crew.longer_than(LONG_CALL_SECONDS), batches.long_calls_max)
+            long = min(self._executor.longer_than(LONG_CALL_SECONDS), batches.long_calls_max)
             if calls - long >= batches.calls_max:
                 return 0
         return min(batches.items_max - len(self._held), batches.call_items_max)
@@ -587,14 +587,14 @@ class Pump:
     def _linger(self) -> None:
         """Give other outcomes a moment to come along, if any are on their way."""
         some = 0 < self._settlements.waiting < self._settings.batch_max
-        if some and self._crew.waiting and not self._halted.is_set():
+        if some and self._executor.waiting and not self._halted.is_set():
             self._settle_bell.wait(self._settings.flush_ms / 1000)
 
     def _trouble(self, error: LedgerstoneError) -> None:
         """Wait a little if waiting can help, otherwise give up."""
         if not error.retryable:
             raise error
-        if self.tally.trouble is None and not isinstance(error, StoreUnavailable):
+        if self.counters.trouble is None and not isinstance(error, StoreUnavailable):
             _log.warning("%s: %s: %s", self.source.name, error.code, error)
-        self.tally.trouble = f"{error.code}: {error.message}"
+        self.counters.trouble = f"{error.code}: {error.message}"
         self._halted.wait(self._pace.trouble())

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ledgerstone.engine import outcomes as outcome_of
-from ledgerstone.engine.locked import LockedOutcomes
-from ledgerstone.engine.source import Remainder
+from ledgerstone.engine.locked_outcomes import LockedOutcomes
+from ledgerstone.engine.source import NotSettled
 from ledgerstone.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Settlements:
         self._unwritten = 0
         self._note([outcome], left)
 
-    def _note(self, finished: Sequence[Outcome], left: Remainder[Outcome]) -> int:
+    def _note(self, finished: Sequence[Outcome], left: NotSettled[Outcome]) -> int:
         """Tell what was settled, and put off what was locked; how many were settled."""
         self._under_way -= len(finished)
         if left.locked:

@@ -54,7 +54,7 @@ def mark_of(key: object, token: int) -> str:
     return f"{key} {token}"
 
 
-class Verdict(Enum):
+class OutcomeKind(Enum):
     """How an item came out of an attempt."""
 
     DONE = "done"
@@ -82,7 +82,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """A claim and how it came out; `result` is JSON text."""
 
     claim: Claim
-    verdict: Verdict
+    verdict: OutcomeKind
     result: str | None = None
     failure: Failure | None = None
     delay_seconds: float | None = None
@@ -153,7 +153,7 @@ class Batches(msgspec.Struct, frozen=True):
         return self.calls_max + self.long_calls_max
 
 
-class Remainder(msgspec.Struct, Generic[T], frozen=True):
+class NotSettled(msgspec.Struct, Generic[T], frozen=True):
     """Those of a batch that were not written: the others were, now or by the same claim before.
 
     - `lost` claims are no longer held: nothing of them was changed, and that is on record.
@@ -190,7 +190,7 @@ class Ask(msgspec.Struct, frozen=True):
     """Targets that are down: claims for them would only be returned."""
 
 
-class Where(Enum):
+class ExecutorKind(Enum):
     """Where a handler runs."""
 
     THREAD = "thread"
@@ -207,7 +207,7 @@ class Handler(msgspec.Struct, frozen=True):
     """
 
     call: Callable[..., Any]
-    where: Where = Where.THREAD
+    where: ExecutorKind = ExecutorKind.THREAD
     atomic: bool = False
     gives_up: Callable[[BaseException], bool] | None = None
     """Whether an item is dead at once after this error; None: only after Hopeless."""
@@ -225,7 +225,7 @@ class Source(Protocol):
     - `extend` renews the lease of claims still held, in the same way.
     - `rescue` makes items of expired claims due again, a bounded number; one whose workers died
       `crashes_max` times is dead, unless its last one is known not to have begun with it
-      (`LastWord.waited`): that was no crash, and no attempt.
+      (`LastHeartbeat.waited`): that was no crash, and no attempt.
     - `handler` answers what runs a claim.
     - A source may have `close`: its worker has stopped, and it lets go of its connections and
       threads. Another worker may use it later.
@@ -247,22 +247,22 @@ class Source(Protocol):
 
     def settle(
         self, tx: Transaction, outcomes: Sequence[Outcome], *, waits: bool = False
-    ) -> Remainder[Outcome]: ...
+    ) -> NotSettled[Outcome]: ...
 
     def extend(
         self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
-    ) -> Remainder[Claim]: ...
+    ) -> NotSettled[Claim]: ...
 
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int: ...
 
     def handler(self, claim: Claim) -> Handler: ...
 
 
-class Exchanged(NamedTuple):
+class ExchangeResult(NamedTuple):
     """What a pump gets for its outcomes."""
 
     claims: Sequence[Claim]
-    left: Remainder[Outcome]
+    left: NotSettled[Outcome]
 
 
 @runtime_checkable
@@ -299,9 +299,9 @@ class Work(Protocol):
 
     def start(self) -> None: ...
 
-    def exchange(self, outcomes: Sequence[Outcome], ask: Ask | None) -> Exchanged: ...
+    def exchange(self, outcomes: Sequence[Outcome], ask: Ask | None) -> ExchangeResult: ...
 
-    def extend(self, claims: Sequence[Claim], lease_seconds: float) -> Remainder[Claim]: ...
+    def extend(self, claims: Sequence[Claim], lease_seconds: float) -> NotSettled[Claim]: ...
 
     def due_seconds(self) -> float: ...
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import Integer, bindparam, select
 
-from ledgerstone.engine import workers
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.statement import Statement
-from ledgerstone.store.tables import leases
+from ledgerstone.engine import worker_rows as workers
+from ledgerstone.store.schema.tables import leases
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.statement import Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
@@ -82,7 +82,7 @@ def _worker(seen: workers.WorkerSeen, silent_after_ms: float) -> WorkerFacts:
     tallies: list[dict[str, Any]] = list(seen.report.get("sources", {}).values())
 
     def total(name: str) -> int:
-        return sum(tally.get(name, 0) for tally in tallies)
+        return sum(counters.get(name, 0) for counters in tallies)
 
     return WorkerFacts(
         id=seen.id,
@@ -104,8 +104,8 @@ def _duty_trouble(seen: workers.WorkerSeen) -> str | None:
     return next((f"{DUTY}{name}: {words}" for name, words in troubles.items()), None)
 
 
-def _trouble(tally: dict[str, Any]) -> str | None:
-    return tally.get("trouble") or tally.get("stalled")
+def _trouble(counters: dict[str, Any]) -> str | None:
+    return counters.get("trouble") or counters.get("stalled")
 
 
 def leases_of(tx: Transaction) -> list[LeaseFacts]:

@@ -14,9 +14,9 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from ledgerstone.engine.turns import Turns
+from ledgerstone.engine.duty_schedule import DutySchedule
 from ledgerstone.errors import LedgerstoneError, Unsupported
-from ledgerstone.store.wakeup import Bell
+from ledgerstone.store.wakeup import WakeSignal
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -39,7 +39,7 @@ class DutyStore(Protocol[T_co]):
 
     def monotonic(self) -> float: ...
 
-    def signal(self, channel: str) -> Bell: ...
+    def signal(self, channel: str) -> WakeSignal: ...
 
     def run(self, work: Callable[[T_co], R], /) -> R: ...
 
@@ -72,8 +72,8 @@ class StoreDuties(Generic[T]):
             raise Unsupported("duties of a store with several writers need leases")
         self._store = store
         self._duties = duties
-        self._bell = store.signal(channel)
-        self._turns = Turns((duty.name for duty in duties), store.monotonic)
+        self._wake_signal = store.signal(channel)
+        self._turns = DutySchedule((duty.name for duty in duties), store.monotonic)
 
     @property
     def done(self) -> dict[str, int]:
@@ -87,7 +87,7 @@ class StoreDuties(Generic[T]):
 
     def wait(self, seconds: float) -> None:
         """Until the bell of the store rings, at most so long: then what is prompt is due."""
-        if self._bell.wait(seconds):
+        if self._wake_signal.wait(seconds):
             for duty in self._duties:
                 if duty.prompt:
                     self._turns.advance(duty.name)

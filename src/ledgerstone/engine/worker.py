@@ -19,14 +19,14 @@ from time import perf_counter
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ledgerstone.engine.counters import Tick
 from ledgerstone.engine.duties import Duties, Duty
 from ledgerstone.engine.heartbeat import Heartbeat
 from ledgerstone.engine.pump import Pump
+from ledgerstone.engine.quarantine import Quarantine
 from ledgerstone.engine.source import Source, Work
 from ledgerstone.engine.store_duties import StoreDuties
-from ledgerstone.engine.suspects import Ward
-from ledgerstone.engine.tally import Tick
-from ledgerstone.engine.workers import ALIVE_SECONDS, WorkerReport, prune, sign_in, sign_off
+from ledgerstone.engine.worker_rows import ALIVE_SECONDS, WorkerReport, prune, sign_in, sign_off
 from ledgerstone.errors import LedgerstoneError
 from ledgerstone.ids import new_id
 
@@ -95,7 +95,7 @@ class Worker:
         self._reporting = threading.Lock()
         self._beaten_at = float("inf")
         self._late_at = float("-inf")
-        self._ward = Ward(self._say, database.clock.monotonic)
+        self._quarantine = Quarantine(self._say, database.clock.monotonic)
         self.pumps = [self._pump(source) for source in sources]
         self._heartbeat = Heartbeat(self._database, self.pumps, settings)
         self._duties = Duties(self._database, [*self._own_duties(), *duties])
@@ -200,7 +200,7 @@ class Worker:
     def report(self) -> WorkerReport:
         """What it does and did, for people."""
         return WorkerReport(
-            sources={pump.source.name: pump.tally for pump in self.pumps},
+            sources={pump.source.name: pump.counters for pump in self.pumps},
             running=sum(pump.running for pump in self.pumps),
             waiting=sum(pump.waiting for pump in self.pumps),
             prompt=self._prompt(),
@@ -212,7 +212,7 @@ class Worker:
                 if (types := getattr(pump.source, "types", None)) is not None
             },
             crashes_max=self._settings.crashes_max,
-            begun=self._ward.begun,
+            begun=self._quarantine.begun,
             locked=self._heartbeat.locked,
             beat_seconds=self._beat_seconds,
         )
@@ -235,7 +235,7 @@ class Worker:
             self._database,
             self._settings,
             worker=self.id,
-            ward=self._ward,
+            quarantine=self._quarantine,
             handlers_database=self._handlers_database,
             prompt=self._prompt,
             on_failure=lambda: self._news.put(None),

@@ -15,9 +15,9 @@ from sqlalchemy.sql.elements import ColumnElement
 from ledgerstone.engine.source import Claim
 from ledgerstone.items.declaration import Begun, Failures, Items
 from ledgerstone.items.key import key_words
-from ledgerstone.store.batch import ClaimEach
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.statement import Row
+from ledgerstone.store.sql.batch import ClaimEach
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.statement import Row
 
 if TYPE_CHECKING:
     from ledgerstone.engine.source import Ask

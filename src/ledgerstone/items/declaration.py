@@ -27,9 +27,9 @@ import msgspec
 from sqlalchemy import BigInteger, Column, String, Table, and_, bindparam, case, literal_column
 from sqlalchemy.sql.elements import ColumnElement
 
-from ledgerstone.store.batch import Incoming, Journal
-from ledgerstone.store.expressions import now_after, now_ms, unindexed
-from ledgerstone.store.statement import Row
+from ledgerstone.store.sql.batch import Incoming, Journal
+from ledgerstone.store.sql.expressions import now_after, now_ms, unindexed
+from ledgerstone.store.sql.statement import Row
 from ledgerstone.store.transaction import Transaction
 
 

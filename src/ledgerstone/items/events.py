@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Column, Integer, Table, bindparam, column, literal_column, null
 
 from ledgerstone.items.declaration import Begun, Failures, History, Refusal
-from ledgerstone.store.batch import AppendEach, Incoming, Journal
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.schema import text_type
-from ledgerstone.store.statement import Row
+from ledgerstone.store.schema.columns import text_type
+from ledgerstone.store.sql.batch import AppendEach, Incoming, Journal
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.statement import Row
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction

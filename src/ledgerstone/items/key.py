@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ledgerstone.store.statement import Row
+from ledgerstone.store.sql.statement import Row
 
 
 def key_words(key: Row) -> str:

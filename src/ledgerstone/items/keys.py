@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import Column, bindparam, select
 
 from ledgerstone.errors import StoreBusy
-from ledgerstone.store.batch import Incoming, InsertEach
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.batch import Incoming, InsertEach
+from ledgerstone.store.sql.statement import Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction

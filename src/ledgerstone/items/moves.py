@@ -33,11 +33,11 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from ledgerstone.items.declaration import Begun, Delete, Failures, Idle, Items, ToState
-from ledgerstone.store.batch import Incoming
-from ledgerstone.store.change import ChangeEach
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.schema import text_type
-from ledgerstone.store.statement import Row
+from ledgerstone.store.schema.columns import text_type
+from ledgerstone.store.sql.batch import Incoming
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.locked_rows import ChangeEach
+from ledgerstone.store.sql.statement import Row
 
 DELAY = column("delay_ms", BigInteger())
 

@@ -14,7 +14,7 @@ from sqlalchemy import bindparam, delete, select
 from ledgerstone.errors import LeaseLost
 from ledgerstone.items.claim import ItemClaim
 from ledgerstone.items.declaration import Delete, Items
-from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.sql.statement import Row, Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction

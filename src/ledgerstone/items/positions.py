@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from sqlalchemy import BigInteger, Column, bindparam, select
 
 from ledgerstone.errors import BadInput
-from ledgerstone.store.statement import Statement
-from ledgerstone.store.wakeup import Bell
+from ledgerstone.store.sql.statement import Statement
+from ledgerstone.store.wakeup import WakeSignal
 
 if TYPE_CHECKING:
     from ledgerstone.items.sequence import Sequence
@@ -70,11 +70,11 @@ class Tail:
         self.after = after
         self._database = database
         self._positions = positions
-        self._bell = Bell()
+        self._wake_signal = WakeSignal()
         self._watcher = database.watcher()
 
     def __enter__(self) -> Self:
-        self._database.bells.hang(self._positions.sequence.channel, self._bell)
+        self._database.wake_signals.hang(self._positions.sequence.channel, self._wake_signal)
         if self._watcher is not None:
             self._watcher.start()
         return self
@@ -82,7 +82,7 @@ class Tail:
     def __exit__(self, *_: object) -> None:
         if self._watcher is not None:
             self._watcher.stop()
-        self._database.bells.take_down(self._positions.sequence.channel, self._bell)
+        self._database.wake_signals.take_down(self._positions.sequence.channel, self._wake_signal)
 
     def wait(self, *, seconds: float, limit: int = 1000) -> list[Positioned]:
         """What comes next, as soon as there is something; nothing if that takes longer."""
@@ -94,7 +94,7 @@ class Tail:
             left = until - monotonic()
             if rows or left <= 0:
                 break
-            self._bell.wait(min(left, POLL_SECONDS))
+            self._wake_signal.wait(min(left, POLL_SECONDS))
         if rows:
             self.after = rows[-1].position
         return rows

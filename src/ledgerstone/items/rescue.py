@@ -17,12 +17,12 @@ from sqlalchemy import BigInteger, bindparam, column, null, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from ledgerstone.engine.source import mark_of
-from ledgerstone.engine.workers import LastWord, last_words
+from ledgerstone.engine.worker_rows import LastHeartbeat, last_words
 from ledgerstone.items.declaration import Items
 from ledgerstone.items.key import key_words
-from ledgerstone.store.change import ChangeEach
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.locked_rows import ChangeEach
+from ledgerstone.store.sql.statement import Row, Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
@@ -39,7 +39,7 @@ class Expired(NamedTuple):
     worker: str | None
     waited: bool
     """Whether its worker died before it began with it, as far as is known."""
-    word: LastWord | None
+    word: LastHeartbeat | None
     """What its worker said last."""
     more: Row
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import BigInteger, Column, MetaData, String, Table
 
-from ledgerstone.store.names import check_name
-from ledgerstone.store.schema import MYSQL_TABLE, serial_type, text_type
+from ledgerstone.store.schema.columns import MYSQL_TABLE, serial_type, text_type
+from ledgerstone.store.sql.names import check_name
 
 NAME_CHARS_MAX = 60
 

@@ -48,10 +48,10 @@ from sqlalchemy import BigInteger, bindparam, exists, func, insert, select, upda
 
 from ledgerstone.engine.duties import Duty
 from ledgerstone.failpoints import hit
-from ledgerstone.store.batch import InsertEach
-from ledgerstone.store.dialect import Hidden
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.dialect import NotVisible
+from ledgerstone.store.sql.batch import InsertEach
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.statement import Statement
 
 if TYPE_CHECKING:
     from ledgerstone.items.sequence import Sequence
@@ -75,7 +75,7 @@ STRETCHES_MAX = 100
 _LOWEST = -(2**63)
 
 
-class _Stretch(msgspec.Struct, array_like=True):
+class _NumberRange(msgspec.Struct, array_like=True):
     """Numbers above `low`, up to `high`, of which some may belong to rows that nobody sees yet.
 
     `fresh_ms` is when it was looked at first; from a second later on it is None, and the rows can
@@ -88,7 +88,7 @@ class _Stretch(msgspec.Struct, array_like=True):
     waits: list[int] = []
 
 
-class _Look(msgspec.Struct, array_like=True):
+class _Recheck(msgspec.Struct, array_like=True):
     """Rows up to `done` were looked at again; those up to `following` are next."""
 
     done: int = _LOWEST
@@ -96,11 +96,11 @@ class _Look(msgspec.Struct, array_like=True):
     at_ms: int = 0
 
 
-class _Looks(msgspec.Struct):
+class _Rechecks(msgspec.Struct):
     """What is still to be looked at again."""
 
-    stretches: list[_Stretch] = []
-    looks: list[_Look] = []
+    stretches: list[_NumberRange] = []
+    looks: list[_Recheck] = []
     swept: int | None = None
     """How far the sweep under way has come."""
     sweep_at_ms: int = 0
@@ -133,7 +133,7 @@ class Sequencer:
 
     def append(self, tx: Transaction) -> int:
         """One turn; how many rows got a position."""
-        return _Turn(self._statements, tx).run()
+        return _SequencerRun(self._statements, tx).run()
 
 
 class _Statements:
@@ -192,7 +192,7 @@ class _Statements:
         )
 
 
-class _Turn:
+class _SequencerRun:
     """One turn, as far as its pages go."""
 
     def __init__(self, statements: _Statements, tx: Transaction) -> None:
@@ -202,7 +202,7 @@ class _Turn:
         row = self._progress()
         self._position, self._head, text, self._now_ms = row
         self._before = row
-        self._looks = msgspec.json.decode(text, type=_Looks)
+        self._looks = msgspec.json.decode(text, type=_Rechecks)
 
     def run(self) -> int:
         """The steps, in their order."""
@@ -220,13 +220,13 @@ class _Turn:
         self._save()
         return appended
 
-    def _ended(self, under_way: frozenset[int] | Hidden) -> bool:
+    def _ended(self, under_way: frozenset[int] | NotVisible) -> bool:
         """Look again where a transaction may have ended; whether that was all of it."""
         complete = True
-        left: list[_Stretch] = []
+        left: list[_NumberRange] = []
         for stretch in self._looks.stretches:
             after = self._after(stretch, under_way)
-            known = under_way is not Hidden.NOW
+            known = under_way is not NotVisible.NOW
             if after == stretch and stretch.fresh_ms is None and known:
                 left.append(stretch)
                 continue
@@ -239,17 +239,19 @@ class _Turn:
         self._looks.stretches = _merged(left)
         return complete
 
-    def _after(self, stretch: _Stretch, under_way: frozenset[int] | Hidden) -> _Stretch:
+    def _after(self, stretch: _NumberRange, under_way: frozenset[int] | NotVisible) -> _NumberRange:
         """The stretch as it is once it was looked at."""
         if stretch.fresh_ms is None:
-            if isinstance(under_way, Hidden):
+            if isinstance(under_way, NotVisible):
                 return stretch
             waits = under_way.intersection(stretch.waits)
-        elif self._now_ms < stretch.fresh_ms + FRESH_MS + TOGETHER_MS or under_way is Hidden.NOW:
+        elif (
+            self._now_ms < stretch.fresh_ms + FRESH_MS + TOGETHER_MS or under_way is NotVisible.NOW
+        ):
             return stretch
         else:
-            waits = frozenset[int]() if isinstance(under_way, Hidden) else under_way
-        return _Stretch(stretch.low, stretch.high, None, sorted(waits))
+            waits = frozenset[int]() if isinstance(under_way, NotVisible) else under_way
+        return _NumberRange(stretch.low, stretch.high, None, sorted(waits))
 
     def _new(self, upto: int) -> None:
         """Positions for rows that nobody has looked at yet."""
@@ -258,21 +260,21 @@ class _Turn:
         self._pages = PAGES_MAX
         reached = self._scan(self._head, upto)
         if not self._tx.database.dialect.one_writer:
-            stretch = _Stretch(self._head, reached, self._now_ms)
+            stretch = _NumberRange(self._head, reached, self._now_ms)
             self._looks.stretches = _merged([*self._looks.stretches, stretch])
         self._head = reached
 
-    def _late(self, under_way: frozenset[int] | Hidden) -> None:
+    def _late(self, under_way: frozenset[int] | NotVisible) -> None:
         """Look again by age."""
         self._pages = PAGES_MAX
         looks = self._looks.looks
-        looks += [_Look(at_ms=self._now_ms) for _ in LOOKS_SECONDS[len(looks) :]]
+        looks += [_Recheck(at_ms=self._now_ms) for _ in LOOKS_SECONDS[len(looks) :]]
         for look, seconds in zip(looks, LOOKS_SECONDS, strict=True):
             if look.following > look.done and self._now_ms >= look.at_ms + seconds * 1000:
                 look.done = self._scan(look.done, look.following)
             if look.following <= look.done and self._head > look.done:
                 look.following, look.at_ms = self._head, self._now_ms
-        if under_way is Hidden.ALWAYS:
+        if under_way is NotVisible.ALWAYS:
             # Nothing tells when the transactions of these end: the looks were all that can be done.
             done = looks[-1].done
             kept = [s for s in self._looks.stretches if s.fresh_ms is not None or s.high > done]
@@ -312,7 +314,7 @@ class _Turn:
         row = statements.progress.one(tx, **statements.one_name)
         if row is None:
             last = statements.last.rows(tx)[0][0]
-            looks = msgspec.json.encode(_Looks()).decode()
+            looks = msgspec.json.encode(_Rechecks()).decode()
             statements.create.run(tx, [(statements.sequence.name, last, _LOWEST, looks)])
             row = statements.progress.one(tx, **statements.one_name)
         return row
@@ -328,7 +330,7 @@ class _Turn:
 
 def _due(text: str, now: int) -> bool:
     """Whether something is to be looked at again by now."""
-    looks = msgspec.json.decode(text, type=_Looks)
+    looks = msgspec.json.decode(text, type=_Rechecks)
     aged = any(
         look.following > look.done and now >= look.at_ms + seconds * 1000
         for look, seconds in zip(looks.looks, LOOKS_SECONDS, strict=False)
@@ -336,9 +338,9 @@ def _due(text: str, now: int) -> bool:
     return aged or bool(looks.stretches) or looks.swept is not None or now >= looks.sweep_at_ms
 
 
-def _merged(stretches: list[_Stretch]) -> list[_Stretch]:
+def _merged(stretches: list[_NumberRange]) -> list[_NumberRange]:
     """Neighbours of one kind as one; not more than so many in all."""
-    merged: list[_Stretch] = []
+    merged: list[_NumberRange] = []
     for stretch in stretches:
         if merged and _alike(merged[-1], stretch):
             merged[-1] = msgspec.structs.replace(merged[-1], high=stretch.high)
@@ -348,11 +350,11 @@ def _merged(stretches: list[_Stretch]) -> list[_Stretch]:
         first, second = merged[:2]
         fresh = [s.fresh_ms for s in (first, second) if s.fresh_ms is not None]
         waits = sorted({*first.waits, *second.waits})
-        merged[:2] = [_Stretch(first.low, second.high, max(fresh, default=None), waits)]
+        merged[:2] = [_NumberRange(first.low, second.high, max(fresh, default=None), waits)]
     return merged
 
 
-def _alike(first: _Stretch, second: _Stretch) -> bool:
+def _alike(first: _NumberRange, second: _NumberRange) -> bool:
     """Whether two stretches are looked at again for the same reasons."""
     if first.fresh_ms is None or second.fresh_ms is None:
         return first.fresh_ms is second.fresh_ms and first.waits == second.waits

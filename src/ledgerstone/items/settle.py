@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import null, update
 
-from ledgerstone.engine.source import Claim, Remainder, Verdict
+from ledgerstone.engine.source import Claim, NotSettled, OutcomeKind
 from ledgerstone.items.claim import ItemClaim, lease_until
 from ledgerstone.items.declaration import Items, Refusal
 from ledgerstone.items.moves import Moving, Step
-from ledgerstone.store.change import CHANGED, ChangeEach, Found, as_words
-from ledgerstone.store.statement import Row
+from ledgerstone.store.sql.locked_rows import CHANGED, ChangeEach, LockedRow, as_words
+from ledgerstone.store.sql.statement import Row
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
@@ -53,7 +53,7 @@ class Ended(NamedTuple):
 
     claim: Claim
     step: Step
-    verdict: Verdict | None = None
+    verdict: OutcomeKind | None = None
 
 
 class Settle:
@@ -106,11 +106,11 @@ class Settle:
         self._refuse(tx, ended, settled, worker)
         return settled
 
-    def _is_diverted(self, claim: Claim, found: Found) -> bool:
+    def _is_diverted(self, claim: Claim, found: LockedRow) -> bool:
         token, _, held = found.stands
         return token == claim.token and bool(held)
 
-    def _classed(self, ended: Ended, found: Found) -> Settled:
+    def _classed(self, ended: Ended, found: LockedRow) -> Settled:
         token, state, held = found.stands
         if token != ended.claim.token or held:
             return Settled(Class.LOST, state)
@@ -186,7 +186,7 @@ class Extend:
         absent = [key_of(c) for c, each in zip(claims, found, strict=True) if each is None]
         there = self._each.there(tx, absent) if absent else set()
 
-        def classed(claim: Claim, each: Found | None) -> Class:
+        def classed(claim: Claim, each: LockedRow | None) -> Class:
             if each is None:
                 return Class.LOCKED if as_words(key_of(claim)) in there else Class.DELETED
             return Class.SETTLED if each is CHANGED else Class.LOST
@@ -194,12 +194,12 @@ class Extend:
         return [classed(claim, each) for claim, each in zip(claims, found, strict=True)]
 
 
-def remainder(each: Sequence[Any], settled: Sequence[Settled]) -> Remainder[Any]:
+def remainder(each: Sequence[Any], settled: Sequence[Settled]) -> NotSettled[Any]:
     """Those that were not written: the lost, and the locked."""
     if all(found.found is Class.SETTLED for found in settled):
-        return Remainder()
+        return NotSettled()
     pairs = list(zip(each, settled, strict=True))
-    return Remainder(
+    return NotSettled(
         lost=[one for one, found in pairs if found.found in {Class.LOST, Class.DELETED}],
         locked=[one for one, found in pairs if found.found is Class.LOCKED],
     )

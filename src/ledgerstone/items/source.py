@@ -17,9 +17,9 @@ from ledgerstone.engine.source import (
     Claim,
     Failure,
     Handler,
+    NotSettled,
     Outcome,
-    Remainder,
-    Verdict,
+    OutcomeKind,
 )
 from ledgerstone.items.claim import Claims, ItemClaim
 from ledgerstone.items.declaration import Begun, Items
@@ -28,7 +28,7 @@ from ledgerstone.items.key import key_words
 from ledgerstone.items.moves import Moves, Moving, Step
 from ledgerstone.items.rescue import Expired, Rescue
 from ledgerstone.items.settle import Class, Ended, Extend, Settle, Settled, remainder
-from ledgerstone.store.statement import Row
+from ledgerstone.store.sql.statement import Row
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
@@ -77,17 +77,17 @@ class ItemSource:
 
     def settle(
         self, tx: Transaction, outcomes: Sequence[Outcome], *, waits: bool = False
-    ) -> Remainder[Outcome]:
+    ) -> NotSettled[Outcome]:
         ended = [Ended(outcome.claim, self._step(outcome), outcome.verdict) for outcome in outcomes]
         settled = self._settle.run(tx, ended, worker=self._worker, waits=waits)
         for outcome, each, found in zip(outcomes, ended, settled, strict=True):
-            if outcome.verdict is not Verdict.DONE and _has_failed(outcome, found):
+            if outcome.verdict is not OutcomeKind.DONE and _has_failed(outcome, found):
                 self._log_failed(tx, outcome, found.step or each.step)
         return remainder(outcomes, settled)
 
     def extend(
         self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
-    ) -> Remainder[Claim]:
+    ) -> NotSettled[Claim]:
         found = self._extend.run(tx, claims, lease_seconds)
         return remainder(claims, [Settled(each) for each in found])
 
@@ -102,16 +102,16 @@ class ItemSource:
     def _step(self, outcome: Outcome) -> Step:
         """Where the item of an outcome goes."""
         match outcome.verdict:
-            case Verdict.DONE:
+            case OutcomeKind.DONE:
                 return self._done(outcome)
-            case Verdict.DEAD:
+            case OutcomeKind.DEAD:
                 return self._made(self._moves.dead, outcome, failed=1)
-            case Verdict.CANCELED:
+            case OutcomeKind.CANCELED:
                 return self._made(self._moves.canceled, outcome)
-            case Verdict.SNOOZED | Verdict.RETURNED:
+            case OutcomeKind.SNOOZED | OutcomeKind.RETURNED:
                 delay = outcome.delay_seconds or 0.0
                 return self._made(self._moves.again, outcome, refunded=1, delay=delay)
-            case Verdict.FAILED:
+            case OutcomeKind.FAILED:
                 if outcome.claim.is_last:
                     return self._made(self._moves.dead, outcome, failed=1)
                 delay = self._backoff.after(outcome.claim.attempt)
@@ -196,7 +196,7 @@ class ItemSource:
 
 
 def _has_failed(outcome: Outcome, found: Settled) -> bool:
-    failed = outcome.verdict in {Verdict.FAILED, Verdict.DEAD}
+    failed = outcome.verdict in {OutcomeKind.FAILED, OutcomeKind.DEAD}
     return failed and found.found is Class.SETTLED
 
 

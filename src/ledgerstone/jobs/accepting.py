@@ -19,7 +19,7 @@ from ledgerstone.errors import BadInput, Duplicate
 from ledgerstone.ids import new_id
 from ledgerstone.items.keys import Holder, Keys, Wanted
 from ledgerstone.jobs import history
-from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, PRIORITY_MAX, Kind, Kinds
+from ledgerstone.jobs.handlers.kinds import ATTEMPTS_LIMIT, PRIORITY_MAX, Kind, Kinds
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import (
     CORRELATION_CHARS_MAX,
@@ -33,12 +33,12 @@ from ledgerstone.jobs.tables import (
     job,
     job_key,
 )
-from ledgerstone.store.batch import AppendEach, Incoming, WithRows
-from ledgerstone.store.body import encode
-from ledgerstone.store.expressions import as_choice, as_json, json_text, now, now_ms
-from ledgerstone.store.names import check_name
-from ledgerstone.store.schema import text_type
-from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.schema.columns import text_type
+from ledgerstone.store.sql.batch import AppendEach, Incoming, WithRows
+from ledgerstone.store.sql.expressions import as_choice, as_json, json_text, now, now_ms
+from ledgerstone.store.sql.json_body import encode
+from ledgerstone.store.sql.names import check_name
+from ledgerstone.store.sql.statement import Row, Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.clock import Clock
@@ -214,7 +214,7 @@ def channel_of(queue: str) -> str:
 
 def accept(tx: Transaction, kinds: Kinds, jobs: Sequence[NewJob]) -> list[Enqueued]:
     """Accept each, or say by which job its key is taken; what is malformed refuses all."""
-    desk = _Desk(kinds, tx.database)
+    desk = _JobChecker(kinds, tx.database)
     checked = [desk.checked(new) for new in jobs]
     ids = [new_id() for _ in checked]
     taken = _taken(tx, ids, checked)
@@ -305,7 +305,7 @@ def _row(job_id: str, new: _Checked) -> Row:
     return (job_id, new.key, new.payload, new.limit_key, *new.shape.row)
 
 
-class _Desk:
+class _JobChecker:
     """Where the jobs of one call are checked; what jobs have in common is checked once."""
 
     def __init__(self, kinds: Kinds, database: Database[Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ledgerstone.jobs.jobs import Jobs
-from ledgerstone.jobs.schedules import Schedules
+from ledgerstone.jobs.schedules.schedules import Schedules
 from ledgerstone.store.async_calls import AsyncCalls, awaited
 
 

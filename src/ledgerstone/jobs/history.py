@@ -19,12 +19,12 @@ from sqlalchemy import BigInteger, Text, bindparam, cast, column, func, literal,
 from ledgerstone.ids import new_id
 from ledgerstone.jobs.states import Status
 from ledgerstone.jobs.tables import job, job_event
-from ledgerstone.store.batch import AppendEach, Journal
-from ledgerstone.store.expressions import as_json, json_text, now_after
-from ledgerstone.store.moments import moment_of
-from ledgerstone.store.pages import Keyset, Page
-from ledgerstone.store.schema import text_type
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.schema.columns import text_type
+from ledgerstone.store.sql.batch import AppendEach, Journal
+from ledgerstone.store.sql.expressions import as_json, json_text, now_after
+from ledgerstone.store.sql.pages import Keyset, Page
+from ledgerstone.store.sql.statement import Statement
+from ledgerstone.store.sql.timestamps import moment_of
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction

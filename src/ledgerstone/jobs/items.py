@@ -18,9 +18,9 @@ from ledgerstone.items.moves import Move, Moving
 from ledgerstone.jobs import history
 from ledgerstone.jobs.states import MOVES, Gate, Status
 from ledgerstone.jobs.tables import job
-from ledgerstone.store.batch import Incoming
-from ledgerstone.store.expressions import as_json, now, now_ms
-from ledgerstone.store.schema import text_type
+from ledgerstone.store.schema.columns import text_type
+from ledgerstone.store.sql.batch import Incoming
+from ledgerstone.store.sql.expressions import as_json, now, now_ms
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from ledgerstone.errors import BadInput, KeyConflict
-from ledgerstone.jobs import accepting, explaining, history, operating, reading
+from ledgerstone.jobs import accepting, history, operating
 from ledgerstone.jobs.accepting import NO_ORG, Accepted, Enqueued, NewJob
-from ledgerstone.jobs.explaining import Explanation
 from ledgerstone.jobs.history import JobEvent
 from ledgerstone.jobs.operating import RETRY_MAX, Retried
-from ledgerstone.jobs.reading import JobRow
+from ledgerstone.jobs.read import explain as explaining
+from ledgerstone.jobs.read import jobs as reading
+from ledgerstone.jobs.read.explain import Explanation
+from ledgerstone.jobs.read.jobs import JobRow
 from ledgerstone.jobs.states import Status
-from ledgerstone.store.pages import Page
+from ledgerstone.store.sql.pages import Page
 
 if TYPE_CHECKING:
-    from ledgerstone.jobs.kinds import Kinds
+    from ledgerstone.jobs.handlers.kinds import Kinds
     from ledgerstone.store.transaction import Transaction
 
 ENQUEUE_MAX = 100_000

@@ -39,9 +39,9 @@ from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.items import begun
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job, job_queue, stands, still
-from ledgerstone.store.batch import ClaimEach, InsertEach, UpdateEach
-from ledgerstone.store.distinct import different
-from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.sql.batch import ClaimEach, InsertEach, UpdateEach
+from ledgerstone.store.sql.distinct import different
+from ledgerstone.store.sql.statement import Row, Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction

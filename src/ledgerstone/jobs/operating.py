@@ -20,10 +20,10 @@ from ledgerstone.jobs.tables import (
     stands,
     still,
 )
-from ledgerstone.store.batch import InsertEach, UpdateEach
-from ledgerstone.store.expressions import now, now_after, now_ms
-from ledgerstone.store.names import check_name, check_text
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.batch import InsertEach, UpdateEach
+from ledgerstone.store.sql.expressions import now, now_after, now_ms
+from ledgerstone.store.sql.names import check_name, check_text
+from ledgerstone.store.sql.statement import Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction

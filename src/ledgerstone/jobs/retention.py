@@ -15,10 +15,10 @@ from ledgerstone.engine.duties import Duty
 from ledgerstone.jobs.states import Status
 from ledgerstone.jobs.tables import job, job_event, job_key, stands
 from ledgerstone.settings import JobSettings
-from ledgerstone.store.batch import WithRows
-from ledgerstone.store.expressions import moment, now_ms
-from ledgerstone.store.permit import permitted
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.schema.retention_permit import permitted
+from ledgerstone.store.sql.batch import WithRows
+from ledgerstone.store.sql.expressions import moment, now_ms
+from ledgerstone.store.sql.statement import Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction

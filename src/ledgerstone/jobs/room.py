@@ -6,18 +6,19 @@ import msgspec
 
 from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.source import Source
-from ledgerstone.jobs import retention, schedules
+from ledgerstone.jobs import retention
+from ledgerstone.jobs.handlers.kinds import Kinds
 from ledgerstone.jobs.jobs import Jobs
-from ledgerstone.jobs.kinds import Kinds
 from ledgerstone.jobs.read import checks
 from ledgerstone.jobs.read.status import JobFacts, jobs_of
-from ledgerstone.jobs.schedules import Declared
+from ledgerstone.jobs.schedules import schedules
+from ledgerstone.jobs.schedules.schedules import Declared
 from ledgerstone.jobs.source import JobSource
 from ledgerstone.jobs.tables import tables
 from ledgerstone.room import Opened, Room
 from ledgerstone.settings import Settings
 from ledgerstone.store.rooms import ChildTable, RowSecurity
-from ledgerstone.store.schema import names_in
+from ledgerstone.store.schema.columns import names_in
 from ledgerstone.store.transaction import Transaction
 
 MOVING = (

@@ -11,14 +11,14 @@ import msgspec
 
 from ledgerstone.engine.attempt_log import DEAD_LETTER, FailedAttempt
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
-from ledgerstone.engine.source import Claim, Failure, Outcome, Remainder, Verdict
+from ledgerstone.engine.source import Claim, Failure, NotSettled, Outcome, OutcomeKind
 from ledgerstone.items.moves import Step
 from ledgerstone.items.settle import Class, Ended, Settle, Settled, remainder
 from ledgerstone.jobs import history, items, limits
 from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.states import Status
 from ledgerstone.jobs.tables import ERROR_CODE_CHARS_MAX, ERROR_MESSAGE_CHARS_MAX
-from ledgerstone.store.statement import Row
+from ledgerstone.store.sql.statement import Row
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
@@ -71,7 +71,7 @@ def settle(
     worker: str | None,
     rules: Rules,
     waits: bool = False,
-) -> Remainder[Outcome]:
+) -> NotSettled[Outcome]:
     """Write how these came out; the ones that were lost, which is on record then, or locked."""
     ended = [
         Ended(outcome.claim, _path(outcome, worker, rules), outcome.verdict) for outcome in outcomes
@@ -101,20 +101,20 @@ def _path(outcome: Outcome, worker: str | None, rules: Rules) -> Step:
         return Step(move=items.cancel, told=told(Status.CANCELED))
 
     match outcome.verdict:
-        case Verdict.DONE if outcome.result is None:
+        case OutcomeKind.DONE if outcome.result is None:
             return Step(move=items.succeed, told=told(Status.SUCCEEDED))
-        case Verdict.DONE:
+        case OutcomeKind.DONE:
             return Step(move=items.succeed_with, row=(outcome.result,), told=told(Status.SUCCEEDED))
-        case Verdict.CANCELED:
+        case OutcomeKind.CANCELED:
             return canceled()
-        case Verdict.SNOOZED | Verdict.RETURNED:
+        case OutcomeKind.SNOOZED | OutcomeKind.RETURNED:
             return Step(
                 move=items.give_back,
                 row=(_ms(outcome),),
                 told=told(Status.QUEUED),
                 otherwise=canceled(),
             )
-        case Verdict.FAILED | Verdict.DEAD:
+        case OutcomeKind.FAILED | OutcomeKind.DEAD:
             return Step(
                 move=items.fail,
                 row=_error_of(outcome),
@@ -136,7 +136,7 @@ def _after_failure(outcome: Outcome, worker: str | None, rules: Rules) -> Step:
     return Step(move=items.retry, row=(delay_ms,), told=(words,))
 
 
-def _freed(outcomes: Outcomes, left: Remainder[Outcome]) -> list[limits.Freed]:
+def _freed(outcomes: Outcomes, left: NotSettled[Outcome]) -> list[limits.Freed]:
     """The places of limit keys that are free now."""
     locked = set(map(id, left.locked))
     claims = cast("list[JobClaim]", [o.claim for o in outcomes if id(o) not in locked])
@@ -171,7 +171,7 @@ def _log_failed(
 
 
 def _is_last(outcome: Outcome, claim: JobClaim, rules: Rules) -> bool:
-    if outcome.verdict is Verdict.DEAD or claim.is_last:
+    if outcome.verdict is OutcomeKind.DEAD or claim.is_last:
         return True
     crashed = outcome.failure is not None and outcome.failure.crashed
     return crashed and claim.crashes + 1 >= rules.crashes_max
@@ -212,7 +212,7 @@ def _error_of(outcome: Outcome) -> Row:
 def _ms(outcome: Outcome) -> int:
     delay_ms = round((outcome.delay_seconds or 0.0) * 1000)
     # What is put off never keeps its place in line, or those behind it would wait for ever.
-    return max(delay_ms, 1) if outcome.verdict is Verdict.SNOOZED else delay_ms
+    return max(delay_ms, 1) if outcome.verdict is OutcomeKind.SNOOZED else delay_ms
 
 
 def _tell_of_late_failure(tx: Transaction, outcome: Outcome, worker: str | None) -> None:
@@ -228,5 +228,5 @@ def _tell_of_late_failure(tx: Transaction, outcome: Outcome, worker: str | None)
     history.note(tx, outcome.claim.key, Status.SUCCEEDED, told)
 
 
-_FAILED = frozenset({Verdict.FAILED, Verdict.DEAD})
+_FAILED = frozenset({OutcomeKind.FAILED, OutcomeKind.DEAD})
 _settle = Settle(items.JOBS)

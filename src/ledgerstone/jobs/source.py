@@ -16,25 +16,25 @@ from ledgerstone.engine.source import (
     Claim,
     Failure,
     Handler,
+    NotSettled,
     Outcome,
-    Remainder,
-    Verdict,
+    OutcomeKind,
 )
 from ledgerstone.items.moves import Step
 from ledgerstone.items.rescue import Expired, Rescue
 from ledgerstone.items.settle import Ended, Extend, Settle, Settled, remainder
 from ledgerstone.jobs import history, items, limits, settling
 from ledgerstone.jobs.accepting import channel_of
-from ledgerstone.jobs.kinds import Kinds
-from ledgerstone.jobs.line import ABOUT, COLUMNS, LIMIT_KEY, Line
-from ledgerstone.jobs.running import Runner
+from ledgerstone.jobs.claim_order import ABOUT, COLUMNS, LIMIT_KEY, ClaimOrder
+from ledgerstone.jobs.handlers.kinds import Kinds
+from ledgerstone.jobs.handlers.running_job import HandlerFactory
 from ledgerstone.jobs.settling import JobClaim
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job, stands
-from ledgerstone.store.batch import ClaimEach
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.moments import moment_at
-from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.sql.batch import ClaimEach
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.statement import Row, Statement
+from ledgerstone.store.sql.timestamps import moment_at
 
 if TYPE_CHECKING:
     from ledgerstone.store.database import Database
@@ -82,11 +82,11 @@ class JobSource:
             queue=queue, backoff=self._backoff, crashes_max=crashes_max, slots=self._slots
         )
         self._monotonic = database.clock.monotonic
-        self._runner = Runner(database, kinds, self._rules)
+        self._runner = HandlerFactory(database, kinds, self._rules)
         self._worker: str | None = None
         self._known = len(kinds)
         self.types = sorted(kinds.all())
-        self._line = Line(queue, self.types)
+        self._line = ClaimOrder(queue, self.types)
         self._limited = self._keyed()
         self._opened_at = float("-inf")
         self._swept = ""
@@ -106,15 +106,15 @@ class JobSource:
 
     def settle(
         self, tx: Transaction, outcomes: Sequence[Outcome], *, waits: bool = False
-    ) -> Remainder[Outcome]:
-        if self._limited or any(outcome.verdict is Verdict.RETURNED for outcome in outcomes):
+    ) -> NotSettled[Outcome]:
+        if self._limited or any(outcome.verdict is OutcomeKind.RETURNED for outcome in outcomes):
             # A place in the queue is free, or a job is due again: others look.
             tx.wake(self.channel)
         return settling.settle(tx, outcomes, worker=self._worker, rules=self._rules, waits=waits)
 
     def extend(
         self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
-    ) -> Remainder[Claim]:
+    ) -> NotSettled[Claim]:
         found = _extend.run(tx, claims, lease_seconds)
         return remainder(claims, [Settled(each) for each in found])
 
@@ -128,10 +128,11 @@ class JobSource:
 
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
         expired = [
-            _Left(each, *each.more) for each in _rescue.run(tx, limit=limit, queue=self._queue)
+            _ExpiredJob(each, *each.more)
+            for each in _rescue.run(tx, limit=limit, queue=self._queue)
         ]
-        again: list[_Left] = []
-        over: list[_Left] = []
+        again: list[_ExpiredJob] = []
+        over: list[_ExpiredJob] = []
         for left in expired:
             spent = left.expired.is_over(crashes_max) or (
                 left.expired.is_last and not left.expired.waited
@@ -213,7 +214,7 @@ class JobSource:
             return backoff
         return msgspec.structs.replace(backoff, policy=policy)
 
-    def _give_back(self, tx: Transaction, again: Sequence[_Left]) -> None:
+    def _give_back(self, tx: Transaction, again: Sequence[_ExpiredJob]) -> None:
         """Queued again, for another worker."""
         ended = [
             Ended(
@@ -225,10 +226,10 @@ class JobSource:
         _settle.run(tx, ended, worker=None)
         tx.after_commit(partial(_log_rescued, again))
 
-    def _bury(self, tx: Transaction, left: _Left) -> None:
+    def _bury(self, tx: Transaction, left: _ExpiredJob) -> None:
         """Too many workers died with it, or it has no attempt left."""
         failure = Failure("crashed", left.how_it_died, crashed=True)
-        outcome = Outcome(left.claim, Verdict.DEAD, failure=failure)
+        outcome = Outcome(left.claim, OutcomeKind.DEAD, failure=failure)
         worker = left.expired.worker
         settling.settle(tx, [outcome], worker=worker, rules=self._rules)
 
@@ -252,14 +253,14 @@ _rescue = Rescue(
 )
 
 
-def _log_rescued(back: Sequence[_Left]) -> None:
+def _log_rescued(back: Sequence[_ExpiredJob]) -> None:
     for left in back:
         title = f"job {left.type} {left.claim.key}, attempt {left.expired.attempt}"
         words = "%s: the lease of worker %s ran out; it is queued again"
         _log.warning(words, title, left.expired.worker)
 
 
-class _Left(NamedTuple):
+class _ExpiredJob(NamedTuple):
     """A job whose lease ran out."""
 
     expired: Expired

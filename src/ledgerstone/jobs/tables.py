@@ -23,9 +23,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from ledgerstone.engine.backoff import BackoffPolicy
 from ledgerstone.jobs.states import FINISHED, Gate, Status
-from ledgerstone.store.expressions import default_id, default_now, unindexed
-from ledgerstone.store.namespace import OWN
-from ledgerstone.store.schema import (
+from ledgerstone.store.schema.columns import (
     CHURNING,
     MYSQL_TABLE,
     choice_type,
@@ -36,6 +34,8 @@ from ledgerstone.store.schema import (
     partial_index,
     text_type,
 )
+from ledgerstone.store.schema.namespace import OWN
+from ledgerstone.store.sql.expressions import default_id, default_now, unindexed
 
 TYPE_CHARS_MAX = 100
 QUEUE_CHARS_MAX = 100

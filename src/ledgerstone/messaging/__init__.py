@@ -6,23 +6,24 @@ from collections.abc import Sequence
 
 from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.source import Source
-from ledgerstone.messaging import crashes, inbox, retention
-from ledgerstone.messaging.competing import CompetingRelay
-from ledgerstone.messaging.failed import Failed
-from ledgerstone.messaging.inbox import Inbox
+from ledgerstone.messaging import retention
+from ledgerstone.messaging.failed.failed import Failed
+from ledgerstone.messaging.inbox import crashes, inbox
+from ledgerstone.messaging.inbox.inbox import Inbox
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.office import Office
-from ledgerstone.messaging.outbox import Outbox
-from ledgerstone.messaging.publishing import NewMessage, Published
-from ledgerstone.messaging.relay import OrderedRelay
+from ledgerstone.messaging.outbox.outbox import Outbox
+from ledgerstone.messaging.outbox.publishing import NewMessage, Published
+from ledgerstone.messaging.registry import MessagingRegistry
+from ledgerstone.messaging.relay.competing import CompetingRelay
+from ledgerstone.messaging.relay.ordered import OrderedRelay
 
 __all__ = [
     "CompetingRelay",
     "Failed",
     "Inbox",
     "Message",
+    "MessagingRegistry",
     "NewMessage",
-    "Office",
     "OrderedRelay",
     "Outbox",
     "Published",
@@ -30,10 +31,10 @@ __all__ = [
 ]
 
 
-def duties(office: Office, sources: Sequence[Source]) -> list[Duty]:
+def duties(registry: MessagingRegistry, sources: Sequence[Source]) -> list[Duty]:
     """What has to be done for messages every so often, by one worker of all."""
     relays = [each for each in sources if isinstance(each, OrderedRelay | CompetingRelay)]
-    kept = [inbox.duty(office), crashes.duty(office)] if office.consumers.all() else []
+    kept = [inbox.duty(registry), crashes.duty(registry)] if registry.consumers.all() else []
     if not relays:
         return kept
-    return [*kept, retention.duty(office), *(duty for relay in relays for duty in relay.duties)]
+    return [*kept, retention.duty(registry), *(duty for relay in relays for duty in relay.duties)]

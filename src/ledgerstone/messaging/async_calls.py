@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ledgerstone.messaging.failed import Failed
-from ledgerstone.messaging.inbox import Inbox
-from ledgerstone.messaging.outbox import Outbox
+from ledgerstone.messaging.failed.failed import Failed
+from ledgerstone.messaging.inbox.inbox import Inbox
+from ledgerstone.messaging.outbox.outbox import Outbox
 from ledgerstone.store.async_calls import AsyncCalls, awaited
 
 

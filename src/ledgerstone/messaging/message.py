@@ -16,7 +16,7 @@ from uuid import UUID
 import msgspec
 
 from ledgerstone.errors import BadInput
-from ledgerstone.store.names import check_name
+from ledgerstone.store.sql.names import check_name
 
 NAME_CHARS_MAX = 255
 PARTITION_CHARS_MAX = 255

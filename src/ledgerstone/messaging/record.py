@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from sqlalchemy import bindparam, select
 
-from ledgerstone.messaging.states import What
+from ledgerstone.messaging.states import RecordKind
 from ledgerstone.messaging.tables import CODE_CHARS_MAX, REASON_CHARS_MAX, WHO_CHARS_MAX, event
-from ledgerstone.store.batch import AppendEach
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.pages import Keyset, Page
-from ledgerstone.store.statement import Row
+from ledgerstone.store.sql.batch import AppendEach
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.pages import Keyset, Page
+from ledgerstone.store.sql.statement import Row
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """Something that is put on record."""
 
-    what: What
+    what: RecordKind
     queue: str
     partition: str = ""
     message_id: str | None = None
@@ -73,7 +73,7 @@ def _made(row: Row) -> MessageEvent:
     return MessageEvent(
         at=datetime.fromtimestamp(row[1] / 1000, UTC),
         entry=Entry(
-            what=What(row[2]),
+            what=RecordKind(row[2]),
             queue=row[3],
             partition=row[4],
             message_id=row[5],

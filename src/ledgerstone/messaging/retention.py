@@ -10,17 +10,17 @@ from sqlalchemy import BigInteger, bindparam, column, delete, select
 from ledgerstone.engine.duties import Duty
 from ledgerstone.errors import BadInput, NotAllowedNow
 from ledgerstone.messaging.record import Entry, record
-from ledgerstone.messaging.states import LaneState, What
+from ledgerstone.messaging.states import LaneState, RecordKind
+from ledgerstone.messaging.symfony.time_zone import kept
 from ledgerstone.messaging.tables import Shared, available_index, event, key, lane
-from ledgerstone.messaging.zone import kept
-from ledgerstone.store.batch import WithRows
-from ledgerstone.store.distinct import different
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.permit import permitted
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.schema.retention_permit import permitted
+from ledgerstone.store.sql.batch import WithRows
+from ledgerstone.store.sql.distinct import different
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.statement import Statement
 
 if TYPE_CHECKING:
-    from ledgerstone.messaging.office import Office
+    from ledgerstone.messaging.registry import MessagingRegistry
     from ledgerstone.store.transaction import Transaction
 
 EVERY_SECONDS = 60.0
@@ -129,13 +129,13 @@ _removing = cache(_Removing)
 
 
 def remove_delivered(
-    tx: Transaction, office: Office, *, days: Any, destination: str | None = None
+    tx: Transaction, registry: MessagingRegistry, *, days: Any, destination: str | None = None
 ) -> int:
     """Remove what was delivered so long ago, a bounded piece; how many it were."""
     if not isinstance(days, int | float) or not 0 <= days <= DAYS_MAX:
         raise BadInput(f"days are a number from 0 to {DAYS_MAX}, not {days!r}")
-    removing = _removing(office.shared)
-    names = [destination] if destination is not None else _names(tx, office)
+    removing = _removing(registry.shared)
+    names = [destination] if destination is not None else _names(tx, registry)
     age_ms = round(days * DAY_MS)
     removed = 0
     for queue in names:
@@ -146,47 +146,49 @@ def remove_delivered(
     return removed
 
 
-def gone(tx: Transaction, office: Office) -> list[str]:
+def gone(tx: Transaction, registry: MessagingRegistry) -> list[str]:
     """Destinations that have rows in the outbox, and are in the settings no more."""
-    return [name for name in _names(tx, office) if name not in office.routes.destinations]
+    return [name for name in _names(tx, registry) if name not in registry.routes.destinations]
 
 
-def discard(tx: Transaction, office: Office, destination: str, *, by: str | None) -> int:
+def discard(
+    tx: Transaction, registry: MessagingRegistry, destination: str, *, by: str | None
+) -> int:
     """Remove what is there for a destination that is gone, a bounded piece; how many rows."""
-    if destination in office.routes.destinations:
+    if destination in registry.routes.destinations:
         message = f"the destination {destination} is in the settings"
         hint = "what it has delivered goes with `ledgerstone outbox cleanup`"
         raise NotAllowedNow(message, hint=hint)
-    removing = _removing(office.shared)
+    removing = _removing(registry.shared)
     places = removing.any_place.rows(tx, queue=destination, limit_=ROWS_MAX)
     removed = removing.remove.run(tx, sorted(places)) if places else 0
     if removed:
         reason = f"{removed} rows of a destination that is not in the settings"
-        record(tx, [Entry(what=What.REMOVED, queue=destination, who=by, reason=reason)])
+        record(tx, [Entry(what=RecordKind.REMOVED, queue=destination, who=by, reason=reason)])
     if removed < ROWS_MAX:
         lanes = _lanes_of.rows(tx, queue=destination, limit_=ROWS_MAX)
         removed += _close.run(tx, sorted(lanes)) if lanes else 0
     return removed
 
 
-def _names(tx: Transaction, office: Office) -> list[str]:
+def _names(tx: Transaction, registry: MessagingRegistry) -> list[str]:
     """Destinations of the settings, and others that have rows in the outbox."""
-    there = _removing(office.shared).names.rows(tx, begin="", most=DESTINATIONS_MAX)
-    return list(dict.fromkeys([*office.routes.destinations, *(str(row[0]) for row in there)]))
+    there = _removing(registry.shared).names.rows(tx, begin="", most=DESTINATIONS_MAX)
+    return list(dict.fromkeys([*registry.routes.destinations, *(str(row[0]) for row in there)]))
 
 
-def duty(office: Office) -> Duty:
+def duty(registry: MessagingRegistry) -> Duty:
     """Removes what is old, a bounded piece at a time."""
 
     def retire(tx: Transaction) -> int:
-        office.setup.ensure(tx, office.shared.outbox)
-        age_ms = round(office.settings.keep_keys_days * DAY_MS)
+        registry.setup.ensure(tx, registry.shared.outbox)
+        age_ms = round(registry.settings.keep_keys_days * DAY_MS)
         old = _old_keys.rows(tx, age_ms=age_ms, limit_=ROWS_MAX)
         if old:
             _forget.run(tx, sorted(old))
         _close_lanes(tx)
-        _forget_events(tx, round(office.settings.keep_record_days * DAY_MS))
-        return remove_delivered(tx, office, days=office.settings.keep_delivered_days)
+        _forget_events(tx, round(registry.settings.keep_record_days * DAY_MS))
+        return remove_delivered(tx, registry, days=registry.settings.keep_delivered_days)
 
     return Duty("retire:messages", EVERY_SECONDS, retire)
 

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from ledgerstone import messaging
 from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.source import Source
-from ledgerstone.messaging.carriers import relay_of
-from ledgerstone.messaging.office import Office
-from ledgerstone.messaging.outbox import Outbox
+from ledgerstone.messaging.outbox.outbox import Outbox
+from ledgerstone.messaging.outbox.routing import RETRY
 from ledgerstone.messaging.read import checks
 from ledgerstone.messaging.read.status import BacklogFacts, backlog_of, failed_messages_of
-from ledgerstone.messaging.routing import RETRY
+from ledgerstone.messaging.registry import MessagingRegistry
+from ledgerstone.messaging.relay.relays import relay_of
 from ledgerstone.messaging.tables import tables
 from ledgerstone.room import Opened, Room
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.store.rooms import RowSecurity
-from ledgerstone.store.schema import names_in
+from ledgerstone.store.schema.columns import names_in
 from ledgerstone.store.transaction import Transaction
 
 # Messages belong to no organisation; rights on the tables that are shared with Symfony are its own.
@@ -27,33 +27,35 @@ SECURITY = RowSecurity(
 )
 
 
-def _open(settings: Settings) -> Office:
-    return Office(settings.messaging)
+def _open(settings: Settings) -> MessagingRegistry:
+    return MessagingRegistry(settings.messaging)
 
 
-def _calls(tx: Transaction, office: Office) -> Outbox:
-    return Outbox(tx, office)
+def _calls(tx: Transaction, registry: MessagingRegistry) -> Outbox:
+    return Outbox(tx, registry)
 
 
-def _sources(opened: Opened[Office]) -> list[Source]:
+def _sources(opened: Opened[MessagingRegistry]) -> list[Source]:
     """What carries messages to the consumers of this process, if there are some."""
     local = (LOCAL, RETRY) if opened.state.consumers.all() else ()
     return [relay_of(name, opened.state, opened.database) for name in local]
 
 
-def _duties(opened: Opened[Office], sources: Sequence[Source]) -> list[Duty]:
+def _duties(opened: Opened[MessagingRegistry], sources: Sequence[Source]) -> list[Duty]:
     return messaging.duties(opened.state, sources)
 
 
-def _backlog(opened: Opened[Office], tx: Transaction | None) -> list[BacklogFacts] | None:
+def _backlog(
+    opened: Opened[MessagingRegistry], tx: Transaction | None
+) -> list[BacklogFacts] | None:
     return None if tx is None else backlog_of(tx, opened.state)
 
 
-def _failed(opened: Opened[Office], tx: Transaction | None) -> int | None:
+def _failed(opened: Opened[MessagingRegistry], tx: Transaction | None) -> int | None:
     return None if tx is None else failed_messages_of(tx, opened.state)
 
 
-MESSAGING: Room[Outbox, Office] = Room(
+MESSAGING: Room[Outbox, MessagingRegistry] = Room(
     name="messaging",
     open=_open,
     calls=_calls,

@@ -15,7 +15,7 @@ class LaneState(Enum):
     """Its first message cannot be delivered; it waits for an operator."""
 
 
-class What(Enum):
+class RecordKind(Enum):
     """What is put on record of a message, a lane or a destination."""
 
     PARKED = "parked"

@@ -31,9 +31,9 @@ from sqlalchemy.types import TypeEngine
 
 from ledgerstone.messaging.message import KEY_CHARS_MAX, NAME_CHARS_MAX, PARTITION_CHARS_MAX
 from ledgerstone.messaging.states import LaneState
-from ledgerstone.messaging.zone import ZONE
+from ledgerstone.messaging.symfony.time_zone import ZONE
 from ledgerstone.settings import MessagingSettings
-from ledgerstone.store.schema import (
+from ledgerstone.store.schema.columns import (
     MYSQL_TABLE,
     binary_id_type,
     id_type,

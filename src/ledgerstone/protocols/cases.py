@@ -41,8 +41,8 @@ from ledgerstone.protocols.protocol import TESTS_FOLDER, Protocol, load
 from ledgerstone.protocols.room import PROTOCOLS
 from ledgerstone.protocols.running import Running
 from ledgerstone.settings import Settings
-from ledgerstone.store import migrating
 from ledgerstone.store.database import Database
+from ledgerstone.store.schema import migrate as migrating
 from ledgerstone.store.transaction import Transaction
 
 ORDERS_MAX = 120
@@ -86,7 +86,7 @@ class Cases(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     cases: list[Case]
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class CaseResult(msgspec.Struct, frozen=True):
     """How a case came out: in how many ways it was run, and what was wrong."""
 
     case: str
@@ -114,8 +114,8 @@ def run_cases(
     protocol: Protocol,
     *,
     orders_max: int = ORDERS_MAX,
-    progress: Callable[[Verdict], None] = lambda _: None,
-) -> list[Verdict]:
+    progress: Callable[[CaseResult], None] = lambda _: None,
+) -> list[CaseResult]:
     """Run all cases of a protocol."""
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(protocol, Path(folder))
@@ -161,7 +161,7 @@ class opened:  # noqa: N801 - read as a function
         self._database.close()
 
 
-def _run(bench: Bench, case: Case, orders_max: int) -> Verdict:
+def _run(bench: Bench, case: Case, orders_max: int) -> CaseResult:
     problems: list[str] = []
     with opened(bench.file()) as database:
         running = Running(bench.protocol, database, Settings())
@@ -187,7 +187,7 @@ def _run(bench: Bench, case: Case, orders_max: int) -> Verdict:
             problems.append(f"{WORKERS} threads at once end otherwise")
         if _by_processes(bench, case.events) != expected:
             problems.append(f"{WORKERS} processes at once end otherwise")
-    return Verdict(case.name, runs, problems)
+    return CaseResult(case.name, runs, problems)
 
 
 def _arrive(running: Running, events: Sequence[Envelope]) -> None:

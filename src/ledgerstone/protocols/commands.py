@@ -29,8 +29,8 @@ from ledgerstone.protocols.results import (
     OutgoingEnqueue,
     Result,
 )
-from ledgerstone.store.body import encode
 from ledgerstone.store.database import Database
+from ledgerstone.store.sql.json_body import encode
 from ledgerstone.store.transaction import Transaction
 
 T = TypeVar("T")

@@ -20,9 +20,9 @@ from ledgerstone.errors import BadInput, NotAllowedNow
 from ledgerstone.protocols.results import Reason
 from ledgerstone.protocols.tables import OURS
 from ledgerstone.protocols.values import Values
-from ledgerstone.store.pages import Keyset, Page
-from ledgerstone.store.rows import InsertRows, PutRow
-from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.sql.pages import Keyset, Page
+from ledgerstone.store.sql.rows import InsertRows, PutRow
+from ledgerstone.store.sql.statement import Row, Statement
 from ledgerstone.store.transaction import Transaction
 
 STATEMENTS_MAX = 2000

@@ -31,10 +31,10 @@ from ledgerstone.protocols.results import Blocked, DeferredEnqueue
 from ledgerstone.protocols.tables import KEY_CHARS_MAX, deferred
 from ledgerstone.protocols.tables import deferred_lane as lane
 from ledgerstone.store.database import Database
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.names import check_name
-from ledgerstone.store.rows import InsertRows, PutRow
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.names import check_name
+from ledgerstone.store.sql.rows import InsertRows, PutRow
+from ledgerstone.store.sql.statement import Statement
 from ledgerstone.store.transaction import Transaction
 
 CHANNEL = "protocols.deferred"

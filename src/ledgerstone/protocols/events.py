@@ -9,7 +9,7 @@ import msgspec
 
 from ledgerstone.errors import BadInput
 from ledgerstone.protocols.tables import KEY_CHARS_MAX, NAME_CHARS_MAX
-from ledgerstone.store.names import check_name
+from ledgerstone.store.sql.names import check_name
 
 IDENTITY_BYTES = 32
 """Of BLAKE2b: nobody finds two contents of one identity."""

@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy import BigInteger, bindparam, delete, or_, update
 
 from ledgerstone.engine.outcomes import failure_of, of_error
-from ledgerstone.engine.source import Batch, Batches, Claim, Handler, Outcome, Verdict
+from ledgerstone.engine.source import Batch, Batches, Claim, Handler, Outcome, OutcomeKind
 from ledgerstone.errors import (
     BadInput,
     Interrupted,
@@ -37,9 +37,9 @@ from ledgerstone.protocols.results import Blocked
 from ledgerstone.protocols.states import MOVES, ItemState
 from ledgerstone.protocols.tables import incoming
 from ledgerstone.store.database import Database
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.rows import InsertRows
-from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.rows import InsertRows
+from ledgerstone.store.sql.statement import Row, Statement
 from ledgerstone.store.transaction import Transaction
 
 CHANNEL = "protocols.incoming"
@@ -244,7 +244,7 @@ class IncomingSource(ItemSource):
                     batch.settle(outcome)
         finally:
             for claim in done:
-                batch.settle(Outcome(claim, Verdict.DONE))
+                batch.settle(Outcome(claim, OutcomeKind.DONE))
 
     def _one(self, claim: Claim) -> Outcome | None:
         """Apply an item and remove it; how it failed, if it did."""
@@ -270,9 +270,11 @@ class IncomingSource(ItemSource):
         except (Interrupted, LeaseLost):
             raise
         except (StoreBusy, StoreUnavailable) as error:
-            return Outcome(claim, Verdict.RETURNED, failure=failure_of(error), delay_seconds=1.0)
+            return Outcome(
+                claim, OutcomeKind.RETURNED, failure=failure_of(error), delay_seconds=1.0
+            )
         except BadInput as error:
-            return Outcome(claim, Verdict.DEAD, failure=failure_of(error))
+            return Outcome(claim, OutcomeKind.DEAD, failure=failure_of(error))
         except Exception as error:  # noqa: BLE001 - a projector may raise anything
             return of_error(claim, error)
         return None

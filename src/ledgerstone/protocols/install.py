@@ -17,12 +17,12 @@ from ledgerstone.errors import NotAllowedNow
 from ledgerstone.protocols.protocol import Protocol
 from ledgerstone.protocols.schema import Definition
 from ledgerstone.protocols.tables import protocol_schema as applied
-from ledgerstone.store import shaping
 from ledgerstone.store.database import Database
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.rows import PutRow
-from ledgerstone.store.shaping import Step
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.schema import ddl as shaping
+from ledgerstone.store.schema.ddl import Step
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.rows import PutRow
+from ledgerstone.store.sql.statement import Statement
 from ledgerstone.store.transaction import Transaction
 
 _record = PutRow(

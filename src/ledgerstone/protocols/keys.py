@@ -7,10 +7,10 @@ from sqlalchemy import BigInteger, bindparam, delete, select, update
 from ledgerstone.errors import KeyConflict
 from ledgerstone.protocols.tables import KEY_CHARS_MAX
 from ledgerstone.protocols.tables import protocol_key as key_
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.names import check_name
-from ledgerstone.store.rows import InsertRows
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.names import check_name
+from ledgerstone.store.sql.rows import InsertRows
+from ledgerstone.store.sql.statement import Statement
 from ledgerstone.store.transaction import Transaction
 
 ROWS_MAX = 1000

@@ -11,10 +11,10 @@ from sqlalchemy import BigInteger, bindparam, select
 from ledgerstone.protocols.events import Envelope, data_of, identity_of, payload_of
 from ledgerstone.protocols.protocol import Protocol
 from ledgerstone.protocols.tables import KEY_CHARS_MAX, events
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.names import check_name
-from ledgerstone.store.rows import InsertRows
-from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.names import check_name
+from ledgerstone.store.sql.rows import InsertRows
+from ledgerstone.store.sql.statement import Row, Statement
 from ledgerstone.store.transaction import Transaction
 
 _COLUMNS = (

@@ -14,10 +14,10 @@ from ledgerstone.protocols.results import OutgoingEnqueue
 from ledgerstone.protocols.states import MOVES, ItemState
 from ledgerstone.protocols.tables import KEY_CHARS_MAX, outgoing
 from ledgerstone.store.database import Database
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.names import check_name
-from ledgerstone.store.rows import InsertRows
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.names import check_name
+from ledgerstone.store.sql.rows import InsertRows
+from ledgerstone.store.sql.statement import Statement
 from ledgerstone.store.transaction import Transaction
 
 CHANNEL = "protocols.outgoing"

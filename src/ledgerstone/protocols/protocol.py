@@ -34,7 +34,7 @@ from ledgerstone.protocols.events import Envelope
 from ledgerstone.protocols.results import Result
 from ledgerstone.protocols.schema import Schema
 from ledgerstone.protocols.tables import NAME_CHARS_MAX
-from ledgerstone.store.names import check_name
+from ledgerstone.store.sql.names import check_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 Projector = Callable[[Projecting, Envelope], None]

@@ -19,8 +19,8 @@ from sqlalchemy import case, null
 from ledgerstone.items import Begun, Delete, Items, More
 from ledgerstone.protocols.results import Reason
 from ledgerstone.protocols.tables import recheck_queue as marker
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.rows import PutRow
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.rows import PutRow
 from ledgerstone.store.transaction import Transaction
 
 CHANNEL = "protocols.rechecks"

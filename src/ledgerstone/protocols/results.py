@@ -10,7 +10,7 @@ import msgspec
 from ledgerstone.errors import BadInput, NotAllowedNow
 from ledgerstone.protocols.events import Envelope
 from ledgerstone.protocols.tables import KEY_CHARS_MAX, NAME_CHARS_MAX
-from ledgerstone.store.names import check_name
+from ledgerstone.store.sql.names import check_name
 
 
 class Reason(msgspec.Struct, frozen=True, order=True):

@@ -17,7 +17,7 @@ from ledgerstone.room import Opened, Room
 from ledgerstone.settings import Settings
 from ledgerstone.settings.protocols import ProtocolSettings
 from ledgerstone.store.rooms import RowSecurity
-from ledgerstone.store.schema import names_in
+from ledgerstone.store.schema.columns import names_in
 from ledgerstone.store.transaction import Transaction
 
 KEYS_EVERY_SECONDS = 60.0

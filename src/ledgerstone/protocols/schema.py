@@ -37,7 +37,7 @@ from sqlalchemy.types import TypeEngine
 
 from ledgerstone.errors import BadInput
 from ledgerstone.protocols.tables import KEY_CHARS_MAX, NAME_CHARS_MAX, OURS
-from ledgerstone.store.schema import MYSQL_TABLE, serial_type, text_type
+from ledgerstone.store.schema.columns import MYSQL_TABLE, serial_type, text_type
 
 TABLES_MAX = 200
 _COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)

@@ -29,7 +29,7 @@ from sqlalchemy.dialects import mysql
 
 from ledgerstone.items.sequence import log_table, progress_table
 from ledgerstone.protocols.states import ItemState
-from ledgerstone.store.schema import (
+from ledgerstone.store.schema.columns import (
     MYSQL_TABLE,
     metadata,
     names_in,

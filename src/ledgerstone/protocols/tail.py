@@ -20,9 +20,9 @@ from ledgerstone.protocols import log
 from ledgerstone.protocols.events import Envelope
 from ledgerstone.protocols.tables import event_position, events, protocol_progress
 from ledgerstone.store.database import Database
-from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.sql.statement import Row, Statement
 from ledgerstone.store.transaction import Transaction
-from ledgerstone.store.wakeup import Bell
+from ledgerstone.store.wakeup import WakeSignal
 
 SEQUENCE = Sequence(
     name="events",
@@ -77,11 +77,11 @@ class EventTail:
         self.after = after
         self._protocol = protocol
         self._database = database
-        self._bell = Bell()
+        self._wake_signal = WakeSignal()
         self._watcher = database.watcher()
 
     def __enter__(self) -> Self:
-        self._database.bells.hang(SEQUENCE.channel, self._bell)
+        self._database.wake_signals.hang(SEQUENCE.channel, self._wake_signal)
         if self._watcher is not None:
             self._watcher.start()
         return self
@@ -94,7 +94,7 @@ class EventTail:
     ) -> None:
         if self._watcher is not None:
             self._watcher.stop()
-        self._database.bells.take_down(SEQUENCE.channel, self._bell)
+        self._database.wake_signals.take_down(SEQUENCE.channel, self._wake_signal)
 
     def wait(self, *, seconds: float, limit: int = 1000) -> list[Followed]:
         """What comes next, as soon as there is something; nothing if that takes longer."""
@@ -105,7 +105,7 @@ class EventTail:
             left = until - monotonic()
             if found or left <= 0:
                 return found
-            self._bell.wait(min(left, POLL_SECONDS))
+            self._wake_signal.wait(min(left, POLL_SECONDS))
 
     def read(self, *, limit: int = 1000) -> list[Followed]:
         """What comes next, if it is there already; other protocols' events are passed over."""

@@ -25,10 +25,10 @@ from ledgerstone.protocols.protocol import Command, Protocol
 from ledgerstone.protocols.tables import protocol_job as job
 from ledgerstone.store import leases
 from ledgerstone.store.database import Database
-from ledgerstone.store.expressions import now_ms
 from ledgerstone.store.leases import Lease
-from ledgerstone.store.rows import InsertRows
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.rows import InsertRows
+from ledgerstone.store.sql.statement import Statement
 from ledgerstone.store.transaction import Transaction
 
 LEASE = "protocols.tick:{}"

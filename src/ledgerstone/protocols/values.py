@@ -12,10 +12,10 @@ from sqlalchemy import bindparam, delete, select
 from ledgerstone.errors import BadInput
 from ledgerstone.protocols.tables import KEY_CHARS_MAX
 from ledgerstone.protocols.tables import protocol_value as kept
-from ledgerstone.store.body import decode, encode
-from ledgerstone.store.names import check_name
-from ledgerstone.store.rows import InsertRows, PutRow
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.json_body import decode, encode
+from ledgerstone.store.sql.names import check_name
+from ledgerstone.store.sql.rows import InsertRows, PutRow
+from ledgerstone.store.sql.statement import Statement
 from ledgerstone.store.transaction import Transaction
 
 VALUE_BYTES_MAX = 8192

@@ -15,8 +15,8 @@ from sqlalchemy import BigInteger, bindparam, delete, select, update
 from ledgerstone.protocols.events import Envelope, encode
 from ledgerstone.protocols.results import Reason
 from ledgerstone.protocols.tables import blocked
-from ledgerstone.store.rows import InsertRows
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.rows import InsertRows
+from ledgerstone.store.sql.statement import Statement
 from ledgerstone.store.transaction import Transaction
 
 _number = bindparam("id_", type_=BigInteger())

@@ -18,7 +18,7 @@ from ledgerstone.errors import StoreLocked
 from ledgerstone.settings import SigningSettings
 from ledgerstone.signing.folder import store_folder
 from ledgerstone.signing.rocksdb import exists, file_errors
-from ledgerstone.store.wakeup import Bell
+from ledgerstone.store.wakeup import WakeSignal
 
 if TYPE_CHECKING:
     from ledgerstone.signing.signing import Signing
@@ -64,10 +64,10 @@ class OpenStore:
     def settings(self) -> SigningSettings:
         return self._signing.settings
 
-    def signal(self, channel: str) -> Bell:
-        bell = Bell()
-        self._signing.store.bells.hang(channel, bell)
-        return bell
+    def signal(self, channel: str) -> WakeSignal:
+        wake_signal = WakeSignal()
+        self._signing.store.wake_signals.hang(channel, wake_signal)
+        return wake_signal
 
     def run(self, work: Callable[[Access], R], /) -> R:
         return work(self)
@@ -106,9 +106,9 @@ class StoreOnDemand:
         self._reader: Signing | None = None
         self._writer: Signing | None = None
 
-    def signal(self, channel: str) -> Bell:
+    def signal(self, channel: str) -> WakeSignal:
         # Nobody else commits in this process: nothing ever rings.
-        return Bell()
+        return WakeSignal()
 
     def run(self, work: Callable[[Access], R], /) -> R:
         with file_errors(self._folder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ledgerstone.room import Check, Opened, Room, Verdict
+from ledgerstone.room import Check, CheckStatus, Opened, Room
 from ledgerstone.signing import FAILPOINTS
 from ledgerstone.signing.folder import store_folder
 from ledgerstone.signing.read import status
@@ -23,9 +23,9 @@ def _checks(opened: Opened[Any]) -> Iterator[Check]:
     if found is None:
         return
     if not found:
-        yield Check("signing", Verdict.OK, f"{store_folder(settings)} is whole")
+        yield Check("signing", CheckStatus.OK, f"{store_folder(settings)} is whole")
     for each in found:
-        verdict = Verdict.PROBLEM if each.grave else Verdict.WARNING
+        verdict = CheckStatus.PROBLEM if each.grave else CheckStatus.WARNING
         yield Check("signing", verdict, each.found, each.todo)
 
 

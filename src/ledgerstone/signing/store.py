@@ -41,7 +41,7 @@ from ledgerstone.signing.rocksdb import (
 )
 from ledgerstone.signing.values import Stored
 from ledgerstone.signing.volume import added, volume_of, volume_value
-from ledgerstone.store.wakeup import ALL, Bells
+from ledgerstone.store.wakeup import ALL, WakeSignals
 
 T = TypeVar("T")
 
@@ -242,7 +242,7 @@ class Store:
         self.folder = folder
         self.settings = settings or SigningSettings()
         self.read_only = read_only
-        self.bells = Bells()
+        self.wake_signals = WakeSignals()
         """They ring after each commit of this process."""
         if read_only:
             self.database = _opened_for_reading(folder, self.settings)
@@ -317,7 +317,7 @@ class Store:
         return StoreTransaction(
             transaction,
             value_bytes_max=self.settings.value_bytes_max,
-            committed=lambda: self.bells.ring((ALL,)),
+            committed=lambda: self.wake_signals.ring((ALL,)),
         )
 
     def run(self, work: Callable[[StoreTransaction], T]) -> T:

@@ -23,8 +23,8 @@ import msgspec
 from sqlalchemy import BigInteger, Column, bindparam, column, delete, select, update
 
 from ledgerstone.errors import StoreBusy
-from ledgerstone.store.batch import AddEach, Incoming, InsertEach, UpdateEach, WithRows
-from ledgerstone.store.statement import Row, Statement
+from ledgerstone.store.sql.batch import AddEach, Incoming, InsertEach, UpdateEach, WithRows
+from ledgerstone.store.sql.statement import Row, Statement
 
 if TYPE_CHECKING:
     from sqlalchemy.sql.elements import ColumnClause

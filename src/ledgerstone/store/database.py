@@ -21,27 +21,32 @@ from ledgerstone.errors import (
     Unsupported,
 )
 from ledgerstone.failpoints import hit
-from ledgerstone.store import forking
 from ledgerstone.store.clock import Clock, DatabaseClock
-from ledgerstone.store.deadlines import Deadline
+from ledgerstone.store.connections import forking
+from ledgerstone.store.connections.deadlines import Deadline
+from ledgerstone.store.connections.faults import (
+    MIGRATE_SOMEWHERE,
+    commit_unknown,
+    migrate_hint,
+    translated,
+)
+from ledgerstone.store.connections.outage import Outage
+from ledgerstone.store.connections.pool import ConnectionPool, PooledConnection
 from ledgerstone.store.dialect import dialect_of
-from ledgerstone.store.faults import MIGRATE_SOMEWHERE, commit_unknown, migrate_hint, translated
-from ledgerstone.store.lending import Lender, Lent
-from ledgerstone.store.measure import Measure
-from ledgerstone.store.outage import Outage
+from ledgerstone.store.dialects.sqlite.library import library_of, shared_file
 from ledgerstone.store.rooms import StoredRoom
-from ledgerstone.store.sharing import library_of, shared_file
-from ledgerstone.store.statement import Statement
-from ledgerstone.store.tables import ledger_identity
+from ledgerstone.store.schema.tables import ledger_identity
+from ledgerstone.store.sql.measure import Measure
+from ledgerstone.store.sql.statement import Statement
 from ledgerstone.store.transaction import Transaction
-from ledgerstone.store.wakeup import Bells, Watcher
+from ledgerstone.store.wakeup import WakeSignals, Watcher
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.engine import URL
 
     from ledgerstone.settings import StoreSettings
-    from ledgerstone.store.namespace import Namespace
+    from ledgerstone.store.schema.namespace import Namespace
 
 T = TypeVar("T")
 Tx = TypeVar("Tx", bound=Transaction)
@@ -78,13 +83,13 @@ class Database(Generic[Tx]):
         self.url, self.dialect = dialect_of(url)
         self.clock = clock or DatabaseClock()
         self.measure = Measure(slow_ms=settings.slow_statement_ms)
-        self.bells = Bells()
+        self.wake_signals = WakeSignals()
         self.deadline = Deadline(settings.call_seconds_max)
         shown = self.url.render_as_string(hide_password=True)
         self.outage = Outage(shown, self.clock.monotonic)
         self._wrap = wrap
         self._file = shared_file(self.url.database or "") if self.dialect.one_writer else None
-        self._lender: Lender | None = None
+        self._pool: ConnectionPool | None = None
         self._identity: str | None = None
         self._namespace: Namespace | None = None
         self._retire: finalize[..., Any] | None = None
@@ -101,18 +106,18 @@ class Database(Generic[Tx]):
     @property
     def engine(self) -> Engine:
         """The SQLAlchemy engine, all connections that rest in its pool; opened at first use."""
-        lender = self._lending()
-        lender.put_back()
-        return lender.engine
+        pool = self._lending()
+        pool.put_back()
+        return pool.engine
 
-    def _lending(self) -> Lender:
+    def _lending(self) -> ConnectionPool:
         with self._lock:
-            if self._lender is None:
-                self._lender = Lender(self._opened(), self.clock, self.dialect)
+            if self._pool is None:
+                self._pool = ConnectionPool(self._opened(), self.clock, self.dialect)
                 # Also for one that is dropped and was never closed, as a worker's may be.
-                self._retire = finalize(self, self._lender.retire)
+                self._retire = finalize(self, self._pool.retire)
                 self._retire.atexit = False
-            return self._lender
+            return self._pool
 
     def _opened(self) -> Engine:
         try:
@@ -136,7 +141,7 @@ class Database(Generic[Tx]):
     @property
     def open(self) -> bool:
         """Whether it has connections."""
-        return self._lender is not None
+        return self._pool is not None
 
     @property
     def bound(self) -> bool:
@@ -146,22 +151,22 @@ class Database(Generic[Tx]):
     def let_go(self) -> Engine | None:
         """The connections that are open: they are used no more, and new ones made when needed."""
         with self._lock:
-            lender, self._lender = self._lender, None
+            pool, self._pool = self._pool, None
             if self._retire is not None:
                 self._retire.detach()
-            return lender.engine if lender is not None else None
+            return pool.engine if pool is not None else None
 
     def before_fork(self) -> None:
         """Close the connections to a file that rest; see `forking`."""
-        if self._file is not None and self._lender is not None:
-            self._lender.rest()
+        if self._file is not None and self._pool is not None:
+            self._pool.rest()
 
     def after_fork(self) -> None:
         """Make do without what the parent holds."""
         if self._file is not None:
             self._file.after_fork()
         self._lock = threading.Lock()
-        self.bells.after_fork()
+        self.wake_signals.after_fork()
         self.measure.after_fork()
         self.outage.after_fork()
         inherited = self.let_go()
@@ -236,7 +241,7 @@ class Database(Generic[Tx]):
             rooms=self.rooms,
         )
         twin.measure = self.measure
-        twin.bells = self.bells
+        twin.wake_signals = self.wake_signals
         twin.outage = self.outage
         twin.dialect = self.dialect
         twin._namespace = self._namespace
@@ -246,7 +251,7 @@ class Database(Generic[Tx]):
 
     def watcher(self) -> Watcher | None:
         """What rings the bells when other processes commit, if there is such a thing here."""
-        return self.dialect.watcher(self._url_to_open, self.settings, self.bells)
+        return self.dialect.watcher(self._url_to_open, self.settings, self.wake_signals)
 
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
@@ -269,7 +274,7 @@ class Database(Generic[Tx]):
         self.outage.succeeded()
         hit("transaction.after_commit")
         if tx.woken:
-            self.bells.ring(tx.woken)
+            self.wake_signals.ring(tx.woken)
         for work in tx.committed:
             work()
 
@@ -305,13 +310,13 @@ class Database(Generic[Tx]):
         if not self._is_sibling:
             self.measure.log_slow()
         with self._lock:
-            lender, retire = self._lender, self._retire
+            pool, retire = self._pool, self._retire
         if retire is not None:
             retire()
         with self._lock:
             # Only now: until its connections are closed, others open the file as this one has it.
-            if self._lender is lender:
-                self._lender = None
+            if self._pool is pool:
+                self._pool = None
 
     @property
     def _url_to_open(self) -> URL:
@@ -321,7 +326,7 @@ class Database(Generic[Tx]):
             return self.url
         return self.url.update_query_dict({"driver": library})
 
-    def _begun(self, lent: Lent) -> Tx:
+    def _begun(self, lent: PooledConnection) -> Tx:
         tx = self._wrap(self, lent)
         tx.pipeline = self.dialect.pipeline(lent.fairy)
         if tx.pipeline is None:
@@ -329,11 +334,11 @@ class Database(Generic[Tx]):
         return tx
 
     @contextmanager
-    def _lent(self, *, reads: bool = False) -> Iterator[Lent]:
-        lender = self._lending()
-        lent: Lent | None = None
+    def _lent(self, *, reads: bool = False) -> Iterator[PooledConnection]:
+        pool = self._lending()
+        lent: PooledConnection | None = None
         try:
-            lent = lender.lend(reads=reads)
+            lent = pool.lend(reads=reads)
             yield lent
             lent.close()
         except BaseException as error:
@@ -343,7 +348,7 @@ class Database(Generic[Tx]):
                 lost = isinstance(fault, StoreUnavailable) or not isinstance(error, Exception)
                 lent.give_up(lost=lost)
             if isinstance(fault, StoreUnavailable):
-                lender.outage()
+                pool.outage()
                 self.outage.failed(fault)
             if isinstance(fault, SchemaMissing) and fault.hint == MIGRATE_SOMEWHERE:
                 fault.hint = migrate_hint(self.url)
@@ -357,7 +362,7 @@ class Database(Generic[Tx]):
         return self._file.turn(self.deadline.within(self.settings.busy_timeout_seconds))
 
 
-def _commit(tx: Transaction, lent: Lent) -> None:
+def _commit(tx: Transaction, lent: PooledConnection) -> None:
     """From here on a lost connection leaves open whether the transaction was kept."""
     try:
         if tx.pipeline is not None:

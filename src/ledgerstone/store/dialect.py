@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from sqlalchemy.pool import PoolProxiedConnection
 
     from ledgerstone.settings import StoreSettings
-    from ledgerstone.store.batch import (
+    from ledgerstone.store.connections.deadlines import Deadline
+    from ledgerstone.store.dialects.postgres.pipeline import Pipeline
+    from ledgerstone.store.schema.namespace import Namespace
+    from ledgerstone.store.sql.batch import (
         AddEach,
         AppendEach,
         ClaimEach,
@@ -28,17 +31,14 @@ if TYPE_CHECKING:
         UpdateEach,
         WithRows,
     )
-    from ledgerstone.store.change import ChangeEach, Found
-    from ledgerstone.store.deadlines import Deadline
-    from ledgerstone.store.namespace import Namespace
-    from ledgerstone.store.pipeline import Pipeline
-    from ledgerstone.store.rows import InsertRows, PutRow
-    from ledgerstone.store.statement import Row, Statement
+    from ledgerstone.store.sql.locked_rows import ChangeEach, LockedRow
+    from ledgerstone.store.sql.rows import InsertRows, PutRow
+    from ledgerstone.store.sql.statement import Row, Statement
     from ledgerstone.store.transaction import Transaction
-    from ledgerstone.store.wakeup import Bells, Watcher
+    from ledgerstone.store.wakeup import WakeSignals, Watcher
 
 
-class Hidden(Enum):
+class NotVisible(Enum):
     """Why it is not known which transactions are under way."""
 
     ALWAYS = "always"
@@ -74,7 +74,7 @@ class Dialect(Protocol):
     - `check_unspoiled` is asked before a commit: StoreError if the database has given up the
       transaction over an error that was caught, and would keep nothing of it.
     - `under_way` answers the transactions of others that have written and are not over, as numbers;
-      `Hidden` where that cannot be known. One that ends is never answered again.
+      `NotVisible` where that cannot be known. One that ends is never answered again.
     - `announce` makes channels ring in other processes when the transaction commits.
     - `watcher` answers what listens for them, or None where only polling can tell.
     - `namespace` answers where the tables of a ledger lie, of its URL, `store.schema`, and the
@@ -112,7 +112,7 @@ class Dialect(Protocol):
         common: dict[str, Any],
         *,
         waits: bool,
-    ) -> list[Found | None]: ...
+    ) -> list[LockedRow | None]: ...
 
     def append_each(
         self, operation: AppendEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
@@ -174,11 +174,13 @@ class Dialect(Protocol):
 
     def check_unspoiled(self, connection: Any) -> None: ...
 
-    def under_way(self, tx: Transaction) -> frozenset[int] | Hidden: ...
+    def under_way(self, tx: Transaction) -> frozenset[int] | NotVisible: ...
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None: ...
 
-    def watcher(self, url: URL, settings: StoreSettings, bells: Bells) -> Watcher | None: ...
+    def watcher(
+        self, url: URL, settings: StoreSettings, wake_signals: WakeSignals
+    ) -> Watcher | None: ...
 
     def namespace(self, url: URL, schema: str | None, users: str | None) -> Namespace: ...
 
@@ -195,7 +197,9 @@ class Dialect(Protocol):
 
 def dialect_of(url: str | URL) -> tuple[URL, Dialect]:
     """The dialect for a URL, and the URL with its driver named."""
-    from ledgerstone.store.dialects import mysql, postgres, sqlite
+    from ledgerstone.store.dialects.mysql import dialect as mysql
+    from ledgerstone.store.dialects.postgres import dialect as postgres
+    from ledgerstone.store.dialects.sqlite import dialect as sqlite
 
     try:
         parsed = make_url(url)

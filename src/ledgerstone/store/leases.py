@@ -17,11 +17,11 @@ import msgspec
 from sqlalchemy import BigInteger, bindparam, case, select, update
 
 from ledgerstone.errors import BadInput, LeaseLost
-from ledgerstone.store.batch import InsertEach
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.names import check_name
-from ledgerstone.store.statement import Statement
-from ledgerstone.store.tables import LEASE_CHARS_MAX, OWNER_CHARS_MAX, leases
+from ledgerstone.store.schema.tables import LEASE_CHARS_MAX, OWNER_CHARS_MAX, leases
+from ledgerstone.store.sql.batch import InsertEach
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.names import check_name
+from ledgerstone.store.sql.statement import Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction

@@ -7,17 +7,17 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ledgerstone.errors import LedgerstoneError, StoreError
-from ledgerstone.store import ended
-from ledgerstone.store.endings import Ending
-from ledgerstone.store.faults import translated
-from ledgerstone.store.lending import Lent
+from ledgerstone.store.connections import block_end as ended
+from ledgerstone.store.connections.faults import translated
+from ledgerstone.store.connections.joined_end import Ending
+from ledgerstone.store.connections.pool import PooledConnection
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, CursorResult, Executable
     from sqlalchemy.engine.interfaces import Dialect as DriverDialect
 
     from ledgerstone.store.database import Database
-    from ledgerstone.store.pipeline import Pipeline
+    from ledgerstone.store.dialects.postgres.pipeline import Pipeline
 
 
 class Transaction:
@@ -35,7 +35,7 @@ class Transaction:
     def __init__(
         self,
         database: Database[Any],
-        connection: Connection | Lent,
+        connection: Connection | PooledConnection,
         *,
         joined: bool = False,
         ending: Ending | None = None,
@@ -63,7 +63,7 @@ class Transaction:
             self.pipeline.holding = False
             self.pipeline.flush()
         connection = self._connection
-        return connection.connection if isinstance(connection, Lent) else connection
+        return connection.connection if isinstance(connection, PooledConnection) else connection
 
     def execute(
         self, statement: Executable, parameters: Any = None
@@ -85,18 +85,20 @@ class Transaction:
         if self.pipeline is not None:
             self.pipeline.flush()
         connection = self._connection
-        fairy = connection.fairy if isinstance(connection, Lent) else connection.connection
+        fairy = (
+            connection.fairy if isinstance(connection, PooledConnection) else connection.connection
+        )
         return fairy.cursor()
 
     def check_open(self) -> None:
         """Refuse to go on in one of ours that has ended, with its block or inside it."""
         self._check_not_ended()
-        if isinstance(self._connection, Lent):
+        if isinstance(self._connection, PooledConnection):
             self._connection.check_open()
 
     def break_off(self) -> None:
         """A call of the driver was broken off: the connection is used no more, if it is ours."""
-        if isinstance(self._connection, Lent):
+        if isinstance(self._connection, PooledConnection):
             self._connection.break_off()
 
     def end(self) -> None:

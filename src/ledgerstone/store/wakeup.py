@@ -17,7 +17,7 @@ ALL = "*"
 """A ring for every channel: something was committed, it is not known what."""
 
 
-class Bell:
+class WakeSignal:
     """Rings for one waiter; a ring before the wait is kept."""
 
     __slots__ = ("_silence",)
@@ -39,35 +39,41 @@ class Bell:
         return self._silence.acquire(timeout=max(seconds, 0.0))
 
 
-class Bells:
+class WakeSignals:
     """The bells of one process on one database, by channel."""
 
     def __init__(self) -> None:
-        self._bells: dict[str, set[Bell]] = {}
+        self._wake_signals: dict[str, set[WakeSignal]] = {}
         self._lock = threading.Lock()
 
     def after_fork(self) -> None:
         """Another thread of the parent may have held the lock: here it would for ever."""
         self._lock = threading.Lock()
 
-    def hang(self, channel: str, bell: Bell) -> None:
-        """From now on `bell` rings for this channel."""
+    def hang(self, channel: str, wake_signal: WakeSignal) -> None:
+        """From now on `wake_signal` rings for this channel."""
         with self._lock:
-            self._bells.setdefault(channel, set()).add(bell)
+            self._wake_signals.setdefault(channel, set()).add(wake_signal)
 
-    def take_down(self, channel: str, bell: Bell) -> None:
+    def take_down(self, channel: str, wake_signal: WakeSignal) -> None:
         with self._lock:
-            self._bells.get(channel, set()).discard(bell)
+            self._wake_signals.get(channel, set()).discard(wake_signal)
 
     def ring(self, channels: Iterable[str]) -> None:
         with self._lock:
             names = list(channels)
             if ALL in names:
-                bells = {bell for hung in self._bells.values() for bell in hung}
+                wake_signals = {
+                    wake_signal for hung in self._wake_signals.values() for wake_signal in hung
+                }
             else:
-                bells = {bell for name in names for bell in self._bells.get(name, ())}
-        for bell in bells:
-            bell.ring()
+                wake_signals = {
+                    wake_signal
+                    for name in names
+                    for wake_signal in self._wake_signals.get(name, ())
+                }
+        for wake_signal in wake_signals:
+            wake_signal.ring()
 
 
 class Watcher(Protocol):

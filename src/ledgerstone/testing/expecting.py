@@ -14,7 +14,7 @@ from ledgerstone.jobs import JobRow, Status
 from ledgerstone.jobs.accepting import org_of
 from ledgerstone.jobs.room import JOBS
 from ledgerstone.ledger import Ledger, Transaction
-from ledgerstone.store.pages import LIMIT_MAX
+from ledgerstone.store.sql.pages import LIMIT_MAX
 
 ROWS_MAX = 10_000
 """How many jobs a test looks through."""

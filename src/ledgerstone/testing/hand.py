@@ -14,14 +14,22 @@ from typing import Any, Self
 import msgspec
 from sqlalchemy import bindparam, update
 
-from ledgerstone.engine.source import Ask, Claim, Handler, Outcome, Remainder, Verdict, Where
+from ledgerstone.engine.source import (
+    Ask,
+    Claim,
+    ExecutorKind,
+    Handler,
+    NotSettled,
+    Outcome,
+    OutcomeKind,
+)
 from ledgerstone.engine.worker import Worker
 from ledgerstone.jobs import JobRow, JobSource, Status
 from ledgerstone.jobs.settling import JobClaim
 from ledgerstone.jobs.tables import job as job_table
 from ledgerstone.jobs.tables import stands
 from ledgerstone.ledger import Ledger
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.statement import Statement
 from ledgerstone.store.transaction import Transaction
 
 
@@ -58,7 +66,7 @@ class _Watched:
         self.channel = source.channel
         self.only: str | None = None
         self.claimed: JobClaim | None = None
-        self.verdict: Verdict | None = None
+        self.verdict: OutcomeKind | None = None
         self.error: BaseException | None = None
         self._source = source
         self._queue = queue
@@ -72,7 +80,7 @@ class _Watched:
 
     def settle(
         self, tx: Transaction, outcomes: Sequence[Outcome], *, waits: bool = False
-    ) -> Remainder[Outcome]:
+    ) -> NotSettled[Outcome]:
         for outcome in outcomes:
             if outcome.claim is self.claimed:
                 self.verdict = outcome.verdict
@@ -80,7 +88,7 @@ class _Watched:
 
     def extend(
         self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
-    ) -> Remainder[Claim]:
+    ) -> NotSettled[Claim]:
         return self._source.extend(tx, claims, lease_seconds)
 
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
@@ -98,7 +106,7 @@ class _Watched:
                 raise
 
         # Also an async one: a test may have a loop of its own running in this thread.
-        return Handler(call, Where.THREAD, handler.atomic, handler.gives_up)
+        return Handler(call, ExecutorKind.THREAD, handler.atomic, handler.gives_up)
 
     @contextmanager
     def _others_hidden(self, tx: Transaction) -> Iterator[None]:
@@ -185,7 +193,7 @@ class Hand:
         """Raise what the last job raised, or what else it failed of."""
         if self._source.error is not None:
             raise self._source.error
-        if self._source.verdict in {Verdict.FAILED, Verdict.DEAD} and self._source.claimed:
+        if self._source.verdict in {OutcomeKind.FAILED, OutcomeKind.DEAD} and self._source.claimed:
             row = row or self._row(self._source.claimed)
             raise AssertionError(f"{row.type} failed: {row.last_error_message}")
 
@@ -197,9 +205,9 @@ class Hand:
             Status.DEAD_LETTER: CameOut.DEAD,
         }
         open_still = {
-            Verdict.FAILED: CameOut.FAILED,
-            Verdict.SNOOZED: CameOut.SNOOZED,
-            Verdict.RETURNED: CameOut.RETURNED,
+            OutcomeKind.FAILED: CameOut.FAILED,
+            OutcomeKind.SNOOZED: CameOut.SNOOZED,
+            OutcomeKind.RETURNED: CameOut.RETURNED,
         }
         if status in ended:
             return ended[status]

@@ -30,11 +30,11 @@ from ledgerstone.jobs.tables import job as job_table
 from ledgerstone.jobs.tables import stands
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.store.clock import Clock
+from ledgerstone.store.connections.joins import Joiner
 from ledgerstone.store.database import Database
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.joining import Joiner
-from ledgerstone.store.statement import Statement
-from ledgerstone.store.wakeup import Bell, Bells
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.statement import Statement
+from ledgerstone.store.wakeup import WakeSignal, WakeSignals
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.expecting import (
     ROWS_MAX,
@@ -277,17 +277,17 @@ def inline(ledger: Ledger, *, jobs_max: int = JOBS_MAX) -> Iterator[None]:
     - A transaction that was joined commits out of sight: what it enqueued is run after the next
       commit of the ledger's own, or at the end of the block.
     """
-    bells = ledger.database.bells
-    if isinstance(bells, _InlineBells):
+    wake_signals = ledger.database.wake_signals
+    if isinstance(wake_signals, _InlineBells):
         message = "the jobs of this ledger are run inline already"
         raise NotAllowedNow(message, hint="leave the inner block out")
-    ringing = _InlineBells(ledger, bells, jobs_max)
-    ledger.database.bells = ringing
+    ringing = _InlineBells(ledger, wake_signals, jobs_max)
+    ledger.database.wake_signals = ringing
     try:
         yield
         ringing.run_new()
     finally:
-        ledger.database.bells = bells
+        ledger.database.wake_signals = wake_signals
 
 
 @contextmanager
@@ -312,28 +312,28 @@ def moved(ledger: Ledger, url: str, *, clock: Clock | None = None) -> Iterator[L
         vars(ledger).update({name: kept[name] for name in (*there, "_checked")})
 
 
-class _InlineBells(Bells):
+class _InlineBells(WakeSignals):
     """The bells of a ledger, in whose ringing the jobs are run.
 
     They ring in the thread that has committed, when its transaction is over. While jobs are run,
     also those that other threads or the jobs themselves enqueue are left to who runs them.
     """
 
-    def __init__(self, ledger: Ledger, bells: Bells, jobs_max: int) -> None:
+    def __init__(self, ledger: Ledger, wake_signals: WakeSignals, jobs_max: int) -> None:
         super().__init__()
         self._jobs_max = jobs_max
         self._ledger = ledger
-        self._hung = bells
+        self._hung = wake_signals
         self._turn = threading.Lock()
         self._news = self._running = False
         self._seen: set[str] = set()
         self._new()
 
-    def hang(self, channel: str, bell: Bell) -> None:
-        self._hung.hang(channel, bell)
+    def hang(self, channel: str, wake_signal: WakeSignal) -> None:
+        self._hung.hang(channel, wake_signal)
 
-    def take_down(self, channel: str, bell: Bell) -> None:
-        self._hung.take_down(channel, bell)
+    def take_down(self, channel: str, wake_signal: WakeSignal) -> None:
+        self._hung.take_down(channel, wake_signal)
 
     def ring(self, channels: Iterable[str]) -> None:
         names = list(channels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ledgerstone.engine.workers import WorkerReport, sign_in
+from ledgerstone.engine.worker_rows import WorkerReport, sign_in
 from ledgerstone.ledger import Ledger
 
 

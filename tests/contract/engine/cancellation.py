@@ -14,7 +14,7 @@ from sqlalchemy import insert
 
 from ledgerstone.cancellation import current
 from ledgerstone.engine.duties import Duty
-from ledgerstone.engine.source import Claim, Handler, Where
+from ledgerstone.engine.source import Claim, ExecutorKind, Handler
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import HandlerTimeout, LeaseLost, NotAllowedNow
 from ledgerstone.jobs import Job
@@ -56,8 +56,10 @@ class CancellationContract(OwnTable):
         for _ in range(3 * WRITERS):
             assert {standing(ledger, key).id for key in ids} == set(ids)
 
-    @pytest.mark.parametrize("where", [Where.THREAD, Where.LOOP])
-    def test_one_that_takes_no_notice_is_replaced(self, ledger: Ledger, where: Where) -> None:
+    @pytest.mark.parametrize("where", [ExecutorKind.THREAD, ExecutorKind.LOOP])
+    def test_one_that_takes_no_notice_is_replaced(
+        self, ledger: Ledger, where: ExecutorKind
+    ) -> None:
         """Its claim is settled, its place is free, and nothing that it does later counts."""
         (first,) = enqueue(ledger, 1, attempts=1)
         go, over = threading.Event(), list[object]()
@@ -71,7 +73,7 @@ class CancellationContract(OwnTable):
         async def awaited(claim: Claim) -> str:
             return sync(claim)
 
-        call = sync if where is Where.THREAD else awaited
+        call = sync if where is ExecutorKind.THREAD else awaited
         with running(ledger, _Timed(Handler(call, where=where), SOON), **IMPATIENT) as worker:
             until(lambda: standing(ledger, first).status is Status.DEAD, what="the timeout")
             pump = worker.pumps[0]
@@ -87,7 +89,7 @@ class CancellationContract(OwnTable):
         assert over == [HandlerTimeout]
         assert (chore.status, chore.result) == (Status.DEAD, None)
         assert notes_kept(ledger) == []
-        assert (pump.tally.done, pump.tally.failed) == (1, 1)
+        assert (pump.counters.done, pump.counters.failed) == (1, 1)
 
     def test_claiming_stops_when_too_many_are_abandoned(self, ledger: Ledger) -> None:
         """With so many handlers that do not stop the worker claims nothing, and says why."""
@@ -98,8 +100,8 @@ class CancellationContract(OwnTable):
             signaled(go)
 
         with running(ledger, _Timed(Handler(stuck), SOON), **IMPATIENT) as worker:
-            tally = worker.pumps[0].tally
-            until(lambda: tally.stalled, what="the reason")
+            counters = worker.pumps[0].counters
+            until(lambda: counters.stalled, what="the reason")
             (waits,) = enqueue(ledger, 1)
             said = copy(worker.report().sources["chores"])
             go.set()
@@ -107,7 +109,7 @@ class CancellationContract(OwnTable):
 
         assert (said.claimed, said.abandoned) == (1, 1)
         assert "job.check()" in said.stalled
-        assert tally.stalled is None
+        assert counters.stalled is None
 
     def test_a_worker_stops_without_them(self, ledger: Ledger) -> None:
         """A handler that does not stop keeps no worker from stopping; its item is returned."""

@@ -140,7 +140,7 @@ def survive_kill_and_pause(
     *,
     disturb: Callable[[], None] = lambda: None,
     items: int = ITEMS,
-) -> checker.Verdict:
+) -> checker.OutcomeKind:
     """Two workers, one killed with -9, one paused past its lease and continued; then the check.
 
     After the first twentieth handlers wait until the file `gate` is there, so that both workers are

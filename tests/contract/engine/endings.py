@@ -16,7 +16,7 @@ import pytest
 
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.engine.settlements import UNWRITTEN_MAX
-from ledgerstone.engine.source import Claim, Handler, Outcome, Verdict, Where
+from ledgerstone.engine.source import Claim, ExecutorKind, Handler, Outcome, OutcomeKind
 from ledgerstone.errors import (
     HandlerTimeout,
     Interrupted,
@@ -44,7 +44,7 @@ class EndingsContract:
         """What the database does not take is its own item's failure and says so."""
         ids = enqueue(ledger, 5, attempts=1)
         seen: list[str] = []
-        source = _Picky(lambda o: _refused(o, verdict=Verdict.DONE), seen=seen)
+        source = _Picky(lambda o: _refused(o, verdict=OutcomeKind.DONE), seen=seen)
 
         (step,) = ledger.worker(source).tick()
 
@@ -71,7 +71,7 @@ class EndingsContract:
         bad, *good = (standing(ledger, key) for key in ids)
         assert held == {}
         assert {chore.status for chore in good} == {Status.DONE}
-        assert (bad.crashes, worker.pumps[0].tally.rescued) == (1, 1)
+        assert (bad.crashes, worker.pumps[0].counters.rescued) == (1, 1)
 
     @pytest.mark.parametrize("count", [1, UNWRITTEN_MAX - 1])
     def test_few_that_are_refused_end_no_worker(
@@ -143,7 +143,7 @@ class EndingsContract:
                 raise StoreUnavailable("its own")
 
         source = _Picky(
-            lambda o: _refused(o, StoreUnavailable, Verdict.DONE), call=fail, atomic=True
+            lambda o: _refused(o, StoreUnavailable, OutcomeKind.DONE), call=fail, atomic=True
         )
         ledger.worker(source).tick()
 
@@ -177,15 +177,15 @@ class RunningEndingsContract:
 
         assert isinstance(worker.failure, ZeroDivisionError)
 
-    @pytest.mark.parametrize("where", list(Where))
-    def test_odd_endings(self, ledger: Ledger, where: Where) -> None:
+    @pytest.mark.parametrize("where", list(ExecutorKind))
+    def test_odd_endings(self, ledger: Ledger, where: ExecutorKind) -> None:
         """Errors without words and reasons that are no text end their item, wherever it runs."""
         ids = enqueue(ledger, 6, attempts=1)
 
         async def awaited(claim: Claim) -> object:
             return children.odd_ending(claim)
 
-        call = awaited if where is Where.LOOP else children.odd_ending
+        call = awaited if where is ExecutorKind.LOOP else children.odd_ending
         with running(ledger, chores(call, where=where)):
             until(lambda: counts(ledger)[Status.QUEUED] + counts(ledger)[Status.RUNNING] == 0)
 
@@ -198,8 +198,8 @@ class RunningEndingsContract:
         assert (odd.status, (odd.error or "")[:9]) == (Status.DEAD, "bad_input")
         assert (fine.status, fine.result) == (Status.DONE, {"fine": True})
 
-    @pytest.mark.parametrize("where", [Where.THREAD, Where.LOOP])
-    def test_timeouts_that_are_swallowed(self, ledger: Ledger, where: Where) -> None:
+    @pytest.mark.parametrize("where", [ExecutorKind.THREAD, ExecutorKind.LOOP])
+    def test_timeouts_that_are_swallowed(self, ledger: Ledger, where: ExecutorKind) -> None:
         """A handler that takes no notice of its timeout has timed out all the same."""
         (key,) = enqueue(ledger, 1, attempts=1)
 
@@ -213,15 +213,15 @@ class RunningEndingsContract:
                 await asyncio.Event().wait()
             return "swallowed"
 
-        handler = Handler(sync if where is Where.THREAD else awaited, where=where)
+        handler = Handler(sync if where is ExecutorKind.THREAD else awaited, where=where)
         with running(ledger, _Timed(handler)):
             until(lambda: standing(ledger, key).status is Status.DEAD, what="the failure")
 
         chore = standing(ledger, key)
         assert (chore.result, (chore.error or "")[:7]) == (None, "timeout")
 
-    @pytest.mark.parametrize("where", [Where.THREAD, Where.LOOP])
-    def test_interruptions_that_are_swallowed(self, ledger: Ledger, where: Where) -> None:
+    @pytest.mark.parametrize("where", [ExecutorKind.THREAD, ExecutorKind.LOOP])
+    def test_interruptions_that_are_swallowed(self, ledger: Ledger, where: ExecutorKind) -> None:
         """A handler that takes no notice of the end of its worker is returned all the same."""
         (key,) = enqueue(ledger, 1)
         begun = threading.Event()
@@ -238,7 +238,7 @@ class RunningEndingsContract:
                 await asyncio.Event().wait()
             return "swallowed"
 
-        handler = Handler(sync if where is Where.THREAD else awaited, where=where)
+        handler = Handler(sync if where is ExecutorKind.THREAD else awaited, where=where)
         with running(ledger, ChoreSource(handler)) as worker:
             assert begun.wait(WAIT_SECONDS_MAX)
             worker.stop(grace_seconds=0)
@@ -276,7 +276,7 @@ class _Picky(ChoreSource):
 
 
 def _refused(
-    outcome: Outcome, kind: type[StoreError] = StoreError, verdict: Verdict | None = None
+    outcome: Outcome, kind: type[StoreError] = StoreError, verdict: OutcomeKind | None = None
 ) -> StoreError | None:
     """The refusal of the number 0."""
     if outcome.claim.body != "0" or (verdict is not None and outcome.verdict is not verdict):
@@ -285,7 +285,7 @@ def _refused(
 
 
 def _refused_done(outcome: Outcome) -> StoreError | None:
-    return _refused(outcome, verdict=Verdict.DONE)
+    return _refused(outcome, verdict=OutcomeKind.DONE)
 
 
 class _Timed(ChoreSource):

@@ -19,13 +19,13 @@ from ledgerstone.jobs.states import Status as JobStatus
 from ledgerstone.jobs.tables import MAX_ATTEMPTS as JOB_ATTEMPTS_MAX
 from ledgerstone.jobs.tables import job
 from ledgerstone.ledger import Ledger, Transaction
-from ledgerstone.messaging.carriers import relay_of
+from ledgerstone.messaging.brokers.subscription import Delivery
+from ledgerstone.messaging.brokers.transport import DELIVERED, Answer, Heard, SendResult
 from ledgerstone.messaging.cloudevents import attributes, of_attributes
 from ledgerstone.messaging.message import Message
+from ledgerstone.messaging.relay.relays import relay_of
 from ledgerstone.messaging.states import LaneState
-from ledgerstone.messaging.subscription import Delivery
 from ledgerstone.messaging.tables import lane
-from ledgerstone.messaging.transport import DELIVERED, Answer, Heard, Verdict
 from ledgerstone.settings import SubscriptionSettings
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.waiting import until
@@ -142,7 +142,7 @@ class RelayWork(SourceWork):
         self._shop = shop
 
     def source(self) -> Source:
-        return relay_of(self._shop.destination, self.ledger.office, self.ledger.database, self)
+        return relay_of(self._shop.destination, self.ledger.registry, self.ledger.database, self)
 
     def add(self, count: int) -> list[str]:
         return [
@@ -152,7 +152,7 @@ class RelayWork(SourceWork):
         ]
 
     def is_left(self, tx: Transaction) -> bool:
-        outbox = self.ledger.office.shared.outbox
+        outbox = self.ledger.registry.shared.outbox
         parked = select(lane.c.partition_key).where(lane.c.state == LaneState.PARKED.value)
         waits = select(outbox.c.id).where(
             outbox.c.delivered_at.is_(None), outbox.c.partition_key.not_in(parked)
@@ -176,9 +176,9 @@ class RelayWork(SourceWork):
         try:
             self.perform(message.id)
         except TargetDown as error:
-            return Answer(Verdict.UNKNOWN, error.code, str(error))
+            return Answer(SendResult.UNKNOWN, error.code, str(error))
         except ValueError as error:
-            return Answer(Verdict.REFUSED, "full", str(error))
+            return Answer(SendResult.REFUSED, "full", str(error))
         return DELIVERED
 
 
@@ -247,7 +247,7 @@ class DeliveryWork(_Work):
         self._ledger = shop.ledger
         self._clock = clock
         self._broker = _Broker()
-        self._ledger.office.consumers.add(NAME, self._run, name=EVENTS)
+        self._ledger.registry.consumers.add(NAME, self._run, name=EVENTS)
         self.tries_max = self._ledger.settings.messaging.retries_max + 1
 
     def add(self, count: int) -> list[str]:
@@ -265,7 +265,7 @@ class DeliveryWork(_Work):
         receivers = [
             Receiving(
                 self._ledger,
-                self._ledger.office,
+                self._ledger.registry,
                 self._broker,
                 settings,
                 name=EVENTS,

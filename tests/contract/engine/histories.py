@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from ledgerstone.engine.source import Ask, Claim, Failure, Outcome, Verdict
+from ledgerstone.engine.source import Ask, Claim, Failure, Outcome, OutcomeKind
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contracts.source_subject import CRASHES_MAX, LEASE_SECONDS, CountedSubject
@@ -70,8 +70,8 @@ class Histories(RuleBasedStateMachine):
             item.lease_until = self.now + LEASE_SECONDS
         return multiple(*taken)
 
-    @rule(claim=consumes(claims), verdict=st.sampled_from(Verdict))
-    def settle(self, claim: Claim, verdict: Verdict) -> None:
+    @rule(claim=consumes(claims), verdict=st.sampled_from(OutcomeKind))
+    def settle(self, claim: Claim, verdict: OutcomeKind) -> None:
         refused = self._settle(claim, verdict)
         item = self.items[claim.key]
         assert refused == (item.holder is not claim)
@@ -124,24 +124,24 @@ class Histories(RuleBasedStateMachine):
                 assert [before for before, _ in moves] == [None, *(a for _, a in moves[:-1])]
                 assert moves, item
 
-    def _settle(self, claim: Claim, verdict: Verdict) -> bool:
-        failure = None if verdict is Verdict.DONE else Failure("test", "drawn")
-        delay = 20.0 if verdict in {Verdict.SNOOZED, Verdict.RETURNED} else None
+    def _settle(self, claim: Claim, verdict: OutcomeKind) -> bool:
+        failure = None if verdict is OutcomeKind.DONE else Failure("test", "drawn")
+        delay = 20.0 if verdict in {OutcomeKind.SNOOZED, OutcomeKind.RETURNED} else None
         outcome = Outcome(claim, verdict, failure=failure, delay_seconds=delay)
         return bool(
             self.ledger.run(lambda tx: list(self.subject.source.settle(tx, [outcome]).lost))
         )
 
-    def _apply(self, item: _Item, verdict: Verdict) -> None:
+    def _apply(self, item: _Item, verdict: OutcomeKind) -> None:
         item.holder = None
         match verdict:
-            case Verdict.DONE | Verdict.DEAD | Verdict.CANCELED:
+            case OutcomeKind.DONE | OutcomeKind.DEAD | OutcomeKind.CANCELED:
                 item.state = verdict.value
-            case Verdict.SNOOZED | Verdict.RETURNED:
+            case OutcomeKind.SNOOZED | OutcomeKind.RETURNED:
                 item.state = "due"
                 item.attempt -= 1
                 item.due_at = self.now + 20.0
-            case Verdict.FAILED:
+            case OutcomeKind.FAILED:
                 used = item.attempt >= self.subject.attempts_max
                 item.state = "dead" if used else "due"
                 item.due_at = self.now + self.subject.retry_seconds(item.attempt)

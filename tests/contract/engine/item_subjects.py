@@ -9,13 +9,13 @@ from typing import Any
 from sqlalchemy import RowMapping, Table, and_, func, insert, select
 
 from ledgerstone.engine.backoff import Backoff
-from ledgerstone.engine.source import Batches, Handler, Verdict
+from ledgerstone.engine.source import Batches, Handler, OutcomeKind
 from ledgerstone.items import Failures, Items, ItemSource
 from ledgerstone.items.events import REFUSED
 from ledgerstone.items.key import key_words
 from ledgerstone.ledger import Transaction
-from ledgerstone.store.statement import Row
-from ledgerstone.store.tables import worker
+from ledgerstone.store.schema.tables import worker
+from ledgerstone.store.sql.statement import Row
 from ledgerstone.testing.contracts.source_subject import plain_outcome
 from tests.chores.work import nothing
 from tests.contract.engine.item_tables import (
@@ -39,8 +39,8 @@ class ItemSubject:
     """Items of a declared table; a row that is gone counts as done."""
 
     attempts_max = ATTEMPTS_MAX
-    verdicts = frozenset(Verdict)
-    unanswered: frozenset[Verdict] = frozenset()
+    verdicts = frozenset(OutcomeKind)
+    unanswered: frozenset[OutcomeKind] = frozenset()
     outcome = staticmethod(plain_outcome)
 
     def __init__(

@@ -15,7 +15,13 @@ from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table
 
 from ledgerstone.items import Begun, Delete, Failures, Idle, Items, More, State, ToState
 from ledgerstone.items.events import events
-from ledgerstone.store.schema import MYSQL_TABLE, NAMING, partial_index, serial_type, text_type
+from ledgerstone.store.schema.columns import (
+    MYSQL_TABLE,
+    NAMING,
+    partial_index,
+    serial_type,
+    text_type,
+)
 
 ATTEMPTS_MAX = 4
 CHARS = 100

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, select, update
 
-from ledgerstone.engine.source import Outcome, Remainder, Verdict
+from ledgerstone.engine.source import NotSettled, Outcome, OutcomeKind
 from ledgerstone.items import Items
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing.clock import ManualClock
@@ -49,7 +49,7 @@ class ItemContract(SubjectContract):
         ledger.run(lambda tx: tx.execute(insert(items.table).values(again)))
         (current,) = claim(ledger, subject)
 
-        refused = settle(ledger, subject, subject.outcome(late, Verdict.DONE))
+        refused = settle(ledger, subject, subject.outcome(late, OutcomeKind.DONE))
 
         assert current.key == key
         assert current.token > late.token
@@ -71,7 +71,7 @@ class ItemContract(SubjectContract):
             )
         )
 
-        refused = settle(ledger, subject, subject.outcome(taken, Verdict.DONE))
+        refused = settle(ledger, subject, subject.outcome(taken, OutcomeKind.DONE))
 
         assert (refused, state(ledger, subject, key)) == ([], "done")
 
@@ -83,9 +83,9 @@ class ItemContract(SubjectContract):
             return
         (key,) = added(ledger, subject, 1)
         (taken,) = claim(ledger, subject)
-        settle(ledger, subject, subject.outcome(taken, Verdict.RETURNED))
+        settle(ledger, subject, subject.outcome(taken, OutcomeKind.RETURNED))
 
-        refused = settle(ledger, subject, subject.outcome(taken, Verdict.DONE))
+        refused = settle(ledger, subject, subject.outcome(taken, OutcomeKind.DONE))
 
         assert [each.claim.mark for each in refused] == [taken.mark]
         assert state(ledger, subject, key) == "due"
@@ -101,9 +101,9 @@ class ItemContract(SubjectContract):
         clock.advance(2)
         rescue(ledger, subject)
 
-        now = _waiting(ledger, subject, subject.outcome(kept, Verdict.DONE))
-        late = _waiting(ledger, subject, subject.outcome(lost, Verdict.DONE))
-        again = _waiting(ledger, subject, subject.outcome(kept, Verdict.DONE))
+        now = _waiting(ledger, subject, subject.outcome(kept, OutcomeKind.DONE))
+        late = _waiting(ledger, subject, subject.outcome(lost, OutcomeKind.DONE))
+        again = _waiting(ledger, subject, subject.outcome(kept, OutcomeKind.DONE))
 
         assert (list(now.lost), list(now.locked)) == ([], [])
         assert [each.claim.mark for each in late.lost] == [lost.mark]
@@ -122,7 +122,7 @@ class ItemContract(SubjectContract):
         clock.advance(LEASE_SECONDS + 1)
         rescue(ledger, subject)
         claims = claim(ledger, subject)
-        late = subject.outcome(lost, Verdict.DONE)
+        late = subject.outcome(lost, OutcomeKind.DONE)
         outcomes = [late]
         outcomes += [
             subject.outcome(taken, verdict)
@@ -144,8 +144,8 @@ class ItemContract(SubjectContract):
             return
         added(ledger, subject, 2 * BATCH)
         claims = claim(ledger, subject, limit=2 * BATCH)
-        settle(ledger, subject, *[subject.outcome(c, Verdict.DONE) for c in claims[:BATCH]])
-        outcomes = [subject.outcome(c, Verdict.DONE) for c in claims[BATCH:]]
+        settle(ledger, subject, *[subject.outcome(c, OutcomeKind.DONE) for c in claims[:BATCH]])
+        outcomes = [subject.outcome(c, OutcomeKind.DONE) for c in claims[BATCH:]]
         before = _calls(ledger)
 
         refused = settle(ledger, subject, *outcomes)
@@ -178,13 +178,13 @@ class MoreContract(SubjectContract):
             tx.execute(more.values(generation=table.c.generation + 1))
 
         refused = settle(
-            ledger, subject, *[subject.outcome(taken, Verdict.DONE) for taken in claims]
+            ledger, subject, *[subject.outcome(taken, OutcomeKind.DONE) for taken in claims]
         )
 
         assert refused == []
         assert (state(ledger, subject, raised), state(ledger, subject, other)) == ("due", "done")
         (again,) = claim(ledger, subject)
-        assert settle(ledger, subject, subject.outcome(again, Verdict.DONE)) == []
+        assert settle(ledger, subject, subject.outcome(again, OutcomeKind.DONE)) == []
         with ledger.reading() as tx:
             assert subject.count(tx) == 0
 
@@ -195,9 +195,9 @@ class CountedContract(SubjectContract):
     @pytest.mark.parametrize(
         ("verdict", "begun", "failures"),
         [
-            (Verdict.FAILED, 1, 1),
-            (Verdict.SNOOZED, 0, 0),
-            (Verdict.RETURNED, 0, 0),
+            (OutcomeKind.FAILED, 1, 1),
+            (OutcomeKind.SNOOZED, 0, 0),
+            (OutcomeKind.RETURNED, 0, 0),
         ],
     )
     def test_what_counts(  # noqa: PLR0917 - the parameters of a case
@@ -205,7 +205,7 @@ class CountedContract(SubjectContract):
         ledger: Ledger,
         clock: ManualClock,
         subject: ItemSubject,
-        verdict: Verdict,
+        verdict: OutcomeKind,
         begun: int,
         failures: int,
     ) -> None:
@@ -228,7 +228,7 @@ def _row(ledger: Ledger, items: Items) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in computed}
 
 
-def _waiting(ledger: Ledger, subject: Subject, outcome: Outcome) -> Remainder[Outcome]:
+def _waiting(ledger: Ledger, subject: Subject, outcome: Outcome) -> NotSettled[Outcome]:
     return ledger.run(lambda tx: subject.source.settle(tx, [outcome], waits=True))
 
 

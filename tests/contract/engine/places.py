@@ -37,7 +37,7 @@ class PlacesContract:
             assert begun.acquire(timeout=WAIT_SECONDS_MAX)
             with running(ledger, chores(block), concurrency=4):
                 others = [begun.acquire(timeout=WAIT_SECONDS_MAX / 2) for _ in range(4)]
-                claimed = first.pumps[0].tally.claimed
+                claimed = first.pumps[0].counters.claimed
                 go.set()
                 until(lambda: counts(ledger)[Status.DONE] == 6)
 

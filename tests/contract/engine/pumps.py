@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ledgerstone.engine.backoff import Backoff
-from ledgerstone.engine.source import Cancel, Claim, Handler, Snooze, Where
+from ledgerstone.engine.source import Cancel, Claim, ExecutorKind, Handler, Snooze
 from ledgerstone.errors import TargetDown
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing.clock import ManualClock
@@ -60,15 +60,17 @@ class PumpContract:
 
         assert standing(ledger, key).status is Status.DEAD
 
-    @pytest.mark.parametrize("where", list(Where))
-    def test_what_cannot_be_kept(self, ledger: Ledger, clock: ManualClock, where: Where) -> None:
+    @pytest.mark.parametrize("where", list(ExecutorKind))
+    def test_what_cannot_be_kept(
+        self, ledger: Ledger, clock: ManualClock, where: ExecutorKind
+    ) -> None:
         """A result that is no JSON is that item's failure, not the worker's."""
         ids = enqueue(ledger, 2, attempts=1)
 
         async def awaited(claim: Claim) -> object:
             return children.unkeepable(claim)
 
-        call = awaited if where is Where.LOOP else children.unkeepable
+        call = awaited if where is ExecutorKind.LOOP else children.unkeepable
         (step,) = ledger.worker(chores(call, where=where)).tick()
 
         assert step.settled == 2

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ledgerstone.engine.source import Claim, Handler, Where
+from ledgerstone.engine.source import Claim, ExecutorKind, Handler
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import HandlerTimeout, Interrupted, LeaseLost, SchemaMissing
 from ledgerstone.ledger import Ledger
@@ -31,8 +31,8 @@ LEARNED = 50
 class RunningContract:
     """In threads, with the database's own clock."""
 
-    @pytest.mark.parametrize("where", [Where.THREAD, Where.LOOP])
-    def test_never_more_than_allowed(self, ledger: Ledger, where: Where) -> None:
+    @pytest.mark.parametrize("where", [ExecutorKind.THREAD, ExecutorKind.LOOP])
+    def test_never_more_than_allowed(self, ledger: Ledger, where: ExecutorKind) -> None:
         """As many handlers run at once as there are places, and never more."""
         enqueue(ledger, 40)
         count = Gauge()
@@ -51,7 +51,7 @@ class RunningContract:
                 # Not an asyncio event: those who wait for it may be on another loop.
                 await asyncio.to_thread(full.wait, WAIT_SECONDS_MAX)
 
-        handler = Handler(sync if where is Where.THREAD else awaited, where=where)
+        handler = Handler(sync if where is ExecutorKind.THREAD else awaited, where=where)
         with running(ledger, ChoreSource(handler), concurrency=4):
             until(lambda: counts(ledger)[Status.DONE] == 40)
 
@@ -73,7 +73,7 @@ class RunningContract:
         class Mixed(ChoreSource):
             def handler(self, claim: Claim) -> Handler:
                 odd = int(claim.body) % 2
-                return Handler(awaited, where=Where.LOOP) if odd else Handler(sync)
+                return Handler(awaited, where=ExecutorKind.LOOP) if odd else Handler(sync)
 
         with running(ledger, Mixed(Handler(sync)), concurrency=3):
             until(lambda: counts(ledger)[Status.DONE] == 60)
@@ -84,7 +84,7 @@ class RunningContract:
         """A handler may run in a process of its own, and its result and errors come back."""
         ids = enqueue(ledger, 2, attempts=1)
 
-        with running(ledger, chores(children.pid_or_fail, where=Where.PROCESS)):
+        with running(ledger, chores(children.pid_or_fail, where=ExecutorKind.PROCESS)):
             until(lambda: counts(ledger)[Status.QUEUED] + counts(ledger)[Status.RUNNING] == 0)
 
         with ledger.reading() as tx:
@@ -98,7 +98,7 @@ class RunningContract:
         """A child that dies takes only its own item with it, and that counts as a crash."""
         ids = enqueue(ledger, 4, attempts=1)
 
-        with running(ledger, chores(children.die_on_zero, where=Where.PROCESS)):
+        with running(ledger, chores(children.die_on_zero, where=ExecutorKind.PROCESS)):
             until(lambda: counts(ledger)[Status.QUEUED] + counts(ledger)[Status.RUNNING] == 0)
 
         with ledger.reading() as tx:
@@ -106,8 +106,8 @@ class RunningContract:
         assert (victim.status, victim.crashes) == (Status.DEAD, 1)
         assert {chore.status for chore in others} == {Status.DONE}
 
-    @pytest.mark.parametrize("where", [Where.THREAD, Where.LOOP])
-    def test_a_handler_learns_of_a_lost_lease(self, ledger: Ledger, where: Where) -> None:
+    @pytest.mark.parametrize("where", [ExecutorKind.THREAD, ExecutorKind.LOOP])
+    def test_a_handler_learns_of_a_lost_lease(self, ledger: Ledger, where: ExecutorKind) -> None:
         """A handler that lost its claim learns so at its next call or await, and cannot settle."""
         (key,) = enqueue(ledger, 1)
         begun, heard = threading.Event(), threading.Event()
@@ -128,20 +128,20 @@ class RunningContract:
                 heard.set()
                 raise
 
-        handler = Handler(sync if where is Where.THREAD else awaited, where=where)
+        handler = Handler(sync if where is ExecutorKind.THREAD else awaited, where=where)
         source = ChoreSource(handler)
         with running(ledger, source, concurrency=1) as worker:
             assert begun.wait(WAIT_SECONDS_MAX)
             _take_away(ledger, key)
             until(lambda: worker.beat() == 0 and heard.is_set(), what="LeaseLost in the handler")
-            until(lambda: worker.pumps[0].tally.refused == 1, what="the refusal")
+            until(lambda: worker.pumps[0].counters.refused == 1, what="the refusal")
 
         with ledger.reading() as tx:
             reasons = [event.reason or "" for event in Chores(tx).history(key)]
         assert any(reason.startswith("refused") for reason in reasons)
 
-    @pytest.mark.parametrize("where", [Where.THREAD, Where.LOOP])
-    def test_timeouts(self, ledger: Ledger, where: Where) -> None:
+    @pytest.mark.parametrize("where", [ExecutorKind.THREAD, ExecutorKind.LOOP])
+    def test_timeouts(self, ledger: Ledger, where: ExecutorKind) -> None:
         """A handler that runs past its limit is told, and that is its failure."""
         (key,) = enqueue(ledger, 1)
         heard = threading.Event()
@@ -160,7 +160,7 @@ class RunningContract:
                 heard.set()
                 raise
 
-        handler = Handler(sync if where is Where.THREAD else awaited, where=where)
+        handler = Handler(sync if where is ExecutorKind.THREAD else awaited, where=where)
         with running(ledger, _Timed(handler)):
             until(lambda: standing(ledger, key).error is not None, what="the failure")
 
@@ -229,8 +229,8 @@ class RunningContract:
         assert {c.attempt for c in left if c.status is Status.QUEUED} == {0}
         assert sum(c.status is Status.DONE for c in left) <= 12
 
-    @pytest.mark.parametrize("where", [Where.THREAD, Where.LOOP])
-    def test_stopping_when_the_grace_is_over(self, ledger: Ledger, where: Where) -> None:
+    @pytest.mark.parametrize("where", [ExecutorKind.THREAD, ExecutorKind.LOOP])
+    def test_stopping_when_the_grace_is_over(self, ledger: Ledger, where: ExecutorKind) -> None:
         """A handler that does not finish in time is interrupted and its item returned."""
         (key,) = enqueue(ledger, 1)
         begun, told = threading.Event(), threading.Event()
@@ -251,7 +251,7 @@ class RunningContract:
                 told.set()
                 raise
 
-        handler = Handler(sync if where is Where.THREAD else awaited, where=where)
+        handler = Handler(sync if where is ExecutorKind.THREAD else awaited, where=where)
         with running(ledger, ChoreSource(handler)) as worker:
             assert begun.wait(WAIT_SECONDS_MAX)
             worker.stop(grace_seconds=0)
@@ -301,7 +301,7 @@ class RunningContract:
 
         with running(ledger, source, **options) as worker:
             until(lambda: source.tries >= 3)
-            claimed = worker.pumps[0].tally.claimed
+            claimed = worker.pumps[0].counters.claimed
             source.allowed.set()
             until(lambda: counts(ledger)[Status.DONE] == 500)
 
@@ -338,13 +338,13 @@ class RunningContract:
     def test_work_committed_elsewhere_is_found(self, ledger: Ledger) -> None:
         """A worker that is idle begins what a transaction of the same process has committed."""
         with running(ledger, chores(nothing)) as worker:
-            until(lambda: worker.pumps[0].tally.trouble is None)
+            until(lambda: worker.pumps[0].counters.trouble is None)
             for number in range(1, 6):
                 enqueue(ledger, 1)
                 until(lambda n=number: counts(ledger)[Status.DONE] == n)  # type: ignore[misc]
 
             # It counts what it has settled after the commit.
-            until(lambda: worker.pumps[0].tally.done == 5)
+            until(lambda: worker.pumps[0].counters.done == 5)
 
 
 class _Timed(ChoreSource):

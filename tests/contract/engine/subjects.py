@@ -9,19 +9,19 @@ import msgspec
 from sqlalchemy import insert, select
 
 from ledgerstone.engine.backoff import Backoff
-from ledgerstone.engine.source import Claim, Outcome, Source, Verdict
+from ledgerstone.engine.source import Claim, Outcome, OutcomeKind, Source
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import NewJob
 from ledgerstone.jobs.states import Status as JobStatus
 from ledgerstone.jobs.tables import MAX_ATTEMPTS as JOB_ATTEMPTS_MAX
 from ledgerstone.jobs.tables import job, job_event, job_key
 from ledgerstone.ledger import Ledger, Transaction
-from ledgerstone.messaging.carrying import LaneClaim
-from ledgerstone.messaging.publishing import lane_id
-from ledgerstone.messaging.relay import OrderedRelay
-from ledgerstone.messaging.states import LaneState, What
+from ledgerstone.messaging.outbox.publishing import lane_id
+from ledgerstone.messaging.relay.ordered import OrderedRelay
+from ledgerstone.messaging.relay.sending import LaneClaim
+from ledgerstone.messaging.states import LaneState, RecordKind
 from ledgerstone.messaging.tables import event, lane
-from ledgerstone.store.tables import history_permit, worker
+from ledgerstone.store.schema.tables import history_permit, worker
 from ledgerstone.testing.contracts.source_subject import plain_outcome
 from tests.contract.messaging.destination import NAME, REFUSED, UNDELIVERABLE, Shop
 
@@ -51,8 +51,8 @@ class JobSubject:
     """The jobs of a queue."""
 
     attempts_max = JOB_ATTEMPTS_MAX
-    verdicts = frozenset(Verdict)
-    unanswered: frozenset[Verdict] = frozenset()
+    verdicts = frozenset(OutcomeKind)
+    unanswered: frozenset[OutcomeKind] = frozenset()
     outcome = staticmethod(plain_outcome)
 
     def __init__(self, ledger: Ledger) -> None:
@@ -96,8 +96,10 @@ class LaneSubject:
     """
 
     attempts_max = LANE_ATTEMPTS_MAX
-    verdicts = frozenset({Verdict.DONE, Verdict.FAILED, Verdict.DEAD, Verdict.RETURNED})
-    unanswered = frozenset({Verdict.RETURNED})
+    verdicts = frozenset(
+        {OutcomeKind.DONE, OutcomeKind.FAILED, OutcomeKind.DEAD, OutcomeKind.RETURNED}
+    )
+    unanswered = frozenset({OutcomeKind.RETURNED})
 
     def __init__(self, shop: Shop) -> None:
         self._shop = shop
@@ -131,7 +133,7 @@ class LaneSubject:
         else:
             stands = "due" if row["due_at_ms"] is not None else "done"
         # What is marked as delivered is what its lane says is done, and nothing else.
-        outbox = self._shop.ledger.office.shared.outbox
+        outbox = self._shop.ledger.registry.shared.outbox
         waits = select(outbox.c.id).where(
             outbox.c.partition_key == self._partitions[key], outbox.c.delivered_at.is_(None)
         )
@@ -145,23 +147,23 @@ class LaneSubject:
     def refusals(self, tx: Transaction, key: str) -> int:
         found = tx.execute(
             select(event.c.id).where(
-                event.c.what == What.REFUSED.value,
+                event.c.what == RecordKind.REFUSED.value,
                 event.c.partition_key == self._partitions[key],
             )
         )
         return len(found.all())
 
-    def outcome(self, taken: Claim, verdict: Verdict, delay: float | None = None) -> Outcome:
+    def outcome(self, taken: Claim, verdict: OutcomeKind, delay: float | None = None) -> Outcome:
         again = _as_claimed(taken)
-        if verdict is Verdict.RETURNED:
+        if verdict is OutcomeKind.RETURNED:
             return plain_outcome(again, verdict, delay)
-        answer = {Verdict.FAILED: REFUSED, Verdict.DEAD: UNDELIVERABLE}.get(verdict)
+        answer = {OutcomeKind.FAILED: REFUSED, OutcomeKind.DEAD: UNDELIVERABLE}.get(verdict)
         body = self._partitions[taken.key]
         if answer is not None:
             self._shop.shelf.tell(body, answer)
         self.relay.handler(again).call(again)
         self._shop.shelf.forgive(body)
-        return Outcome(again, Verdict.DONE if answer is None else verdict)
+        return Outcome(again, OutcomeKind.DONE if answer is None else verdict)
 
 
 def clear_jobs(tx: Transaction) -> None:

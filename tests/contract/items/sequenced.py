@@ -15,7 +15,7 @@ from ledgerstone.items.positions import Positions
 from ledgerstone.items.sequence import Sequence, log_table, progress_table
 from ledgerstone.items.sequencer import Sequencer
 from ledgerstone.ledger import Transaction
-from ledgerstone.store.schema import MYSQL_TABLE, NAMING, serial_type
+from ledgerstone.store.schema.columns import MYSQL_TABLE, NAMING, serial_type
 from tests.harness.drivers import connect
 
 tables = MetaData(naming_convention=NAMING)

@@ -23,8 +23,8 @@ from ledgerstone.errors import BadInput, KeyConflict, TooLarge
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import Accepted, Limit, NewJob, Status
 from ledgerstone.jobs.accepting import DELAY_SECONDS_MAX, NO_ORG
+from ledgerstone.jobs.handlers.kinds import ATTEMPTS_LIMIT, PRIORITY_MAX
 from ledgerstone.jobs.jobs import ENQUEUE_MAX, listed
-from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT, PRIORITY_MAX
 from ledgerstone.jobs.states import Gate
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings

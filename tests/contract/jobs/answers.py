@@ -10,7 +10,7 @@ from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
 from ledgerstone.engine.outcomes import SNOOZE_SECONDS_MIN
-from ledgerstone.engine.source import Verdict
+from ledgerstone.engine.source import OutcomeKind
 from ledgerstone.errors import NotAllowedNow
 from ledgerstone.jobs import AsyncJob, Cancel, Job, Snooze, Status
 from ledgerstone.jobs.states import Gate
@@ -192,6 +192,6 @@ class AnswersContract(OwnTable):
         clock.advance(60)
         (taken,) = claim(ledger, source)
 
-        settle(ledger, source, taken, Verdict.RETURNED)
+        settle(ledger, source, taken, OutcomeKind.RETURNED)
 
         assert standing(ledger, job_id).run_at == before

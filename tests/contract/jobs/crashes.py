@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ledgerstone.engine import workers
+from ledgerstone.engine import worker_rows as workers
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
-from ledgerstone.engine.source import Verdict
+from ledgerstone.engine.source import OutcomeKind
 from ledgerstone.jobs import JobRow, JobSource, Status
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.fixtures import Home
@@ -198,7 +198,7 @@ class JobCrashesContract:
 
         for crashed in (*[True] * (CRASHES_MAX - 1), False, True):
             (taken,) = claim(ledger, source)
-            settle(ledger, source, taken, Verdict.FAILED, crashed=crashed)
+            settle(ledger, source, taken, OutcomeKind.FAILED, crashed=crashed)
             row = standing(ledger, job_id)
             seen.append((row.status, row.crashes))
 
@@ -211,7 +211,7 @@ class JobCrashesContract:
         source = ledger.job_source()
         job_id = enqueue(ledger, "told")
         (taken,) = claim(ledger, source)
-        settle(ledger, source, taken, Verdict.FAILED)
+        settle(ledger, source, taken, OutcomeKind.FAILED)
 
         code = _worked(home)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import text
 
-from ledgerstone.engine.source import Ask, Claim, Failure, Outcome, Verdict
-from ledgerstone.engine.tally import Tick
+from ledgerstone.engine.counters import Tick
+from ledgerstone.engine.source import Ask, Claim, Failure, Outcome, OutcomeKind
 from ledgerstone.engine.worker import Worker
 from ledgerstone.jobs import JobEvent, JobRow, JobSource, Status
 from ledgerstone.jobs.history import replayed
@@ -96,7 +96,7 @@ def settle(
     ledger: Ledger,
     source: JobSource,
     taken: Claim,
-    verdict: Verdict,
+    verdict: OutcomeKind,
     *,
     result: str | None = None,
     crashed: bool = False,
@@ -104,7 +104,7 @@ def settle(
 ) -> Sequence[Outcome]:
     """Write how one came out; answers it back if it was refused."""
     failure = None
-    if verdict is not Verdict.DONE:
+    if verdict is not OutcomeKind.DONE:
         failure = Failure("test", "as wished", traceback="line 1", crashed=crashed)
     outcome = Outcome(taken, verdict, result=result, failure=failure, delay_seconds=delay_seconds)
     return ledger.run(lambda tx: list(source.settle(tx, [outcome]).lost))
@@ -173,6 +173,6 @@ def dead_letter(ledger: Ledger, job: Any = "dies", payload: Any = None, **option
     job_id = enqueue(ledger, job, payload, **options)
     source = ledger.job_source(standing(ledger, job_id).queue)
     for taken in claim(ledger, source, limit=1000):
-        settle(ledger, source, taken, Verdict.DEAD)
+        settle(ledger, source, taken, OutcomeKind.DEAD)
     assert standing(ledger, job_id).status is Status.DEAD_LETTER
     return job_id

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from ledgerstone.engine.source import Ask, Claim, Failure, Outcome, Verdict
+from ledgerstone.engine.source import Ask, Claim, Failure, Outcome, OutcomeKind
 from ledgerstone.errors import KeyConflict, NotAllowedNow
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import JobSource, Status
@@ -131,13 +131,17 @@ class JobHistories(RuleBasedStateMachine):
 
     @rule(
         claim=consumes(claims),
-        verdict=st.sampled_from(Verdict),
+        verdict=st.sampled_from(OutcomeKind),
         crashed=st.booleans(),
         delay=st.sampled_from([None, WAIT_SECONDS]),
     )
-    def settle(self, claim: Claim, verdict: Verdict, crashed: bool, delay: float | None) -> None:
-        failure = None if verdict is Verdict.DONE else Failure("drawn", "drawn", crashed=crashed)
-        if verdict not in {Verdict.SNOOZED, Verdict.RETURNED}:
+    def settle(
+        self, claim: Claim, verdict: OutcomeKind, crashed: bool, delay: float | None
+    ) -> None:
+        failure = (
+            None if verdict is OutcomeKind.DONE else Failure("drawn", "drawn", crashed=crashed)
+        )
+        if verdict not in {OutcomeKind.SNOOZED, OutcomeKind.RETURNED}:
             delay = None
         outcome = Outcome(claim, verdict, failure=failure, delay_seconds=delay)
 
@@ -228,25 +232,25 @@ class JobHistories(RuleBasedStateMachine):
             assert_replayed(self.ledger, job_id)
 
     def _apply(
-        self, model: _Model, verdict: Verdict, *, crashed: bool, delay: float | None
+        self, model: _Model, verdict: OutcomeKind, *, crashed: bool, delay: float | None
     ) -> None:
         match verdict:
-            case Verdict.DONE:
+            case OutcomeKind.DONE:
                 model.go("succeeded")
-            case Verdict.CANCELED:
+            case OutcomeKind.CANCELED:
                 model.go("canceled")
             case _ if model.unwanted:
                 model.go("canceled")
-            case Verdict.SNOOZED | Verdict.RETURNED:
+            case OutcomeKind.SNOOZED | OutcomeKind.RETURNED:
                 model.attempt -= 1
                 model.go("queued")
                 # Only what is returned may be due again at once.
-                at_once = delay is None and verdict is Verdict.RETURNED
+                at_once = delay is None and verdict is OutcomeKind.RETURNED
                 model.waits_until = None if at_once else self.now + (delay or LEAST_SECONDS)
-            case Verdict.FAILED | Verdict.DEAD:
+            case OutcomeKind.FAILED | OutcomeKind.DEAD:
                 model.crashes += crashed
                 spent = model.attempt >= ATTEMPTS or (crashed and model.crashes >= CRASHES_MAX)
-                last = spent or verdict is Verdict.DEAD
+                last = spent or verdict is OutcomeKind.DEAD
                 model.go("failed", "dead_letter" if last else "queued")
                 model.waits_until = self.now + WAIT_SECONDS
 
@@ -260,5 +264,5 @@ class JobHistories(RuleBasedStateMachine):
         while taken := self.ledger.run(
             lambda tx: list(self.source.claim(tx, Ask(1000, ADA, LEASE_SECONDS)))
         ):
-            ended = [Outcome(claim, Verdict.DONE) for claim in taken]
+            ended = [Outcome(claim, OutcomeKind.DONE) for claim in taken]
             self.ledger.run(lambda tx, ended=ended: list(self.source.settle(tx, ended).lost))  # type: ignore[misc]

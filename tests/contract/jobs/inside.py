@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from ledgerstone.engine.source import Cancel, Snooze, Verdict
+from ledgerstone.engine.source import Cancel, OutcomeKind, Snooze
 from ledgerstone.errors import BadInput, LeaseLost, NotAllowedNow
 from ledgerstone.jobs import Job, Status
 from ledgerstone.ledger import Ledger
@@ -403,7 +403,7 @@ class InsideContract(OwnTable):
         def work(job: Job) -> str:
             if attempt == job.attempt:
                 # The worker gave the job back, which refunds the attempt.
-                settle(ledger, source, worker.pumps[0].held()[job.id], Verdict.RETURNED)
+                settle(ledger, source, worker.pumps[0].held()[job.id], OutcomeKind.RETURNED)
                 claim(ledger, source, worker=GRACE)
             else:
                 take_away(ledger, job.id)
@@ -442,7 +442,7 @@ class InsideContract(OwnTable):
 
         @ledger.job("a")
         def work(job: Job) -> str:
-            settle(ledger, source, worker.pumps[0].held()[job.id], Verdict.RETURNED)
+            settle(ledger, source, worker.pumps[0].held()[job.id], OutcomeKind.RETURNED)
             try:
                 _leave(job)
             except LeaseLost as error:

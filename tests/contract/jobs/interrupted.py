@@ -14,12 +14,12 @@ from sqlalchemy import insert
 
 from ledgerstone.engine.worker import Worker
 from ledgerstone.jobs import AsyncJob, Status
-from ledgerstone.jobs.awaited import THREAD
+from ledgerstone.jobs.handlers.async_job import THREAD
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.settings import Settings
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
-from tests.contract.jobs.awaited import ACTS
+from tests.contract.jobs.async_jobs import ACTS
 from tests.contract.jobs.examples import (
     assert_replayed,
     count,

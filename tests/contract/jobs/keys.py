@@ -16,7 +16,7 @@ from ledgerstone.jobs import Accepted, Enqueued, NewJob
 from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.jobs.tables import job
 from ledgerstone.ledger import Ledger
-from ledgerstone.store.tables import history_permit
+from ledgerstone.store.schema.tables import history_permit
 from ledgerstone.testing.clock import ManualClock
 from tests.contract.jobs.examples import enqueue, kept, standing
 from tests.harness.threads import together

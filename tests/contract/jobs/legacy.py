@@ -32,8 +32,8 @@ from ledgerstone.jobs import Status, history, retention
 from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import JobSettings
-from ledgerstone.store import migrating
 from ledgerstone.store.migrations import legacy_jobs
+from ledgerstone.store.schema import migrate as migrating
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from tests.contract.store.migrations import MIGRATE, asked, never_migrating

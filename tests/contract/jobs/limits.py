@@ -12,15 +12,16 @@ import pytest
 from sqlalchemy import text
 
 from ledgerstone import errors
-from ledgerstone.engine.source import Ask, Outcome, Verdict
+from ledgerstone.engine.source import Ask, Outcome, OutcomeKind
 from ledgerstone.engine.worker import Worker
-from ledgerstone.jobs import Limit, NewJob, Status, limits, line
+from ledgerstone.jobs import Limit, NewJob, Status, limits
+from ledgerstone.jobs import claim_order as line
 from ledgerstone.jobs.operating import CONCURRENCY_LIMIT
 from ledgerstone.jobs.settling import JobClaim
 from ledgerstone.jobs.source import JobSource
 from ledgerstone.jobs.states import Gate
 from ledgerstone.ledger import Ledger
-from ledgerstone.store.wakeup import Bell
+from ledgerstone.store.wakeup import WakeSignal
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import until
@@ -50,7 +51,7 @@ class Gauge:
         self._inside: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
         self.done = 0
-        self._turn = Bell()
+        self._turn = WakeSignal()
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
@@ -135,7 +136,7 @@ class LimitContract:
         for number in range(4):
             ledger.run(enqueue({"customer": "ada", "number": number}))
         order = []
-        for verdict in (Verdict.DONE, Verdict.DEAD, Verdict.CANCELED, Verdict.DONE):
+        for verdict in (OutcomeKind.DONE, OutcomeKind.DEAD, OutcomeKind.CANCELED, OutcomeKind.DONE):
             claims = claimed(ledger, source)
             order += [claim.body for claim in claims]
             assert settled(ledger, source, claims, verdict) == []
@@ -150,7 +151,7 @@ class LimitContract:
 
         first = claimed(ledger, here)
         held = claimed(ledger, there)
-        settled(ledger, here, first, Verdict.DONE)
+        settled(ledger, here, first, OutcomeKind.DONE)
         second = claimed(ledger, there)
 
         assert (len(first), len(held)) == (1, 0)
@@ -201,7 +202,7 @@ class LimitContract:
         for _ in range(6):
             claims = claimed(ledger, source)
             order += [ORGS.index(claim.org_id) for claim in claims]
-            settled(ledger, source, claims, Verdict.DONE)
+            settled(ledger, source, claims, OutcomeKind.DONE)
 
         assert order == [0, 1, 2, 0, 1, 0]
 
@@ -224,7 +225,7 @@ class LimitContract:
         source = limited_source(ledger)
         payloads = [{"customer": "ada", "number": number} for number in range(3)]
         _, second, third = (ledger.run(enqueue(payload)) for payload in payloads)
-        settled(ledger, source, claimed(ledger, source), Verdict.DONE)
+        settled(ledger, source, claimed(ledger, source), OutcomeKind.DONE)
 
         ledger.run(lambda tx: tx.jobs.cancel(second.id))
 
@@ -258,7 +259,7 @@ class LimitContract:
         for number in range(9):
             ledger.run(enqueue({"customer": "ada", "number": number}))
         claims = claimed(ledger, source)
-        settled(ledger, source, claims[count:], Verdict.DONE)
+        settled(ledger, source, claims[count:], OutcomeKind.DONE)
         # However it came about.
         execute(ledger, f"UPDATE job SET gate = {Gate.BLOCKED.value} WHERE status = 'queued'")  # noqa: S608 - our own
         assert claimed(ledger, source) == []
@@ -309,7 +310,7 @@ class LimitContract:
             clock.advance(LEASE_SECONDS + 1)
             ledger.run(lambda tx: source.rescue(tx, limit=10, crashes_max=3))
 
-            refused = settled(ledger, source, claims, Verdict.DONE)
+            refused = settled(ledger, source, claims, OutcomeKind.DONE)
 
             with ledger.reading() as tx:
                 row, last = tx.jobs.get(job.id), tx.jobs.events(job.id).rows[-1]
@@ -477,7 +478,7 @@ def claimed(ledger: Ledger, source: JobSource, places: int = PLACES) -> Sequence
 
 
 def settled(
-    ledger: Ledger, source: JobSource, claims: Sequence[JobClaim], verdict: Verdict
+    ledger: Ledger, source: JobSource, claims: Sequence[JobClaim], verdict: OutcomeKind
 ) -> Sequence[Outcome]:
     """Settle them all like this; the refused ones."""
     outcomes = [Outcome(claim, verdict) for claim in claims]
@@ -525,7 +526,7 @@ def running(*workers: Worker) -> Iterator[None]:
             worker.stop()
 
 
-def ended(ledger: Ledger, verdict: Verdict) -> str:
+def ended(ledger: Ledger, verdict: OutcomeKind) -> str:
     """A job that came out like this; its key is the name of its fate."""
     if ledger.kinds.get("work") is None:
         ledger.kinds.add("work", lambda: None)

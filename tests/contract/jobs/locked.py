@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from ledgerstone.engine.workers import listed
+from ledgerstone.engine.worker_rows import listed
 from ledgerstone.jobs import Cancel, Job, Status
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.clock import ManualClock

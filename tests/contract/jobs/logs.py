@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ledgerstone import log_context
-from ledgerstone.engine.source import Failure, Outcome, Verdict
+from ledgerstone.engine.source import Failure, Outcome, OutcomeKind
 from ledgerstone.jobs import Job, Status
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.messaging import Message
@@ -69,7 +69,7 @@ class JobLogsContract:
         enqueue(ledger, "a")
         source = ledger.job_source()
         (taken,) = claim(ledger, source)
-        outcome = Outcome(taken, Verdict.DEAD, failure=Failure("test", "as wished"))
+        outcome = Outcome(taken, OutcomeKind.DEAD, failure=Failure("test", "as wished"))
 
         def settle_and_undo(tx: Transaction) -> None:
             source.settle(tx, [outcome])

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ledgerstone.engine.source import Outcome, Verdict
+from ledgerstone.engine.source import Outcome, OutcomeKind
 from ledgerstone.errors import NotAllowedNow, StoreError
 from ledgerstone.ids import new_id
 from ledgerstone.jobs import Job, JobSource, Status
@@ -137,7 +137,7 @@ class HistoryContract:
         clock.advance(1)
         (taken,) = claim(ledger, source, worker=ADA)
         clock.advance(1)
-        settle(ledger, source, taken, Verdict.DONE, result='{"n":1}')
+        settle(ledger, source, taken, OutcomeKind.DONE, result='{"n":1}')
 
         _, began, ended = history_of(ledger, job_id)
 
@@ -156,9 +156,9 @@ class HistoryContract:
     ) -> None:
         """A failure goes through failed, on record, to queued or to dead_letter."""
         for fate, attempts, verdict in (
-            ("queued", 5, Verdict.FAILED),
-            ("dead_letter", 1, Verdict.FAILED),
-            ("dead_letter", 5, Verdict.DEAD),
+            ("queued", 5, OutcomeKind.FAILED),
+            ("dead_letter", 1, OutcomeKind.FAILED),
+            ("dead_letter", 5, OutcomeKind.DEAD),
         ):
             job_id = enqueue(ledger, "a", max_attempts=attempts)
             (taken,) = claim(ledger, source)
@@ -180,7 +180,7 @@ class HistoryContract:
         self, ledger: Ledger, clock: ManualClock, source: JobSource, asked: bool
     ) -> None:
         """The events of a job lead to its row, however it came out, also if it was unwanted."""
-        for verdict, crashed in itertools.product(Verdict, (False, True)):
+        for verdict, crashed in itertools.product(OutcomeKind, (False, True)):
             job_id = enqueue(ledger, "a", max_attempts=2)
             (taken,) = [c for c in claim(ledger, source) if c.key == job_id]
             if asked:
@@ -190,7 +190,7 @@ class HistoryContract:
             settle(ledger, source, taken, verdict, crashed=crashed, delay_seconds=5)
 
             assert_replayed(ledger, job_id)
-            if asked and verdict is not Verdict.DONE:
+            if asked and verdict is not OutcomeKind.DONE:
                 assert standing(ledger, job_id).status is Status.CANCELED
         assert _leases(ledger) == 0
 
@@ -209,9 +209,9 @@ class HistoryContract:
             assert standing(ledger, job_id).status is Status.DEAD_LETTER
             ledger.run(lambda tx, key=job_id: tx.jobs.retry(key, by="ada"))  # type: ignore[misc]
         by_id = {taken.key: taken for taken in claim(ledger, source)}
-        settle(ledger, source, by_id[crashed], Verdict.DONE)
-        settle(ledger, source, by_id[failed], Verdict.DEAD)
-        settle(ledger, source, by_id[canceled], Verdict.RETURNED)
+        settle(ledger, source, by_id[crashed], OutcomeKind.DONE)
+        settle(ledger, source, by_id[failed], OutcomeKind.DEAD)
+        settle(ledger, source, by_id[canceled], OutcomeKind.RETURNED)
         ledger.run(lambda tx: tx.jobs.cancel(canceled))
 
         ends = [standing(ledger, job_id).status for job_id in (crashed, failed, canceled)]
@@ -233,7 +233,7 @@ class HistoryContract:
             clock.advance(600)
             (taken,) = claim(ledger, source)
             began.append(standing(ledger, job_id).started_at)
-            settle(ledger, source, taken, Verdict.FAILED)
+            settle(ledger, source, taken, OutcomeKind.FAILED)
 
         assert began[0] == began[1] is not None
 
@@ -243,29 +243,29 @@ class HistoryContract:
         """A claim that was given back cannot settle or extend the next one of the same attempt."""
         job_id = enqueue(ledger, "a")
         (first,) = claim(ledger, source)
-        settle(ledger, source, first, Verdict.RETURNED)
+        settle(ledger, source, first, OutcomeKind.RETURNED)
         (second,) = claim(ledger, source)
 
-        refused = [bool(settle(ledger, source, first, verdict)) for verdict in Verdict]
+        refused = [bool(settle(ledger, source, first, verdict)) for verdict in OutcomeKind]
         lost = ledger.run(lambda tx: list(source.extend(tx, [first, second], LEASE_SECONDS).lost))
 
         assert first.attempt == second.attempt
-        assert refused == [True] * len(Verdict)
+        assert refused == [True] * len(OutcomeKind)
         assert lost == [first]
         assert standing(ledger, job_id).status is Status.RUNNING
         told = [event for event in history_of(ledger, job_id) if "refused" in event.detail]
-        assert len(told) == len(Verdict)
-        assert settle(ledger, source, second, Verdict.DONE) == []
-        assert settle(ledger, source, second, Verdict.DONE) == []
+        assert len(told) == len(OutcomeKind)
+        assert settle(ledger, source, second, OutcomeKind.DONE) == []
+        assert settle(ledger, source, second, OutcomeKind.DONE) == []
         assert ledger.run(lambda tx: list(source.extend(tx, [second], LEASE_SECONDS).lost)) == [
             second
         ]
         assert _leases(ledger) == 0
         assert_replayed(ledger, job_id)
 
-    @pytest.mark.parametrize("verdict", Verdict)
+    @pytest.mark.parametrize("verdict", OutcomeKind)
     def test_settled_again(
-        self, ledger: Ledger, clock: ManualClock, source: JobSource, verdict: Verdict
+        self, ledger: Ledger, clock: ManualClock, source: JobSource, verdict: OutcomeKind
     ) -> None:
         """A claim that is settled twice, since the first answer was lost, leaves what one does."""
         job_id = enqueue(ledger, "a")
@@ -292,15 +292,15 @@ class HistoryContract:
         assert rescue(ledger, source) == 1
         untouched = standing(ledger, other)
 
-        refused = [bool(settle(ledger, source, first, verdict)) for verdict in Verdict]
+        refused = [bool(settle(ledger, source, first, verdict)) for verdict in OutcomeKind]
         lost = ledger.run(lambda tx: list(source.extend(tx, [first], LEASE_SECONDS).lost))
 
-        assert refused == [True] * len(Verdict)
+        assert refused == [True] * len(OutcomeKind)
         assert lost == [first]
         assert standing(ledger, job_id).status is Status.QUEUED
         assert standing(ledger, other) == untouched
         told = [event for event in history_of(ledger, job_id) if "refused" in event.detail]
-        assert len(told) == len(Verdict)
+        assert len(told) == len(OutcomeKind)
         assert _leases(ledger) == 0
         assert_replayed(ledger, job_id)
 
@@ -314,7 +314,7 @@ class HistoryContract:
         ledger.run(lambda tx: source.extend(tx, [held], LEASE_SECONDS))
         clock.advance(2)
         assert rescue(ledger, source) == len(lost)
-        outcomes = [Outcome(taken, Verdict.DONE) for taken in (*lost, held)]
+        outcomes = [Outcome(taken, OutcomeKind.DONE) for taken in (*lost, held)]
 
         refused = ledger.run(lambda tx: source.settle(tx, outcomes).lost)
 
@@ -347,11 +347,11 @@ class HistoryContract:
         job_id = enqueue(ledger, "a", max_attempts=2)
         (first,) = claim(ledger, source)
         clock.jump(-3600)
-        settle(ledger, source, first, Verdict.RETURNED)
+        settle(ledger, source, first, OutcomeKind.RETURNED)
         (second,) = claim(ledger, source)
-        settle(ledger, source, first, Verdict.DONE)
+        settle(ledger, source, first, OutcomeKind.DONE)
         clock.jump(-3600)
-        settle(ledger, source, second, Verdict.DONE)
+        settle(ledger, source, second, OutcomeKind.DONE)
 
         events = history_of(ledger, job_id)
 
@@ -379,7 +379,7 @@ class HistoryContract:
         job_id = enqueue(ledger, "a")
         (taken,) = claim(ledger, source)
         if act == "retry":
-            settle(ledger, source, taken, Verdict.DEAD)
+            settle(ledger, source, taken, OutcomeKind.DEAD)
         acts: dict[str, Callable[[], object]] = {
             "cancel": lambda: ledger.run(lambda tx: tx.jobs.cancel(job_id)),
             "retry": lambda: ledger.run(lambda tx: tx.jobs.retry(job_id)),

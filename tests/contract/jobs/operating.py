@@ -10,23 +10,14 @@ from typing import Any
 import pytest
 
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
-from ledgerstone.engine.source import Verdict
+from ledgerstone.engine.source import OutcomeKind
 from ledgerstone.errors import BadInput, NotAllowedNow, NotFound
 from ledgerstone.ids import new_id
-from ledgerstone.jobs import (
-    Cancel,
-    Job,
-    JobRow,
-    JobSource,
-    Limit,
-    NewJob,
-    Status,
-    history,
-    queues,
-)
+from ledgerstone.jobs import Cancel, Job, JobRow, JobSource, Limit, NewJob, Status, history
 from ledgerstone.jobs.operating import RETRY_MAX
+from ledgerstone.jobs.read import queues
 from ledgerstone.ledger import Ledger
-from ledgerstone.store.pages import Page
+from ledgerstone.store.sql.pages import Page
 from ledgerstone.testing.clock import ManualClock
 from tests.contract.jobs.examples import (
     LEASE_SECONDS,
@@ -106,14 +97,14 @@ class OperatingContract:
         self, ledger: Ledger, clock: ManualClock, source: JobSource
     ) -> None:
         """A job that was asked to cancel is not run again: it succeeds, or it is canceled."""
-        for verdict in Verdict:
+        for verdict in OutcomeKind:
             job_id = enqueue(ledger, "a")
             (taken,) = claim(ledger, source)
             _cancel(ledger, job_id)
 
             refused = settle(ledger, source, taken, verdict)
 
-            wanted = Status.SUCCEEDED if verdict is Verdict.DONE else Status.CANCELED
+            wanted = Status.SUCCEEDED if verdict is OutcomeKind.DONE else Status.CANCELED
             row = standing(ledger, job_id)
             assert refused == []
             assert (row.status, row.attempt) == (wanted, 1)
@@ -141,9 +132,9 @@ class OperatingContract:
         """A job that has ended cannot be canceled; a canceled one is as it should be."""
         done, dead, canceled = (enqueue(ledger, "a") for _ in range(3))
         by_id = {taken.key: taken for taken in claim(ledger, source)}
-        settle(ledger, source, by_id[done], Verdict.DONE)
-        settle(ledger, source, by_id[dead], Verdict.DEAD)
-        settle(ledger, source, by_id[canceled], Verdict.CANCELED)
+        settle(ledger, source, by_id[done], OutcomeKind.DONE)
+        settle(ledger, source, by_id[dead], OutcomeKind.DEAD)
+        settle(ledger, source, by_id[canceled], OutcomeKind.CANCELED)
         before = {job_id: history_of(ledger, job_id) for job_id in (done, dead, canceled)}
 
         with pytest.raises(NotAllowedNow, match="succeeded"):
@@ -178,13 +169,13 @@ class OperatingContract:
         job_id = enqueue(ledger, "a", max_attempts=2)
         for _ in range(2):
             (taken,) = claim(ledger, source)
-            settle(ledger, source, taken, Verdict.FAILED)
+            settle(ledger, source, taken, OutcomeKind.FAILED)
             clock.advance(600)
         channel = source.channel
 
-        with hung(ledger, channel) as bell:
+        with hung(ledger, channel) as wake_signal:
             ledger.run(lambda tx: tx.jobs.retry(job_id, by="ada"))
-            rung = bell.wait(0)
+            rung = wake_signal.wait(0)
 
         row, event = standing(ledger, job_id), history_of(ledger, job_id)[-1]
         assert rung
@@ -248,8 +239,8 @@ class OperatingContract:
         """Only dead letters are retried by hand."""
         done, canceled, running = (enqueue(ledger, "a") for _ in range(3))
         by_id = {taken.key: taken for taken in claim(ledger, source)}
-        settle(ledger, source, by_id[done], Verdict.DONE)
-        settle(ledger, source, by_id[canceled], Verdict.CANCELED)
+        settle(ledger, source, by_id[done], OutcomeKind.DONE)
+        settle(ledger, source, by_id[canceled], OutcomeKind.CANCELED)
         queued = enqueue(ledger, "a")
 
         for job_id in (queued, running, done, canceled):
@@ -319,11 +310,11 @@ class OperatingContract:
 
         ledger.run(lambda tx: tx.jobs.pause("default", by="ada"))
         ledger.run(lambda tx: tx.jobs.pause("default"))
-        ended = settle(ledger, source, taken, Verdict.DONE)
+        ended = settle(ledger, source, taken, OutcomeKind.DONE)
         paused = [step.claimed for step in tick(ledger)]
-        with hung(ledger, source.channel) as bell:
+        with hung(ledger, source.channel) as wake_signal:
             ledger.run(lambda tx: tx.jobs.resume("default"))
-            rung = bell.wait(0)
+            rung = wake_signal.wait(0)
         tick(ledger)
 
         assert (ended, sum(paused), rung) == ([], 1, True)

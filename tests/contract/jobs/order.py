@@ -9,11 +9,12 @@ from uuid import UUID
 
 import pytest
 
-from ledgerstone.engine.source import Ask, Verdict
-from ledgerstone.jobs import JobSource, NewJob, Status, line
+from ledgerstone.engine.source import Ask, OutcomeKind
+from ledgerstone.jobs import JobSource, NewJob, Status
+from ledgerstone.jobs import claim_order as line
 from ledgerstone.jobs import source as jobs_source
 from ledgerstone.ledger import Ledger
-from ledgerstone.store.batch import LockFirst
+from ledgerstone.store.sql.batch import LockFirst
 from ledgerstone.testing.clock import ManualClock
 from tests.contract.jobs.examples import (
     ADA,
@@ -127,7 +128,7 @@ class OrderContract:
         clock.advance(1)
         second = enqueue(ledger, "a")
         order = []
-        for verdict in (Verdict.RETURNED, Verdict.SNOOZED, Verdict.DONE):
+        for verdict in (OutcomeKind.RETURNED, OutcomeKind.SNOOZED, OutcomeKind.DONE):
             clock.advance(1)
             (taken,) = claim(ledger, source, limit=1)
             settle(ledger, source, taken, verdict)

@@ -8,11 +8,11 @@ import pytest
 from sqlalchemy import text
 
 from ledgerstone import errors
-from ledgerstone.engine.source import Verdict
+from ledgerstone.engine.source import OutcomeKind
 from ledgerstone.jobs import Accepted, NewJob, Status, retention
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import JobSettings
-from ledgerstone.store.faults import translated
+from ledgerstone.store.connections.faults import translated
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from tests.contract.jobs.limits import add, claimed, ended, execute, settled
@@ -48,9 +48,9 @@ class RetentionContract:
         settings = JobSettings(keep_days=10, keep_dead_letters_days=20, keep_keys_days=30)
         with opened(home.url, clock=clock) as ledger:
             fates = {
-                Verdict.DONE: Status.SUCCEEDED,
-                Verdict.CANCELED: Status.CANCELED,
-                Verdict.DEAD: Status.DEAD_LETTER,
+                OutcomeKind.DONE: Status.SUCCEEDED,
+                OutcomeKind.CANCELED: Status.CANCELED,
+                OutcomeKind.DEAD: Status.DEAD_LETTER,
             }
             ids = {verdict: ended(ledger, verdict) for verdict in fates}
             waiting = ledger.run(lambda tx: tx.jobs.enqueue("work", key="waiting"))
@@ -74,7 +74,7 @@ class RetentionContract:
         assert left[2] == {Status.DEAD_LETTER, Status.QUEUED}
         assert left[10] == left[20] == {Status.QUEUED}
         assert (events, keys) == (1, 1)
-        assert (again.accepted, again.id != ids[Verdict.DONE]) == (Accepted.CREATED, True)
+        assert (again.accepted, again.id != ids[OutcomeKind.DONE]) == (Accepted.CREATED, True)
         assert (still.accepted, still.id) == (Accepted.EXISTING, waiting.id)
 
     def test_retention_counts_from_the_end(self, home: Home) -> None:
@@ -87,7 +87,7 @@ class RetentionContract:
             add(ledger, [NewJob(type="work")])
             claims = claimed(ledger, source)
             clock.advance(9 * 86_400)
-            settled(ledger, source, claims, Verdict.DONE)
+            settled(ledger, source, claims, OutcomeKind.DONE)
 
             removed = []
             for days in (9, 2):
@@ -109,7 +109,7 @@ class RetentionContract:
             for name in "abcde":
                 add(ledger, [NewJob(type="work", key=name)])
                 clock.advance(1)
-            settled(ledger, source, claimed(ledger, source), Verdict.DONE)
+            settled(ledger, source, claimed(ledger, source), OutcomeKind.DONE)
 
             turns = []
             for days in (2, 0, 0, 3, 0, 0):
@@ -129,7 +129,7 @@ class RetentionContract:
         clock = ManualClock()
         settings = JobSettings(keep_days=10, keep_dead_letters_days=10, keep_keys_days=30)
         with opened(home.url, clock=clock) as ledger:
-            job_id = ended(ledger, Verdict.DONE)
+            job_id = ended(ledger, OutcomeKind.DONE)
             clock.advance(11 * 86_400)
             assert ledger.run(lambda tx: retention.retire(tx, settings)) == 1
 
@@ -140,7 +140,7 @@ class RetentionContract:
     @pytest.mark.parametrize("rewrite", REWRITES)
     def test_history_is_kept_without_a_permit(self, ledger: Ledger, rewrite: str) -> None:
         """Nobody removes or changes history by hand, not even after retention has run."""
-        job_id = ended(ledger, Verdict.DONE)
+        job_id = ended(ledger, OutcomeKind.DONE)
         ledger.run(lambda tx: retention.retire(tx, JobSettings()))
         with ledger.reading() as tx:
             before = tx.jobs.events(job_id).rows
@@ -154,7 +154,7 @@ class RetentionContract:
     @pytest.mark.parametrize("rewrite", REWRITES)
     def test_a_permit_is_not_forged(self, home: Home, ledger: Ledger, rewrite: str) -> None:
         """A temporary table with the name of the permit's table permits nothing to a program."""
-        job_id = ended(ledger, Verdict.DONE)
+        job_id = ended(ledger, OutcomeKind.DONE)
         with ledger.reading() as tx:
             before = tx.jobs.events(job_id).rows
 

@@ -6,12 +6,13 @@ import threading
 
 import pytest
 
-from ledgerstone.engine.source import Verdict
-from ledgerstone.jobs import Limit, NewJob, Status, explaining, retention
+from ledgerstone.engine.source import OutcomeKind
+from ledgerstone.jobs import Limit, NewJob, Status, retention
 from ledgerstone.jobs.limits import PASSES_MAX
+from ledgerstone.jobs.read import explain as explaining
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import JobSettings
-from ledgerstone.store.wakeup import Bell
+from ledgerstone.store.wakeup import WakeSignal
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.worker_reports import reported
@@ -77,16 +78,16 @@ class RivalContract:
         ledger.kinds.add("plain", nothing)
         source = ledger.job_source()
         woken: dict[str, bool] = {}
-        with hung(ledger, source.channel) as bell:
+        with hung(ledger, source.channel) as wake_signal:
 
             def after(act: str) -> None:
-                woken[act] = bell.wait(0)
+                woken[act] = wake_signal.wait(0)
 
             job_id = enqueue(ledger, "plain", max_attempts=1)
             after("enqueue")
             (taken,) = claim(ledger, source)
             after("claim")
-            settle(ledger, source, taken, Verdict.RETURNED)
+            settle(ledger, source, taken, OutcomeKind.RETURNED)
             after("return")
             claim(ledger, source)
             clock.advance(LEASE_SECONDS + 1)
@@ -97,7 +98,7 @@ class RivalContract:
             rescue(ledger, source)
             after("rescue of nothing")
             (taken,) = claim(ledger, source)
-            settle(ledger, source, taken, Verdict.DEAD)
+            settle(ledger, source, taken, OutcomeKind.DEAD)
             after("failure")
             ledger.run(lambda tx: tx.jobs.retry(job_id))
             after("retry")
@@ -108,7 +109,7 @@ class RivalContract:
             ledger.run(lambda tx: tx.jobs.limit("default", 1))
             after("limit")
             (taken,) = claim(ledger, source)
-            settle(ledger, source, taken, Verdict.DONE)
+            settle(ledger, source, taken, OutcomeKind.DONE)
             after("a place")
 
         silent = {"claim", "rescue of nothing", "failure", "pause"}
@@ -124,11 +125,11 @@ class RivalContract:
         waiting = [enqueue(ledger, "b", {"customer": "ada"}) for _ in range(2)]
         assert claim(ledger, ours) == []
 
-        with hung(ledger, ours.channel) as bell:
-            settle(ledger, theirs, taken, Verdict.DONE)
-            settled = bell.wait(0)
+        with hung(ledger, ours.channel) as wake_signal:
+            settle(ledger, theirs, taken, OutcomeKind.DONE)
+            settled = wake_signal.wait(0)
             ledger.run(lambda tx: tx.jobs.cancel(waiting[0]))
-            canceled = bell.wait(0)
+            canceled = wake_signal.wait(0)
 
         assert (settled, canceled) == (True, True)
         assert [each.key for each in claim(ledger, ours)] == waiting[1:]
@@ -146,14 +147,14 @@ class RivalContract:
         waiting = [enqueue(ledger, "b", {"customer": "ada"}) for _ in range(3)]
         assert claim(ledger, ours) == []
         ledger.run(lambda tx: tx.jobs.pause("qa"))
-        settle(ledger, theirs, taken, Verdict.DONE)
+        settle(ledger, theirs, taken, OutcomeKind.DONE)
 
         rescue(ledger, ours)
         ran = []
         for _ in waiting:
             (mine,) = claim(ledger, ours)
             assert claim(ledger, ours) == []
-            settle(ledger, ours, mine, Verdict.DONE)
+            settle(ledger, ours, mine, OutcomeKind.DONE)
             ran.append(mine.key)
 
         assert ran == waiting
@@ -172,7 +173,7 @@ class RivalContract:
         with ledger.reading() as tx:
             used = tx.jobs.explain(waiting).reasons
         ledger.run(lambda tx: tx.jobs.pause("qa"))
-        settle(ledger, theirs, taken, Verdict.DONE)
+        settle(ledger, theirs, taken, OutcomeKind.DONE)
 
         with ledger.reading() as tx:
             free = tx.jobs.explain(waiting).reasons
@@ -190,12 +191,12 @@ class RivalContract:
         assert len(claim(ledger, source, limit=count)) == count
         ledger.run(lambda tx: tx.jobs.enqueue_many(jobs))
         free = enqueue(ledger, "served", {"customer": "zoe"})
-        bell = Bell()
-        ledger.database.bells.hang(source.channel, bell)
+        wake_signal = WakeSignal()
+        ledger.database.wake_signals.hang(source.channel, wake_signal)
 
         rings = []
         while not (taken := claim(ledger, source, limit=1)):
-            rings.append(bell.wait(0))
+            rings.append(wake_signal.wait(0))
 
         assert [each.key for each in taken] == [free]
         assert rings == [True] * 3

@@ -12,9 +12,9 @@ from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.outcomes import TRACEBACK_CHARS_MAX
 from ledgerstone.errors import BadInput, HandlerTimeout, Hopeless
 from ledgerstone.jobs import AsyncJob, Cancel, Job, NewJob, Snooze, Status
-from ledgerstone.jobs.kinds import ATTEMPTS_LIMIT
+from ledgerstone.jobs.handlers.kinds import ATTEMPTS_LIMIT
 from ledgerstone.ledger import Ledger
-from ledgerstone.store.body import NESTING_MAX
+from ledgerstone.store.sql.json_body import NESTING_MAX
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from tests.contract.jobs.examples import (

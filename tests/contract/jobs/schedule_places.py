@@ -11,10 +11,10 @@ from sqlalchemy import select, update
 from ledgerstone import errors
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.jobs import Kinds, Limit
-from ledgerstone.jobs import schedules as jobs_schedules
 from ledgerstone.jobs.accepting import accept
-from ledgerstone.jobs.schedule_rows import job_schedule
-from ledgerstone.jobs.schedules import DUE_MAX, PAGES_MAX, Runner, Schedules
+from ledgerstone.jobs.schedules import schedules as jobs_schedules
+from ledgerstone.jobs.schedules.rows import job_schedule
+from ledgerstone.jobs.schedules.schedules import DUE_MAX, PAGES_MAX, ScheduleRunner, Schedules
 from ledgerstone.jobs.tables import KEY_CHARS_MAX, job
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.clock import ManualClock
@@ -42,7 +42,7 @@ class SchedulePlacesContract:
         put(ledger, "report", "0 * * * *", job="known", payload={"number": 1})
         clock.advance(HOUR)
 
-        assert ledger.run(Runner(Kinds()).run) == 1
+        assert ledger.run(ScheduleRunner(Kinds()).run) == 1
         assert places(ledger) == [SAID]
 
     def test_triggered_by_who_does_not_know_the_kind(self, ledger: Ledger) -> None:
@@ -61,7 +61,7 @@ class SchedulePlacesContract:
         put(ledger, "report", "0 * * * *", job="known", payload={"number": 1}, **own)
         clock.advance(HOUR)
 
-        ledger.run(Runner(Kinds()).run)
+        ledger.run(ScheduleRunner(Kinds()).run)
 
         assert places(ledger) == [("night", 9, *SAID[2:])]
 
@@ -71,7 +71,7 @@ class SchedulePlacesContract:
         put(ledger, "report", "0 * * * *", job="known", payload={"number": 0})
         clock.advance(HOUR)
 
-        ledger.run(Runner(Kinds()).run)
+        ledger.run(ScheduleRunner(Kinds()).run)
 
         assert places(ledger) == [(*SAID[:4], None, None)]
 
@@ -83,7 +83,7 @@ class SchedulePlacesContract:
         changed.add("known", takes_a_number, queue="fast")
         clock.advance(HOUR)
 
-        ledger.run(Runner(changed).run)
+        ledger.run(ScheduleRunner(changed).run)
 
         assert places(ledger) == [("fast", *NOT_SAID[1:])]
 
@@ -100,7 +100,7 @@ class SchedulePlacesContract:
         again(ledger, Kinds(), "other arguments", "known", {"number": 2})
 
         clock.advance(HOUR)
-        ledger.run(Runner(Kinds()).run)
+        ledger.run(ScheduleRunner(Kinds()).run)
         assert sorted(places(ledger), key=str) == [NOT_SAID, NOT_SAID, SAID]
 
     def test_put_again_by_who_knows_the_kind(self, ledger: Ledger, clock: ManualClock) -> None:
@@ -111,7 +111,7 @@ class SchedulePlacesContract:
 
         put(ledger, "report", "0 * * * *", job="known", payload={"number": 1})
 
-        ledger.run(Runner(Kinds()).run)
+        ledger.run(ScheduleRunner(Kinds()).run)
         assert places(ledger) == [SAID]
 
     def test_a_limit_key_that_no_database_keeps(self, ledger: Ledger, clock: ManualClock) -> None:
@@ -120,7 +120,7 @@ class SchedulePlacesContract:
         too_long = Limit(key=lambda: "k" * (KEY_CHARS_MAX + 1))
         ledger.job("known", limit=too_long)(takes_a_number)
         clock.advance(HOUR)
-        runner = Runner(ledger.kinds)
+        runner = ScheduleRunner(ledger.kinds)
 
         assert ledger.run(runner.run) == 0
         assert "limit key" in runner.trouble["report"]
@@ -134,7 +134,7 @@ class ScheduleTroubleContract:
         """However many cannot be read here, the others run, each time; those stay due."""
         foreign(ledger, pages * DUE_MAX)
         put(ledger, "zz", "*/2 * * * *")
-        runner = Runner(ledger.kinds)
+        runner = ScheduleRunner(ledger.kinds)
         ran = 0
 
         for _ in range(3):
@@ -150,7 +150,7 @@ class ScheduleTroubleContract:
         count = (PAGES_MAX + 1) * DUE_MAX
         foreign(ledger, count)
         clock.advance(HOUR)
-        runner = Runner(ledger.kinds)
+        runner = ScheduleRunner(ledger.kinds)
         turns = [ledger.run(runner.run) for _ in range(2)]
 
         zoned(ledger, "UTC")
@@ -166,7 +166,7 @@ class ScheduleTroubleContract:
         put(ledger, "first", "0 * * * *")
         put(ledger, "second", "0 * * * *")
         clock.advance(HOUR)
-        runner, calls = Runner(ledger.kinds), itertools.count()
+        runner, calls = ScheduleRunner(ledger.kinds), itertools.count()
 
         def busy_at_last(*given: Any) -> Any:
             if next(calls):
@@ -189,7 +189,7 @@ class ScheduleTroubleContract:
                 Schedules(tx, ledger.kinds).put(f"fine {number}", "work", "* * * * *")
         clock.advance(MINUTE)
 
-        assert ledger.run(Runner(ledger.kinds).run) == DUE_MAX
+        assert ledger.run(ScheduleRunner(ledger.kinds).run) == DUE_MAX
 
 
 def say(ledger: Ledger) -> None:

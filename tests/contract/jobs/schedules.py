@@ -12,13 +12,13 @@ from sqlalchemy import update
 from ledgerstone import errors
 from ledgerstone.engine.duties import Duties
 from ledgerstone.jobs import JobRow, Limit, Status
-from ledgerstone.jobs.cron import MISSED_MAX, Misfire
-from ledgerstone.jobs.schedule_rows import Schedule, job_schedule
-from ledgerstone.jobs.schedules import (
+from ledgerstone.jobs.schedules.cron import MISSED_MAX, Misfire
+from ledgerstone.jobs.schedules.rows import Schedule, job_schedule
+from ledgerstone.jobs.schedules.schedules import (
     DUE_MAX,
     Declared,
     NewSchedule,
-    Runner,
+    ScheduleRunner,
     Schedules,
     duty,
     key_of,
@@ -100,7 +100,7 @@ class ScheduleContract:
         clock.advance(MINUTE)
 
         with undone(ledger) as tx:
-            assert Runner(ledger.kinds).run(tx) == 1
+            assert ScheduleRunner(ledger.kinds).run(tx) == 1
 
         assert enqueued(ledger) == []
         assert run(ledger) == 1
@@ -421,7 +421,7 @@ class ScheduleContract:
         put(ledger, "report", "0 * * * *")
         zoned(ledger, "Mars/Olympus")
         clock.advance(HOUR)
-        runner = Runner(ledger.kinds)
+        runner = ScheduleRunner(ledger.kinds)
 
         assert [ledger.run(runner.run), ledger.run(runner.run)] == [1, 0]
         assert "Mars/Olympus" in runner.trouble["a foreign one"]
@@ -434,7 +434,7 @@ class ScheduleContract:
         put(ledger, "report", "0 * * * *", job="known", payload={"number": 1})
         ledger.job("known", limit=Limit(key=always_fails))(takes_a_number)
         clock.advance(HOUR)
-        runner = Runner(ledger.kinds)
+        runner = ScheduleRunner(ledger.kinds)
 
         assert ledger.run(runner.run) == 0
         assert "ZeroDivisionError" in runner.trouble["report"]
@@ -553,7 +553,7 @@ def got(ledger: Ledger, name: str) -> Schedule:
 
 def run(ledger: Ledger) -> int:
     """One turn of the duty; how many jobs it enqueued."""
-    return ledger.run(Runner(ledger.kinds).run)
+    return ledger.run(ScheduleRunner(ledger.kinds).run)
 
 
 def enqueued(ledger: Ledger) -> list[JobRow]:

@@ -11,8 +11,8 @@ import pytest
 from ledgerstone.engine.source import Ask, Claim
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import TargetDown
-from ledgerstone.messaging.competing import BATCHES_MAX
-from ledgerstone.store.wakeup import Bell
+from ledgerstone.messaging.relay.competing import BATCHES_MAX
+from ledgerstone.store.wakeup import WakeSignal
 from ledgerstone.testing.clock import ManualClock
 from tests.contract.messaging.destination import REFUSED, SHOP, UNDELIVERABLE, UNKNOWN
 from tests.contract.messaging.relays import (
@@ -227,9 +227,9 @@ class HeldRowsContract(Opened):
         """A relay has so many batches under way and no more; a full one says that there is more."""
         shop = opening(mode="competing", batch_max=2)
         relay = shop.source()
-        bell = Bell()
+        wake_signal = WakeSignal()
         shop.publish(*range(5))
-        shop.ledger.database.bells.hang(relay.channel, bell)
+        shop.ledger.database.wake_signals.hang(relay.channel, wake_signal)
         counts: list[int] = []
 
         def claim() -> Sequence[Claim]:
@@ -240,7 +240,7 @@ class HeldRowsContract(Opened):
         shop.shelf.meanwhile = lambda: counts.append(len(claim()))
         for _ in range(3):
             relay.handler(first).call(first)
-            rang.append(bell.wait(0))
+            rang.append(wake_signal.wait(0))
 
         assert counts == [BATCHES_MAX - 1]
         assert len(claim()) == 0

@@ -11,9 +11,9 @@ from ledgerstone.cancellation import Cancellation
 from ledgerstone.engine.duties import Duty
 from ledgerstone.errors import Interrupted
 from ledgerstone.ledger import Ledger
-from ledgerstone.messaging import crashes
-from ledgerstone.messaging.inbox import Handled, Result
-from ledgerstone.messaging.office import Office
+from ledgerstone.messaging.inbox import crashes
+from ledgerstone.messaging.inbox.inbox import Handled, Result
+from ledgerstone.messaging.registry import MessagingRegistry
 from ledgerstone.testing.clock import ManualClock
 from tests.contract.messaging.failed import put
 from tests.contract.messaging.inbox import message_of, new_office
@@ -27,10 +27,10 @@ class CrashContract:
     """What is counted, and when it is forgotten. Fixtures: `ledger`, `clock`."""
 
     @pytest.fixture
-    def office(self, ledger: Ledger) -> Office:
+    def registry(self, ledger: Ledger) -> MessagingRegistry:
         return new_office(ledger)
 
-    def test_given_up_after_so_many(self, ledger: Ledger, office: Office) -> None:
+    def test_given_up_after_so_many(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """One that was begun so often, and never ended, is not begun again."""
         came = message_of()
         results = [begun(ledger, came) for _ in range(5)]
@@ -41,7 +41,7 @@ class CrashContract:
         assert given_up.failure is not None
         assert (given_up.failure.code, given_up.failure.crashed) == (crashes.CRASHED, True)
 
-    def test_an_end_forgets_it(self, ledger: Ledger, office: Office) -> None:
+    def test_an_end_forgets_it(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """A handler that ends, in whatever way, has killed nobody: it counts from the beginning."""
         came = message_of()
         for _ in range(4):
@@ -52,7 +52,7 @@ class CrashContract:
 
         assert begun(ledger, came)
 
-    def test_told_to_stop(self, ledger: Ledger, office: Office) -> None:
+    def test_told_to_stop(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """A handler that the engine has told to stop has killed nobody either."""
         came = message_of()
         for _ in range(4):
@@ -72,7 +72,7 @@ class CrashContract:
 
         assert begun(ledger, came)
 
-    def test_each_consumer_by_itself(self, ledger: Ledger, office: Office) -> None:
+    def test_each_consumer_by_itself(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """One that kills with one consumer is handled by another."""
         came = message_of()
         for _ in range(4):
@@ -82,17 +82,17 @@ class CrashContract:
         assert begun(ledger, came, consumer="biller")
         assert begun(ledger, message_of())
 
-    def test_the_failed_table_forgets_it(self, ledger: Ledger, office: Office) -> None:
+    def test_the_failed_table_forgets_it(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """In the failed table it may be retried: it counts from the beginning."""
         came = message_of()
         for _ in range(4):
             begun(ledger, came)
 
-        put(ledger, office, came, consumer=CONSUMER)
+        put(ledger, registry, came, consumer=CONSUMER)
 
         assert begun(ledger, came)
 
-    def test_counted_by_all(self, ledger: Ledger, office: Office) -> None:
+    def test_counted_by_all(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """Processes that begin it at the same time are each counted."""
         came = message_of()
         together(*[lambda: begun(ledger, came, crashes_max=100) for _ in range(6)])
@@ -100,17 +100,17 @@ class CrashContract:
         assert not begun(ledger, came, crashes_max=6)
 
     def test_it_is_forgotten_in_the_end(
-        self, ledger: Ledger, office: Office, clock: ManualClock
+        self, ledger: Ledger, registry: MessagingRegistry, clock: ManualClock
     ) -> None:
         """What can come no more is removed by a duty."""
         came = message_of()
         for _ in range(4):
             begun(ledger, came)
-        retire: Duty = crashes.duty(office)
+        retire: Duty = crashes.duty(registry)
 
         clock.advance(DAY_SECONDS)
         early = ledger.run(retire.do)
-        clock.advance(office.settings.redelivery_days_max * DAY_SECONDS)
+        clock.advance(registry.settings.redelivery_days_max * DAY_SECONDS)
         late = ledger.run(retire.do)
 
         assert (early, late) == (0, 1)

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table, select
 
 from ledgerstone.ledger import Ledger
-from ledgerstone.store.schema import MYSQL_TABLE, NAMING
+from ledgerstone.store.schema.columns import MYSQL_TABLE, NAMING
 from ledgerstone.testing.waiting import until
 from tests.harness.sizes import sized
 

@@ -21,16 +21,16 @@ from sqlalchemy import select
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import TargetDown
 from ledgerstone.ledger import Ledger
-from ledgerstone.messaging.carriers import relay_of
-from ledgerstone.messaging.competing import CompetingRelay
-from ledgerstone.messaging.lanes import LaneRow
+from ledgerstone.messaging.brokers.transport import DELIVERED, Answer, Heard, SendResult
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.publishing import Published
+from ledgerstone.messaging.outbox.publishing import Published
 from ledgerstone.messaging.record import Entry
-from ledgerstone.messaging.relay import OrderedRelay
-from ledgerstone.messaging.states import What
+from ledgerstone.messaging.relay.competing import CompetingRelay
+from ledgerstone.messaging.relay.lanes import LaneRow
+from ledgerstone.messaging.relay.ordered import OrderedRelay
+from ledgerstone.messaging.relay.relays import relay_of
+from ledgerstone.messaging.states import RecordKind
 from ledgerstone.messaging.tables import event
-from ledgerstone.messaging.transport import DELIVERED, Answer, Heard, Verdict
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.store.clock import Clock
@@ -40,10 +40,10 @@ NAME = "order.placed"
 NOWHERE = "amqp://nowhere"
 """A destination has a URL; what is given in place of its transport needs none."""
 
-REFUSED = Answer(Verdict.REFUSED, "full", "the shelf is full")
-UNDELIVERABLE = Answer(Verdict.UNDELIVERABLE, "too_large", "it takes no such size")
-MISSING = Answer(Verdict.UNDELIVERABLE, "unroutable", "nobody is bound")
-UNKNOWN = Answer(Verdict.UNKNOWN, "timeout", "no answer came")
+REFUSED = Answer(SendResult.REFUSED, "full", "the shelf is full")
+UNDELIVERABLE = Answer(SendResult.UNDELIVERABLE, "too_large", "it takes no such size")
+MISSING = Answer(SendResult.UNDELIVERABLE, "unroutable", "nobody is bound")
+UNKNOWN = Answer(SendResult.UNKNOWN, "timeout", "no answer came")
 
 
 class Shelf:
@@ -105,7 +105,7 @@ class Shelf:
                 del self._told[word]
             else:
                 self._told[word] = (answer, times - 1)
-        if answer.verdict is Verdict.DELIVERED:
+        if answer.verdict is SendResult.DELIVERED:
             self.kept.append(message)
         return answer
 
@@ -155,7 +155,7 @@ class Shop:
     def source(self, destination: str | None = None) -> OrderedRelay | CompetingRelay:
         """What carries to the shelf."""
         name = destination or self.destination
-        return relay_of(name, self.ledger.office, self.ledger.database, self.shelf)
+        return relay_of(name, self.ledger.registry, self.ledger.database, self.shelf)
 
     def relay(self, destination: str | None = None) -> Worker:
         """A further relay."""
@@ -177,7 +177,7 @@ class Shop:
 
     def rows(self) -> list[dict[str, Any]]:
         """The outbox as it is, in the order of the places."""
-        outbox = self.ledger.office.shared.outbox
+        outbox = self.ledger.registry.shared.outbox
         with self.ledger.reading() as tx:
             found = tx.execute(select(outbox).order_by(outbox.c.id))
             return [dict(row) for row in found.mappings()]
@@ -193,7 +193,7 @@ class Shop:
             found = tx.execute(select(event).order_by(event.c.id)).mappings()
             return [
                 Entry(
-                    what=What(row["what"]),
+                    what=RecordKind(row["what"]),
                     queue=row["queue_name"],
                     partition=row["partition_key"],
                     message_id=row["message_id"],

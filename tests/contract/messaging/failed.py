@@ -13,23 +13,24 @@ from ledgerstone.engine.source import Failure
 from ledgerstone.errors import BadInput, NotAllowedNow, NotFound
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger
-from ledgerstone.messaging import envelope, failed
-from ledgerstone.messaging.failed import Failed
-from ledgerstone.messaging.failed_rows import FailedMessage, Raw
+from ledgerstone.messaging.brokers.transport import DELIVERED
+from ledgerstone.messaging.brokers.transports.local import LocalTransport
+from ledgerstone.messaging.failed import failed
+from ledgerstone.messaging.failed.failed import Failed
+from ledgerstone.messaging.failed.rows import FailedMessage, Raw
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.office import Office
-from ledgerstone.messaging.publishing import NewMessage, publish
+from ledgerstone.messaging.outbox.publishing import NewMessage, publish
+from ledgerstone.messaging.outbox.routing import RETRY
 from ledgerstone.messaging.record import of_message
-from ledgerstone.messaging.routing import RETRY
-from ledgerstone.messaging.states import What
+from ledgerstone.messaging.registry import MessagingRegistry
+from ledgerstone.messaging.states import RecordKind
+from ledgerstone.messaging.symfony import envelope
 from ledgerstone.messaging.tables import (
     event,
 )
-from ledgerstone.messaging.transport import DELIVERED
-from ledgerstone.messaging.transports.local import LocalTransport
 from ledgerstone.settings import DestinationSettings
-from ledgerstone.store import pages
-from ledgerstone.store.moments import moment_of
+from ledgerstone.store.sql import pages
+from ledgerstone.store.sql.timestamps import moment_of
 from ledgerstone.testing.clock import ManualClock
 from tests.contract.messaging.inbox import new_office
 from tests.harness.threads import together
@@ -56,7 +57,7 @@ def message_of(name: str = NAME, *, partition: str = "ann", raw: bytes = BODY) -
 
 def put(
     ledger: Ledger,
-    office: Office,
+    registry: MessagingRegistry,
     item: Message | Raw | None = None,
     *,
     consumer: str | None = "mailer",
@@ -67,28 +68,28 @@ def put(
     item = item or message_of()
     ledger.run(
         lambda tx: failed.put(
-            tx, office, item, consumer=consumer, failure=failure, attempts=4, origin=origin
+            tx, registry, item, consumer=consumer, failure=failure, attempts=4, origin=origin
         )
     )
     return item
 
 
-def found(ledger: Ledger, office: Office, **filters: Any) -> list[FailedMessage]:
+def found(ledger: Ledger, registry: MessagingRegistry, **filters: Any) -> list[FailedMessage]:
     """Those that are there, newest first."""
     with ledger.reading() as tx:
-        return Failed(tx, office).find(limit=1000, **filters).rows
+        return Failed(tx, registry).find(limit=1000, **filters).rows
 
 
-def one(ledger: Ledger, office: Office) -> FailedMessage:
+def one(ledger: Ledger, registry: MessagingRegistry) -> FailedMessage:
     """The only one, with its body."""
-    (listed,) = found(ledger, office)
+    (listed,) = found(ledger, registry)
     with ledger.reading() as tx:
-        return Failed(tx, office).get(listed.id)
+        return Failed(tx, registry).get(listed.id)
 
 
-def waiting(ledger: Ledger, office: Office) -> list[Row[Any]]:
+def waiting(ledger: Ledger, registry: MessagingRegistry) -> list[Row[Any]]:
     """The rows of the outbox, in the order of their places."""
-    table = office.shared.outbox
+    table = registry.shared.outbox
     with ledger.reading() as tx:
         return list(tx.execute(select(table).order_by(table.c.id)))
 
@@ -109,14 +110,14 @@ class FailedContract:
     """Kept, found, retried and removed. Fixture: `ledger`."""
 
     @pytest.fixture
-    def office(self, ledger: Ledger) -> Office:
+    def registry(self, ledger: Ledger) -> MessagingRegistry:
         return new_office(ledger, destinations={SHOP: DestinationSettings(url="amqp://shop/")})
 
-    def test_kept_whole(self, ledger: Ledger, office: Office) -> None:
+    def test_kept_whole(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """A message that failed is kept with everything, and with what went wrong."""
-        came = put(ledger, office)
+        came = put(ledger, registry)
 
-        kept = one(ledger, office)
+        kept = one(ledger, registry)
 
         assert kept.message == came
         assert (kept.consumer, kept.origin, kept.attempts) == ("mailer", "local", 4)
@@ -127,16 +128,16 @@ class FailedContract:
         )
         assert kept.raw == BODY
 
-    def test_other_queues_are_left_alone(self, ledger: Ledger, office: Office) -> None:
+    def test_other_queues_are_left_alone(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """What lies in the same table for another queue is neither shown nor removed."""
-        put(ledger, office)
-        table = office.shared.failed
+        put(ledger, registry)
+        table = registry.shared.failed
         with ledger.transaction() as tx:
             tx.execute(table.update().values(queue_name="async"))
             (other,) = tx.execute(select(table.c.id)).scalars()
 
         with ledger.transaction() as tx:
-            rooms = Failed(tx, office)
+            rooms = Failed(tx, registry)
             assert rooms.find().rows == []
             assert rooms.remove_all().ids == []
             for act in (rooms.get, rooms.retry, rooms.remove):
@@ -144,17 +145,17 @@ class FailedContract:
                     act(other)
 
     @pytest.mark.parametrize("raw", [b"\xff\xfe\x00", b"a\x00b"], ids=["no text", "nul"])
-    def test_no_text(self, ledger: Ledger, office: Office, raw: bytes) -> None:
+    def test_no_text(self, ledger: Ledger, registry: MessagingRegistry, raw: bytes) -> None:
         """A body that is no text is kept byte by byte, and cannot go through the outbox."""
-        put(ledger, office, message_of(raw=raw))
+        put(ledger, registry, message_of(raw=raw))
 
-        kept = one(ledger, office)
+        kept = one(ledger, registry)
 
         assert kept.raw == raw
         with ledger.transaction() as tx, pytest.raises(NotAllowedNow, match="no text"):
-            Failed(tx, office).retry(kept.id)
+            Failed(tx, registry).retry(kept.id)
 
-    def test_unreadable(self, ledger: Ledger, office: Office) -> None:
+    def test_unreadable(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """What could not be read is kept with all that came with it; it can only be removed."""
         deep: dict[str, Any] = {}
         for _ in range(100):
@@ -169,37 +170,37 @@ class FailedContract:
         }
         raw = Raw(body=b"{oops\xff", content_type=None, headers=headers, properties={"type": "a.b"})
         failure = Failure("bad_input", "no JSON")
-        put(ledger, office, raw, consumer="", origin="orders", failure=failure)
+        put(ledger, registry, raw, consumer="", origin="orders", failure=failure)
 
-        kept = one(ledger, office)
+        kept = one(ledger, registry)
 
         assert (kept.raw, kept.message, kept.message_id) == (b"{oops\xff", None, None)
         assert (kept.name, kept.consumer, kept.origin) == ("a.b", "", "orders")
         assert (kept.code, kept.reason) == ("bad_input", "no JSON")
         assert '"count":3' in kept.headers["X-Ledgerstone-Raw"]
         with ledger.transaction() as tx, pytest.raises(NotAllowedNow, match="not be read"):
-            Failed(tx, office).retry(kept.id)
-        ledger.run(lambda tx: Failed(tx, office).remove(kept.id))
-        assert found(ledger, office) == []
+            Failed(tx, registry).retry(kept.id)
+        ledger.run(lambda tx: Failed(tx, registry).remove(kept.id))
+        assert found(ledger, registry) == []
 
-    def test_undone(self, ledger: Ledger, office: Office) -> None:
+    def test_undone(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """What is put there in a transaction that is undone was never there."""
         with pytest.raises(LookupError), ledger.transaction() as tx:
             failed.put(
-                tx, office, message_of(), consumer="a", failure=LOST, attempts=1, origin="local"
+                tx, registry, message_of(), consumer="a", failure=LOST, attempts=1, origin="local"
             )
             raise LookupError
 
-        assert found(ledger, office) == []
+        assert found(ledger, registry) == []
 
-    def test_filters(self, ledger: Ledger, office: Office) -> None:
+    def test_filters(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """Those that failed are found by consumer, name, code and origin, newest first."""
-        put(ledger, office, consumer="mailer")
-        put(ledger, office, message_of("order.paid"), consumer="biller")
-        put(ledger, office, consumer=None, origin=SHOP, failure=Failure("unroutable", "nobody"))
+        put(ledger, registry, consumer="mailer")
+        put(ledger, registry, message_of("order.paid"), consumer="biller")
+        put(ledger, registry, consumer=None, origin=SHOP, failure=Failure("unroutable", "nobody"))
 
         def consumers(**filters: Any) -> list[str | None]:
-            return [each.consumer for each in found(ledger, office, **filters)]
+            return [each.consumer for each in found(ledger, registry, **filters)]
 
         assert consumers() == [None, "biller", "mailer"]
         assert consumers(consumer="mailer") == ["mailer"]
@@ -208,18 +209,20 @@ class FailedContract:
         assert consumers(origin=SHOP) == [None]
         assert consumers(consumer="mailer", name="order.paid") == []
 
-    def test_an_unknown_filter(self, ledger: Ledger, office: Office) -> None:
+    def test_an_unknown_filter(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """A filter that there is not is refused, and does not mean all."""
-        put(ledger, office)
+        put(ledger, registry)
 
         with ledger.transaction() as tx, pytest.raises(BadInput, match="kind"):
-            Failed(tx, office).remove_all(kind="mailer")  # type: ignore[call-arg]
+            Failed(tx, registry).remove_all(kind="mailer")  # type: ignore[call-arg]
 
-    def test_pages(self, ledger: Ledger, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_pages(
+        self, ledger: Ledger, registry: MessagingRegistry, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Pages of a filtered list lead through all of it, each row once."""
         for i in range(20):
-            put(ledger, office, consumer="mailer" if i % 7 == 0 or i in {1, 2} else "biller")
-        expected = [each.id for each in found(ledger, office) if each.consumer == "mailer"]
+            put(ledger, registry, consumer="mailer" if i % 7 == 0 or i in {1, 2} else "biller")
+        expected = [each.id for each in found(ledger, registry) if each.consumer == "mailer"]
         monkeypatch.setattr(pages, "STEP_ROWS", 3)
         monkeypatch.setattr(pages, "STEPS_MAX", 2)
 
@@ -227,7 +230,7 @@ class FailedContract:
         cursor = None
         with ledger.reading() as tx:
             while True:
-                page = Failed(tx, office).find(consumer="mailer", limit=2, cursor=cursor)
+                page = Failed(tx, registry).find(consumer="mailer", limit=2, cursor=cursor)
                 seen.append([each.id for each in page.rows])
                 cursor = page.next
                 if cursor is None:
@@ -238,18 +241,20 @@ class FailedContract:
         assert len(ids) == 5
         assert max(map(len, seen)) <= 2
 
-    def test_groups(self, ledger: Ledger, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_groups(
+        self, ledger: Ledger, registry: MessagingRegistry, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """They are told by cause, the most frequent first; if not all were counted, that is too."""
-        put(ledger, office, consumer="biller")
+        put(ledger, registry, consumer="biller")
         for i in range(3):
-            put(ledger, office, failure=Failure("LookupError", f"no order {i}"))
+            put(ledger, registry, failure=Failure("LookupError", f"no order {i}"))
 
         with ledger.reading() as tx:
-            told = Failed(tx, office).groups()
-            (one_consumer,) = Failed(tx, office).groups(consumer="biller").groups
+            told = Failed(tx, registry).groups()
+            (one_consumer,) = Failed(tx, registry).groups(consumer="biller").groups
             monkeypatch.setattr(failed, "COUNTED_MAX", 3)
             monkeypatch.setattr(failed, "LIMIT_MAX", 3)
-            some = Failed(tx, office).groups()
+            some = Failed(tx, registry).groups()
 
         assert (one_consumer.consumer, one_consumer.count) == ("biller", 1)
         assert ([group.count for group in some.groups], some.counted_all) == ([3], False)
@@ -261,15 +266,15 @@ class FailedContract:
         assert most.reason == "no order 2"
         assert most.oldest <= most.newest
 
-    def test_retried_for_its_consumer(self, ledger: Ledger, office: Office) -> None:
+    def test_retried_for_its_consumer(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """It goes into the line of retries for its consumer alone, and is the same message."""
-        came = put(ledger, office)
+        came = put(ledger, registry)
         assert isinstance(came, Message)
 
-        ledger.run(lambda tx: Failed(tx, office).retry(one(ledger, office).id, by="ann"))
+        ledger.run(lambda tx: Failed(tx, registry).retry(one(ledger, registry).id, by="ann"))
 
-        assert found(ledger, office) == []
-        (row,) = waiting(ledger, office)
+        assert found(ledger, registry) == []
+        (row,) = waiting(ledger, registry)
         sent = message_in(row)
         assert (row.queue_name, sent.consumer) == (RETRY, "mailer")
         assert sent.partition == "mailer/ann"
@@ -279,26 +284,26 @@ class FailedContract:
         # When it was published, and not when it was retried.
         assert sent.created_at == came.created_at
 
-    def test_on_record(self, ledger: Ledger, office: Office) -> None:
+    def test_on_record(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """That it failed, was retried or removed, by whom, is on record."""
-        came, gone = put(ledger, office), put(ledger, office)
+        came, gone = put(ledger, registry), put(ledger, registry)
         assert isinstance(came, Message)
         assert isinstance(gone, Message)
-        newest, oldest = (each.id for each in found(ledger, office))
+        newest, oldest = (each.id for each in found(ledger, registry))
 
-        ledger.run(lambda tx: Failed(tx, office).retry(oldest, by="ann"))
-        ledger.run(lambda tx: Failed(tx, office).remove(newest, by="bob"))
+        ledger.run(lambda tx: Failed(tx, registry).retry(oldest, by="ann"))
+        ledger.run(lambda tx: Failed(tx, registry).remove(newest, by="bob"))
 
         with ledger.reading() as tx:
             retried = [each.entry for each in of_message(tx, came.id).rows]
             removed = [each.entry for each in of_message(tx, gone.id).rows]
         assert [(entry.what, entry.who) for entry in retried] == [
-            (What.FAILED, None),
-            (What.RETRIED, "ann"),
+            (RecordKind.FAILED, None),
+            (RecordKind.RETRIED, "ann"),
         ]
         assert [(entry.what, entry.who) for entry in removed] == [
-            (What.FAILED, None),
-            (What.REMOVED, "bob"),
+            (RecordKind.FAILED, None),
+            (RecordKind.REMOVED, "bob"),
         ]
         assert retried[0].reason == "mailer: no such order"
         assert (retried[0].code, retried[0].queue, retried[0].partition) == (
@@ -307,25 +312,25 @@ class FailedContract:
             "ann",
         )
 
-    def test_retried_twice(self, ledger: Ledger, office: Office) -> None:
+    def test_retried_twice(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """A second retry finds nothing: it is not sent twice."""
-        put(ledger, office)
-        failed_id = one(ledger, office).id
-        ledger.run(lambda tx: Failed(tx, office).retry(failed_id))
+        put(ledger, registry)
+        failed_id = one(ledger, registry).id
+        ledger.run(lambda tx: Failed(tx, registry).retry(failed_id))
 
         with ledger.transaction() as tx, pytest.raises(NotFound):
-            Failed(tx, office).retry(failed_id)
+            Failed(tx, registry).retry(failed_id)
 
-        assert len(waiting(ledger, office)) == 1
+        assert len(waiting(ledger, registry)) == 1
 
-    def test_retried_twice_at_once(self, ledger: Ledger, office: Office) -> None:
+    def test_retried_twice_at_once(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """Of several retries at the same moment one takes effect."""
-        put(ledger, office)
-        failed_id = one(ledger, office).id
+        put(ledger, registry)
+        failed_id = one(ledger, registry).id
 
         def retry() -> bool:
             try:
-                ledger.run(lambda tx: Failed(tx, office).retry(failed_id))
+                ledger.run(lambda tx: Failed(tx, registry).retry(failed_id))
             except (NotFound, NotAllowedNow):
                 return False
             return True
@@ -333,166 +338,170 @@ class FailedContract:
         done = together(*[retry] * 4)
 
         assert sorted(done) == [False, False, False, True]
-        assert len(waiting(ledger, office)) == 1
+        assert len(waiting(ledger, registry)) == 1
 
-    def test_retried_and_undone(self, ledger: Ledger, office: Office) -> None:
+    def test_retried_and_undone(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """A retry whose transaction is undone has not happened."""
-        put(ledger, office)
-        failed_id = one(ledger, office).id
+        put(ledger, registry)
+        failed_id = one(ledger, registry).id
 
         with pytest.raises(LookupError), ledger.transaction() as tx:
-            Failed(tx, office).retry(failed_id)
+            Failed(tx, registry).retry(failed_id)
             raise LookupError
 
-        assert one(ledger, office).id == failed_id
-        assert waiting(ledger, office) == []
+        assert one(ledger, registry).id == failed_id
+        assert waiting(ledger, registry) == []
 
-    def test_retried_to_its_destination(self, ledger: Ledger, office: Office) -> None:
+    def test_retried_to_its_destination(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """What a destination would not take goes back there, into the place that it had."""
         ledger.run(
             lambda tx: publish(
-                tx, office, [NewMessage(name=NAME, body=i, partition="ann") for i in range(3)]
+                tx, registry, [NewMessage(name=NAME, body=i, partition="ann") for i in range(3)]
             )
         )
-        places = [row.id for row in waiting(ledger, office)]
-        first = message_in(waiting(ledger, office)[0])
-        table = office.shared.outbox
+        places = [row.id for row in waiting(ledger, registry)]
+        first = message_in(waiting(ledger, registry)[0])
+        table = registry.shared.outbox
         with ledger.transaction() as tx:
             tx.execute(table.delete().where(table.c.id == places[0]))
-        put(ledger, office, first, consumer=None, origin=SHOP)
+        put(ledger, registry, first, consumer=None, origin=SHOP)
 
-        ledger.run(lambda tx: Failed(tx, office).retry(one(ledger, office).id))
+        ledger.run(lambda tx: Failed(tx, registry).retry(one(ledger, registry).id))
 
-        rows = waiting(ledger, office)
+        rows = waiting(ledger, registry)
         assert [row.id for row in rows] == places
         assert (rows[0].queue_name, rows[0].partition_key) == (SHOP, "ann")
         assert message_in(rows[0]).id == first.id
         assert message_in(rows[0]).consumer is None
 
-    def test_its_place_is_taken(self, ledger: Ledger, office: Office) -> None:
+    def test_its_place_is_taken(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """Where its place is taken it goes behind the others."""
-        ledger.run(lambda tx: publish(tx, office, [NewMessage(name=NAME, body=7)]))
-        (row,) = waiting(ledger, office)
+        ledger.run(lambda tx: publish(tx, registry, [NewMessage(name=NAME, body=7)]))
+        (row,) = waiting(ledger, registry)
         came = msgspec.structs.replace(message_of(), place=row.id)
-        put(ledger, office, came, consumer=None, origin=SHOP)
+        put(ledger, registry, came, consumer=None, origin=SHOP)
 
-        ledger.run(lambda tx: Failed(tx, office).retry(one(ledger, office).id))
+        ledger.run(lambda tx: Failed(tx, registry).retry(one(ledger, registry).id))
 
-        rows = waiting(ledger, office)
+        rows = waiting(ledger, registry)
         assert rows[0].id == row.id
         assert message_in(rows[1]).id == came.id
 
-    def test_a_destination_that_is_no_more(self, ledger: Ledger, office: Office) -> None:
+    def test_a_destination_that_is_no_more(
+        self, ledger: Ledger, registry: MessagingRegistry
+    ) -> None:
         """What came from a destination that is not set any more is not lost in a retry."""
-        put(ledger, office, consumer=None, origin="gone")
+        put(ledger, registry, consumer=None, origin="gone")
 
         with ledger.transaction() as tx, pytest.raises(NotAllowedNow, match="destination 'gone'"):
-            Failed(tx, office).retry(one(ledger, office).id)
+            Failed(tx, registry).retry(one(ledger, registry).id)
 
-        assert len(found(ledger, office)) == 1
-        assert waiting(ledger, office) == []
+        assert len(found(ledger, registry)) == 1
+        assert waiting(ledger, registry) == []
 
-    def test_nobody_was_there_for_it(self, ledger: Ledger, office: Office) -> None:
+    def test_nobody_was_there_for_it(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """What no consumer was found for is retried for all that are there then."""
-        came = put(ledger, office, consumer="", origin="orders")
+        came = put(ledger, registry, consumer="", origin="orders")
         assert isinstance(came, Message)
 
-        ledger.run(lambda tx: Failed(tx, office).retry(one(ledger, office).id))
+        ledger.run(lambda tx: Failed(tx, registry).retry(one(ledger, registry).id))
 
-        (row,) = waiting(ledger, office)
+        (row,) = waiting(ledger, registry)
         sent = message_in(row)
         assert (row.queue_name, sent.consumer, sent.partition) == (RETRY, None, "ann")
         assert sent.id == came.id
 
     @pytest.mark.parametrize("partition", ["", "x" * 255, "y" * 300, "z \0"])
-    def test_any_partition(self, ledger: Ledger, office: Office, partition: str) -> None:
+    def test_any_partition(
+        self, ledger: Ledger, registry: MessagingRegistry, partition: str
+    ) -> None:
         """Whatever partition it had, a message can be retried, and the same go the same way."""
         consumer = "m" * 190
         for _ in range(2):
-            put(ledger, office, message_of(partition=partition), consumer=consumer)
+            put(ledger, registry, message_of(partition=partition), consumer=consumer)
 
-        chosen = ledger.run(lambda tx: Failed(tx, office).retry_all())
+        chosen = ledger.run(lambda tx: Failed(tx, registry).retry_all())
 
-        rows = waiting(ledger, office)
+        rows = waiting(ledger, registry)
         assert len(chosen.ids) == 2
         assert len({row.partition_key for row in rows}) == 1
         assert len(rows[0].partition_key) <= 255
 
-    def test_retry_all(self, ledger: Ledger, office: Office) -> None:
+    def test_retry_all(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """All that meet the filters are retried, oldest first; what cannot be is left and told."""
-        sent = [put(ledger, office) for _ in range(3)]
-        put(ledger, office, consumer="biller")
-        put(ledger, office, Raw(body=b"oops"), consumer="mailer")
-        newest, *_ = found(ledger, office)
+        sent = [put(ledger, registry) for _ in range(3)]
+        put(ledger, registry, consumer="biller")
+        put(ledger, registry, Raw(body=b"oops"), consumer="mailer")
+        newest, *_ = found(ledger, registry)
 
-        chosen = ledger.run(lambda tx: Failed(tx, office).retry_all(consumer="mailer", by="ann"))
+        chosen = ledger.run(lambda tx: Failed(tx, registry).retry_all(consumer="mailer", by="ann"))
 
         assert (len(chosen.ids), chosen.left, chosen.next) == (3, [newest.id], None)
-        assert [message_in(row).id for row in waiting(ledger, office)] == [
+        assert [message_in(row).id for row in waiting(ledger, registry)] == [
             each.id for each in sent if isinstance(each, Message)
         ]
-        assert [each.consumer for each in found(ledger, office)] == ["mailer", "biller"]
+        assert [each.consumer for each in found(ledger, registry)] == ["mailer", "biller"]
 
-    def test_a_limit(self, ledger: Ledger, office: Office) -> None:
+    def test_a_limit(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """A call takes so many, the oldest, and says that there are more."""
         for _ in range(3):
-            put(ledger, office)
-        *newer, oldest = (each.id for each in found(ledger, office))
+            put(ledger, registry)
+        *newer, oldest = (each.id for each in found(ledger, registry))
 
-        retried = ledger.run(lambda tx: Failed(tx, office).retry_all(limit=1))
-        removed = ledger.run(lambda tx: Failed(tx, office).remove_all(limit=1))
+        retried = ledger.run(lambda tx: Failed(tx, registry).retry_all(limit=1))
+        removed = ledger.run(lambda tx: Failed(tx, registry).remove_all(limit=1))
 
         assert retried.ids == [oldest]
         assert removed.ids == [newer[1]]
         assert None not in (retried.next, removed.next)
         with ledger.transaction() as tx, pytest.raises(BadInput, match="1 to"):
-            Failed(tx, office).retry_all(limit=failed.RETRY_MAX + 1)
+            Failed(tx, registry).retry_all(limit=failed.RETRY_MAX + 1)
 
-    def test_those_that_stay_hide_none(self, ledger: Ledger, office: Office) -> None:
+    def test_those_that_stay_hide_none(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """The next call goes on behind what could not be retried."""
         for _ in range(3):
-            put(ledger, office, Raw(body=b"oops"))
-        put(ledger, office)
+            put(ledger, registry, Raw(body=b"oops"))
+        put(ledger, registry)
 
-        first = ledger.run(lambda tx: Failed(tx, office).retry_all(limit=3))
-        rest = ledger.run(lambda tx: Failed(tx, office).retry_all(limit=3, cursor=first.next))
+        first = ledger.run(lambda tx: Failed(tx, registry).retry_all(limit=3))
+        rest = ledger.run(lambda tx: Failed(tx, registry).retry_all(limit=3, cursor=first.next))
 
         assert (len(first.left), first.ids) == (3, [])
         assert (rest.left, len(rest.ids), rest.next) == ([], 1, None)
 
-    def test_a_dry_run(self, ledger: Ledger, office: Office) -> None:
+    def test_a_dry_run(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """A dry run says what would happen, and changes nothing."""
-        put(ledger, office)
-        put(ledger, office, Raw(body=b"oops"))
-        raw, whole = (each.id for each in found(ledger, office))
+        put(ledger, registry)
+        put(ledger, registry, Raw(body=b"oops"))
+        raw, whole = (each.id for each in found(ledger, registry))
 
         with ledger.transaction() as tx:
-            retried = Failed(tx, office).retry_all(dry_run=True)
-            removed = Failed(tx, office).remove_all(dry_run=True)
+            retried = Failed(tx, registry).retry_all(dry_run=True)
+            removed = Failed(tx, registry).remove_all(dry_run=True)
 
         assert (retried.ids, retried.left, retried.dry_run) == ([whole], [raw], True)
         assert removed.ids == [whole, raw]
-        assert len(found(ledger, office)) == 2
-        assert waiting(ledger, office) == []
+        assert len(found(ledger, registry)) == 2
+        assert waiting(ledger, registry) == []
         with ledger.reading() as tx:
             whats = set(tx.execute(select(event.c.what)).scalars())
-        assert whats == {What.FAILED.value}
+        assert whats == {RecordKind.FAILED.value}
 
-    def test_remove_all(self, ledger: Ledger, office: Office) -> None:
+    def test_remove_all(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """All that meet the filters are removed, and no other."""
-        put(ledger, office)
-        put(ledger, office, Raw(body=b"oops"))
-        put(ledger, office, consumer="biller")
+        put(ledger, registry)
+        put(ledger, registry, Raw(body=b"oops"))
+        put(ledger, registry, consumer="biller")
 
-        chosen = ledger.run(lambda tx: Failed(tx, office).remove_all(consumer="mailer", by="ann"))
+        chosen = ledger.run(lambda tx: Failed(tx, registry).remove_all(consumer="mailer", by="ann"))
 
         assert len(chosen.ids) == 2
-        assert [each.consumer for each in found(ledger, office)] == ["biller"]
+        assert [each.consumer for each in found(ledger, registry)] == ["biller"]
         removed = select(event.c.who).where(event.c.what == "removed")
         with ledger.reading() as tx:
             assert tx.execute(removed).scalars().all() == ["ann", "ann"]
 
-    def test_full_circle(self, ledger: Ledger, office: Office) -> None:
+    def test_full_circle(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """A message fails, is retried and handled as what it was, by that consumer alone."""
         failing = [True]
         seen: list[Message] = []
@@ -503,15 +512,15 @@ class FailedContract:
                 raise LookupError("no such order")
             seen.append(came)
 
-        office.consumers.add(NAME, mail, name="mailer")
-        office.consumers.add(NAME, lambda _, came: others.append(came), name="biller")
-        transport = LocalTransport(ledger.database, office)
-        came = msgspec.structs.replace(message_of(), attempt=office.settings.retries_max)
+        registry.consumers.add(NAME, mail, name="mailer")
+        registry.consumers.add(NAME, lambda _, came: others.append(came), name="biller")
+        transport = LocalTransport(ledger.database, registry)
+        came = msgspec.structs.replace(message_of(), attempt=registry.settings.retries_max)
         given_up = transport.send([came], seconds_max=30)
         failing.clear()
 
-        ledger.run(lambda tx: Failed(tx, office).retry(one(ledger, office).id))
-        (row,) = waiting(ledger, office)
+        ledger.run(lambda tx: Failed(tx, registry).retry(one(ledger, registry).id))
+        (row,) = waiting(ledger, registry)
         again = transport.send([message_in(row)], seconds_max=30)
 
         assert given_up == again == [DELIVERED]
@@ -520,15 +529,15 @@ class FailedContract:
         ]
         assert [each.id for each in others] == [came.id]
 
-    def test_a_retried_one_fails_again(self, ledger: Ledger, office: Office) -> None:
+    def test_a_retried_one_fails_again(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """What the relay of retries gives up is the failed message of its consumer again."""
-        put(ledger, office)
-        ledger.run(lambda tx: Failed(tx, office).retry(one(ledger, office).id))
-        (row,) = waiting(ledger, office)
+        put(ledger, registry)
+        ledger.run(lambda tx: Failed(tx, registry).retry(one(ledger, registry).id))
+        (row,) = waiting(ledger, registry)
 
-        put(ledger, office, message_in(row), consumer=None, origin=RETRY)
+        put(ledger, registry, message_in(row), consumer=None, origin=RETRY)
 
-        kept = one(ledger, office)
+        kept = one(ledger, registry)
         assert (kept.consumer, kept.partition, kept.place) == ("mailer", "ann", None)
 
 
@@ -537,14 +546,14 @@ class FailedSinceContract:
 
     def test_since(self, ledger: Ledger, clock: ManualClock) -> None:
         """Only those that failed at a moment or later are found."""
-        office = new_office(ledger)
-        put(ledger, office)
+        registry = new_office(ledger)
+        put(ledger, registry)
         clock.advance(60)
-        put(ledger, office, consumer="late")
+        put(ledger, registry, consumer="late")
         moment = datetime.fromtimestamp(clock.now_ms() / 1000, UTC)
 
-        assert [each.consumer for each in found(ledger, office, since=moment)] == ["late"]
-        assert len(found(ledger, office, since=moment - timedelta(seconds=60))) == 2
-        assert found(ledger, office, since=moment + timedelta(seconds=1)) == []
+        assert [each.consumer for each in found(ledger, registry, since=moment)] == ["late"]
+        assert len(found(ledger, registry, since=moment - timedelta(seconds=60))) == 2
+        assert found(ledger, registry, since=moment + timedelta(seconds=1)) == []
         with pytest.raises(BadInput, match="time zone"):
-            found(ledger, office, since=moment.replace(tzinfo=None))
+            found(ledger, registry, since=moment.replace(tzinfo=None))

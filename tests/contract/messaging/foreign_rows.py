@@ -7,9 +7,9 @@ from uuid import NAMESPACE_OID, uuid5
 import pytest
 from sqlalchemy import Table
 
-from ledgerstone.messaging import sweeping
-from ledgerstone.messaging.states import LaneState, What
-from ledgerstone.store.distinct import STEPS_MAX
+from ledgerstone.messaging.relay import sweep as sweeping
+from ledgerstone.messaging.states import LaneState, RecordKind
+from ledgerstone.store.sql.distinct import STEPS_MAX
 from ledgerstone.testing.clock import ManualClock
 from tests.contract.messaging.destination import NAME, REFUSED, SHOP, Shop
 from tests.contract.messaging.relays import (
@@ -91,7 +91,7 @@ class ForeignRowsContract(Opened):
         rows = [foreign(clock, str(n), symfony(NAME), f"p{n:05}") for n in range(2000)]
         call(shop, lambda tx: tx.execute(insert_text(outbox_of(shop)), rows))
 
-        told = shop.ledger.run(sweeping.Sweep(shop.ledger.office, SHOP))
+        told = shop.ledger.run(sweeping.Sweep(shop.ledger.registry, SHOP))
 
         assert told == 2000
 
@@ -103,7 +103,7 @@ class ForeignRowsContract(Opened):
         monkeypatch.setattr(sweeping, "PARTITIONS_MAX", 4)
         for number in range(10):
             write(shop, clock, str(number), symfony(NAME), f"p{number}")
-        sweep = sweeping.Sweep(shop.ledger.office, SHOP)
+        sweep = sweeping.Sweep(shop.ledger.registry, SHOP)
 
         told = [shop.ledger.run(sweep) for _ in range(6)]
 
@@ -137,7 +137,7 @@ class ForeignRowsContract(Opened):
         assert (lane.state, lane.code) == (LaneState.PARKED, "malformed")
         assert words in (lane.reason or "")
         assert shop.shelf.bodies == [1]
-        assert [entry.what for entry in shop.record()] == [What.PARKED]
+        assert [entry.what for entry in shop.record()] == [RecordKind.PARKED]
 
     def test_a_malformed_row_may_be_skipped(self, opening: Opening, clock: ManualClock) -> None:
         """With skip it is in the failed table with all that it holds, and the rest goes on."""
@@ -157,4 +157,4 @@ class ForeignRowsContract(Opened):
 
 def outbox_of(shop: Shop) -> Table:
     """The table."""
-    return shop.ledger.office.shared.outbox
+    return shop.ledger.registry.shared.outbox

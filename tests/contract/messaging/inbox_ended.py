@@ -12,13 +12,13 @@ from sqlalchemy import text
 
 from ledgerstone.errors import Interrupted, TargetDown
 from ledgerstone.ledger import Ledger, Transaction
-from ledgerstone.messaging import inbox
-from ledgerstone.messaging.failed import Failed
-from ledgerstone.messaging.inbox import TRANSACTION_ENDED, Result
+from ledgerstone.messaging.brokers.transport import SendResult
+from ledgerstone.messaging.brokers.transports.local import LocalTransport
+from ledgerstone.messaging.failed.failed import Failed
+from ledgerstone.messaging.inbox import inbox
+from ledgerstone.messaging.inbox.inbox import TRANSACTION_ENDED, Result
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.office import Office
-from ledgerstone.messaging.transport import Verdict
-from ledgerstone.messaging.transports.local import LocalTransport
+from ledgerstone.messaging.registry import MessagingRegistry
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.contract.messaging.failed import found
@@ -116,10 +116,10 @@ class InboxEndedContract:
     """A handler that ends its transaction, and fails. Fixtures: `ledger`, `home`."""
 
     @pytest.fixture
-    def office(self, ledger: Ledger) -> Office:
+    def registry(self, ledger: Ledger) -> MessagingRegistry:
         return new_office(ledger)
 
-    def test_none_is_gone(self, ledger: Ledger, home: Home, office: Office) -> None:
+    def test_none_is_gone(self, ledger: Ledger, home: Home, registry: MessagingRegistry) -> None:
         """The message is in the failed table, whichever way the transaction was ended."""
         act: list[Act] = []
 
@@ -127,32 +127,36 @@ class InboxEndedContract:
             act[-1](tx)
             raise LookupError("no such order")
 
-        office.consumers.add(NAME, send, name="mailer")
-        transport = LocalTransport(ledger.database, office)
+        registry.consumers.add(NAME, send, name="mailer")
+        transport = LocalTransport(ledger.database, registry)
         came = []
         for way in WAYS[home.kind]:
             act.append(way)
             came.append(message_of())
             deliver(transport, came[-1])
 
-        failed = {str(each.message_id): each for each in found(ledger, office)}
+        failed = {str(each.message_id): each for each in found(ledger, registry)}
         assert sorted(failed) == sorted(each.id for each in came)
         # What is in the failed table has no receipt: a retry would be taken for a duplicate.
-        assert receipts(ledger, office) == []
+        assert receipts(ledger, registry) == []
         assert all("no such order" in each.reason for each in failed.values())
 
-    def test_what_ends_it_is_noticed(self, ledger: Ledger, home: Home, office: Office) -> None:
+    def test_what_ends_it_is_noticed(
+        self, ledger: Ledger, home: Home, registry: MessagingRegistry
+    ) -> None:
         """A handler that ends it and returns was not handled, or was and has a receipt."""
         act: list[Act] = []
-        consumer = office.consumers.add(NAME, lambda tx, _: act[-1](tx), name="mailer")
+        consumer = registry.consumers.add(NAME, lambda tx, _: act[-1](tx), name="mailer")
         results = []
         for way in WAYS[home.kind]:
             act.append(way)
             came = message_of()
-            tries = [inbox.handle(ledger.database, office, consumer, came).result for _ in range(2)]
+            tries = [
+                inbox.handle(ledger.database, registry, consumer, came).result for _ in range(2)
+            ]
             results.append(tries)
             known = [
-                each.finished for each in receipts(ledger, office) if each.message_id == came.id
+                each.finished for each in receipts(ledger, registry) if each.message_id == came.id
             ]
             if tries[0] is Result.HANDLED:
                 assert (tries[1], known) == (Result.DUPLICATE, [True])
@@ -163,7 +167,7 @@ class InboxEndedContract:
         assert results[0] == [Result.DEAD, Result.DEAD]
 
     @pytest.mark.parametrize("error", [Interrupted, TargetDown("mail")], ids=["dies", "down"])
-    def test_no_proof(self, ledger: Ledger, office: Office, error: Any) -> None:
+    def test_no_proof(self, ledger: Ledger, registry: MessagingRegistry, error: Any) -> None:
         """A receipt that was left by a try that was not done is no proof: not a duplicate."""
 
         def send(tx: Transaction, _: Message) -> None:
@@ -171,21 +175,21 @@ class InboxEndedContract:
             commit(tx)
             raise error
 
-        consumer = office.consumers.add(NAME, send, name="mailer")
+        consumer = registry.consumers.add(NAME, send, name="mailer")
         came = message_of()
         with suppress(Interrupted):
-            inbox.handle(ledger.database, office, consumer, came)
+            inbox.handle(ledger.database, registry, consumer, came)
 
-        again = inbox.handle(ledger.database, office, consumer, came)
+        again = inbox.handle(ledger.database, registry, consumer, came)
 
         assert again.result is Result.DEAD
         assert again.failure is not None
         assert again.failure.code == TRANSACTION_ENDED
         assert "mailer" in again.failure.message
-        assert [each.finished for each in receipts(ledger, office)] == [False]
+        assert [each.finished for each in receipts(ledger, registry)] == [False]
         assert notes_kept(ledger) == ["before"]
 
-    def test_retried(self, ledger: Ledger, office: Office) -> None:
+    def test_retried(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """Such a message is in the failed table once, and a retry hands it to the handler again."""
         ends = [True]
 
@@ -195,22 +199,22 @@ class InboxEndedContract:
                 raise LookupError
             noted(tx, "sent")
 
-        office.consumers.add(NAME, send, name="mailer")
-        transport = LocalTransport(ledger.database, office)
+        registry.consumers.add(NAME, send, name="mailer")
+        transport = LocalTransport(ledger.database, registry)
         came = message_of()
         deliver(transport, came)
-        (failed,) = found(ledger, office)
+        (failed,) = found(ledger, registry)
         ends.clear()
 
-        ledger.run(lambda tx: Failed(tx, office).retry(failed.id))
+        ledger.run(lambda tx: Failed(tx, registry).retry(failed.id))
         deliver(transport, came)
 
         assert notes_kept(ledger) == ["sent"]
-        assert [each.finished for each in receipts(ledger, office)] == [True]
-        assert found(ledger, office) == []
+        assert [each.finished for each in receipts(ledger, registry)] == [True]
+        assert found(ledger, registry) == []
 
     def test_an_ordinary_failure(
-        self, ledger: Ledger, office: Office, monkeypatch: pytest.MonkeyPatch
+        self, ledger: Ledger, registry: MessagingRegistry, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A message that another try handles meanwhile is a duplicate, though this try failed."""
         failing = [True]
@@ -220,22 +224,22 @@ class InboxEndedContract:
                 failing.clear()
                 raise LookupError
 
-        consumer = office.consumers.add(NAME, send, name="mailer")
+        consumer = registry.consumers.add(NAME, send, name="mailer")
         came = message_of()
         look = inbox._is_left
 
         def look_later(*given: Any) -> bool:
-            other = inbox.handle(ledger.database, office, consumer, came)
+            other = inbox.handle(ledger.database, registry, consumer, came)
             assert other.result is Result.HANDLED
             return look(*given)
 
         monkeypatch.setattr(inbox, "_is_left", look_later)
 
-        first = inbox.handle(ledger.database, office, consumer, came)
-        second = inbox.handle(ledger.database, office, consumer, came)
+        first = inbox.handle(ledger.database, registry, consumer, came)
+        second = inbox.handle(ledger.database, registry, consumer, came)
 
         assert (first.result, second.result) == (Result.FAILED, Result.DUPLICATE)
-        assert [each.finished for each in receipts(ledger, office)] == [True]
+        assert [each.finished for each in receipts(ledger, registry)] == [True]
 
 
 def deliver(transport: LocalTransport, message: Message) -> None:
@@ -243,6 +247,6 @@ def deliver(transport: LocalTransport, message: Message) -> None:
     for attempt in range(SENDS_MAX):
         message = msgspec.structs.replace(message, attempt=attempt)
         (answer,) = transport.send([message], seconds_max=WAIT_SECONDS_MAX)
-        if answer.verdict is Verdict.DELIVERED:
+        if answer.verdict is SendResult.DELIVERED:
             return
     raise AssertionError(message)

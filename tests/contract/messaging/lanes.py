@@ -16,14 +16,14 @@ from sqlalchemy import select
 from ledgerstone.engine.source import Ask
 from ledgerstone.errors import NotAllowedNow, NotFound
 from ledgerstone.ledger import Transaction
-from ledgerstone.messaging import lanes
-from ledgerstone.messaging.budget import Budget
-from ledgerstone.messaging.heads import Head, Heads
-from ledgerstone.messaging.lanes import Held
-from ledgerstone.messaging.publishing import NewMessage
+from ledgerstone.messaging.outbox.publishing import NewMessage
 from ledgerstone.messaging.record import Entry
-from ledgerstone.messaging.states import LaneState, What
-from ledgerstone.store.statement import Compiled
+from ledgerstone.messaging.relay import lanes
+from ledgerstone.messaging.relay.heads import Head, Heads
+from ledgerstone.messaging.relay.lanes import HeldLane
+from ledgerstone.messaging.relay.memory_budget import Budget
+from ledgerstone.messaging.states import LaneState, RecordKind
+from ledgerstone.store.sql.statement import Compiled
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
@@ -379,11 +379,11 @@ class HeadsContract(Opened):
         for partition, count in (("ann", 5), ("bob", 1), ("", 3)):
             shop.publish("other", name="stock.counted", partition=partition)
             shop.publish(*range(count), partition=partition)
-        heads = Heads(shop.ledger.office.shared)
+        heads = Heads(shop.ledger.registry.shared)
 
         with shop.ledger.transaction() as tx:
             taken = lanes.claim.run(tx, Ask(50, "w", 1.0), queue=SHOP)
-            held = {each.partition: each for each in map(Held.of, taken)}
+            held = {each.partition: each for each in map(HeldLane.of, taken)}
             found = heads.read(tx, SHOP, list(held.values()), each=4, budget=Budget(MEMORY_BYTES))
 
         bodies = {name: [row[1] for row in found[each.id].rows] for name, each in held.items()}
@@ -409,8 +409,8 @@ class PausingContract(Opened):
         assert (paused, backlog.paused, backlog.waiting) == ([], True, 1)
         assert shop.shelf.bodies == [1]
         assert shop.record() == [
-            Entry(what=What.PAUSED, queue=SHOP, who="ada"),
-            Entry(what=What.RESUMED, queue=SHOP, who="bob"),
+            Entry(what=RecordKind.PAUSED, queue=SHOP, who="ada"),
+            Entry(what=RecordKind.RESUMED, queue=SHOP, who="bob"),
         ]
 
     def test_the_backlog(self, opening: Opening, clock: ManualClock) -> None:
@@ -456,8 +456,8 @@ class PausingContract(Opened):
         assert (paused, lane.state) == ([3], LaneState.PAUSED)
         assert shop.shelf.bodies == [3, 1, 2]
         assert [(entry.what, entry.partition) for entry in shop.record()] == [
-            (What.PAUSED, "ann"),
-            (What.RESUMED, "ann"),
+            (RecordKind.PAUSED, "ann"),
+            (RecordKind.RESUMED, "ann"),
         ]
 
     def test_paused_while_under_way(self, opening: Opening) -> None:
@@ -546,7 +546,7 @@ def opposite(
 
 def grow(shop: Shop, count: int) -> None:
     """Double the backlog until there are so many messages, behind those that are there."""
-    outbox = shop.ledger.office.shared.outbox
+    outbox = shop.ledger.registry.shared.outbox
     names = [c.name for c in outbox.c if c.name != "id"]
     doubled = outbox.insert().from_select(names, select(*[outbox.c[name] for name in names]))
     with shop.ledger.transaction() as tx:
@@ -558,13 +558,13 @@ def grow(shop: Shop, count: int) -> None:
 
 def looked_up(shop: Shop, home: Home) -> tuple[dict[str, Head], list[Line]]:
     """What waits first in fifty lanes that are claimed for it, and how that was looked up."""
-    heads = Heads(shop.ledger.office.shared)
+    heads = Heads(shop.ledger.registry.shared)
     # As a worker does it: how few pages the lanes fill decides otherwise.
     database = shop.ledger.database.sibling(connections=1)
     with closing(database), database.transaction() as tx:
         taken = lanes.claim.run(tx, Ask(50, "w", 1.0), queue=SHOP)
         found = heads.read(
-            tx, SHOP, [Held.of(each) for each in taken], each=3, budget=Budget(MEMORY_BYTES)
+            tx, SHOP, [HeldLane.of(each) for each in taken], each=3, budget=Budget(MEMORY_BYTES)
         )
         plans = [
             line

@@ -11,7 +11,7 @@ from sqlalchemy import Table, insert, select, update
 
 from ledgerstone.engine.source import Failure
 from ledgerstone.ledger import Transaction
-from ledgerstone.messaging import failed
+from ledgerstone.messaging.failed import failed
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.tables import lane
 from ledgerstone.testing.fixtures import Home
@@ -102,7 +102,7 @@ def fill(shop: Shop, *, waits: bool) -> None:
     shop.ledger.run(
         lambda tx: failed.put(
             tx,
-            shop.ledger.office,
+            shop.ledger.registry,
             came,
             consumer="mailer",
             failure=Failure("LookupError", "no such order"),
@@ -110,7 +110,7 @@ def fill(shop: Shop, *, waits: bool) -> None:
             origin="local",
         )
     )
-    shared = shop.ledger.office.shared
+    shared = shop.ledger.registry.shared
     with shop.ledger.transaction() as tx:
         for table in (shared.outbox, shared.failed):
             double(tx, table)

@@ -13,17 +13,18 @@ import pytest
 
 from ledgerstone.errors import BadInput, KeyConflict, NotFound, StoreBusy, TooLarge
 from ledgerstone.ledger import Transaction
-from ledgerstone.messaging import envelope, outbox
 from ledgerstone.messaging.message import HEADERS_MAX
-from ledgerstone.messaging.outbox import OutboxRow
-from ledgerstone.messaging.publishing import (
+from ledgerstone.messaging.outbox import outbox
+from ledgerstone.messaging.outbox.outbox import OutboxRow
+from ledgerstone.messaging.outbox.publishing import (
     AVAILABLE_DAYS_MAX,
     MESSAGES_MAX,
     Accepted,
     NewMessage,
     Published,
 )
-from ledgerstone.store import pages
+from ledgerstone.messaging.symfony import envelope
+from ledgerstone.store.sql import pages
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from ledgerstone.engine.source import Batch, Claim, Outcome
-from ledgerstone.engine.source import Verdict as Out
-from ledgerstone.messaging.states import LaneState, What
+from ledgerstone.engine.source import OutcomeKind as Out
+from ledgerstone.messaging.states import LaneState, RecordKind
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.worker_reports import reported
@@ -51,7 +51,7 @@ class RelayLeaseContract(Opened):
         assert sorted(shop.shelf.bodies) == [1, 3]
         assert shop.waiting() == [1, 2, 3]
         assert (shop.lane("ann").attempts, shop.lane("bob").attempts) == (1, 1)
-        refused = [entry for entry in shop.record() if entry.what is What.REFUSED]
+        refused = [entry for entry in shop.record() if entry.what is RecordKind.REFUSED]
         assert {entry.partition for entry in refused} == {"ann", "bob"}
         assert first.id in {entry.message_id for entry in refused}
         assert late.report().sources[f"outbox:{SHOP}"].refused == 2
@@ -75,7 +75,7 @@ class RelayLeaseContract(Opened):
         assert [outcome.claim for outcome in refused] == [lost]
         assert list(kept) == [lost]
         assert (shop.waiting(), shop.lane("ann").held_by) == ([1], WORKER)
-        assert [entry.what for entry in shop.record()] == [What.REFUSED]
+        assert [entry.what for entry in shop.record()] == [RecordKind.REFUSED]
         other.handler(held).call(held)
         assert not shop.ledger.run(partial(other.settle, outcomes=[Outcome(held, Out.DONE)])).lost
         assert shop.waiting() == []
@@ -241,7 +241,7 @@ class RelayLeaseContract(Opened):
 
         assert states == [LaneState.OPEN, LaneState.OPEN, LaneState.PARKED]
         (entry,) = shop.record()
-        assert (entry.what, entry.code) == (What.PARKED, "crashed")
+        assert (entry.what, entry.code) == (RecordKind.PARKED, "crashed")
         assert shop.lane("ann").attempts == 0
         call(shop, lambda tx: tx.outbox.resume(LOCAL, partition="ann"))
         claimed(shop)

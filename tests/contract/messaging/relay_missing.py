@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ledgerstone.messaging.states import LaneState, What
+from ledgerstone.messaging.states import LaneState, RecordKind
 from ledgerstone.testing.clock import ManualClock
 from tests.contract.messaging.destination import MISSING, REFUSED, SHOP, UNDELIVERABLE
 from tests.contract.messaging.relays import Opened, Opening
@@ -50,7 +50,7 @@ class MissingTargetContract(Opened):
         assert 1 <= probes <= 4
         assert sorted(shop.shelf.bodies) == sorted(partitions)
         assert shop.lane("poison").state is LaneState.PARKED
-        resumed = [entry for entry in shop.record() if entry.what is What.RESUMED]
+        resumed = [entry for entry in shop.record() if entry.what is RecordKind.RESUMED]
         assert {entry.who for entry in resumed} == {"relay"}
 
     def test_a_target_that_stays_missing(self, opening: Opening, clock: ManualClock) -> None:
@@ -92,5 +92,5 @@ class MissingTargetContract(Opened):
         assert named == ["", "p1", "p2", "p3", "p4", "p5"]
         assert sorted(full) == ["", "p2", "p4"]
         assert (some, rest, none) == (["p1", "p3"], ["p5"], [])
-        resumed = [entry.partition for entry in shop.record() if entry.what is What.RESUMED]
+        resumed = [entry.partition for entry in shop.record() if entry.what is RecordKind.RESUMED]
         assert resumed == [*full, *some, *rest]

@@ -11,9 +11,9 @@ from functools import partial
 import pytest
 
 from ledgerstone.engine.worker import Worker
-from ledgerstone.messaging import sweeping
+from ledgerstone.messaging.brokers.transport import DELIVERED, Answer, Heard
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.transport import DELIVERED, Answer, Heard
+from ledgerstone.messaging.relay import sweep as sweeping
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import until
@@ -166,7 +166,7 @@ class RelayPaceContract:
             shop.tick(2)
             for partition in SLOW_PAIR:
                 write(shop, clock, "1", symfony(NAME), partition)
-            sweep = sweeping.Sweep(shop.ledger.office, SHOP)
+            sweep = sweeping.Sweep(shop.ledger.registry, SHOP)
             with shop.ledger.transaction() as tx:
                 tx.outbox.publish(NAME, 2, partition=SLOW_PAIR[0])
                 tx.finish()

@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from ledgerstone.engine.source import Ask, Batch, Outcome
-from ledgerstone.engine.source import Verdict as Out
+from ledgerstone.engine.source import OutcomeKind as Out
 from ledgerstone.errors import TargetDown
-from ledgerstone.messaging import lanes, sweeping
-from ledgerstone.messaging.relay import PAUSE_SECONDS_MIN
-from ledgerstone.messaging.transport import PAUSE_SECONDS_MAX
-from ledgerstone.store.wakeup import Bell
+from ledgerstone.messaging.brokers.transport import PAUSE_SECONDS_MAX
+from ledgerstone.messaging.relay import lanes
+from ledgerstone.messaging.relay import sweep as sweeping
+from ledgerstone.messaging.relay.ordered import PAUSE_SECONDS_MIN
+from ledgerstone.store.wakeup import WakeSignal
 from ledgerstone.testing.clock import ManualClock
 from tests.contract.messaging.destination import NAME, REFUSED, SHOP, UNKNOWN
 from tests.contract.messaging.relays import (
@@ -147,7 +148,7 @@ class RelayRoundContract(Opened):
         shop.publish(1, partition="ann")
         shop.publish(2, partition="ann", available_at=at)
         shop.tick(2)
-        outbox = shop.ledger.office.shared.outbox
+        outbox = shop.ledger.registry.shared.outbox
         call(
             shop,
             lambda tx: tx.execute(outbox.update().values(available_at=outbox.c.created_at)),
@@ -166,7 +167,7 @@ class RelayRoundContract(Opened):
     ) -> None:
         """A lane whose first message may leave later, or is gone, is held by nobody until then."""
         shop = opening()
-        outbox = shop.ledger.office.shared.outbox
+        outbox = shop.ledger.registry.shared.outbox
         later = datetime.fromtimestamp(clock.now_ms() / 1000 + 600, UTC)
         row = foreign(clock, "1", symfony(NAME), "ann")
         row |= {"available_at": later.strftime("%Y-%m-%d %H:%M:%S")}
@@ -203,13 +204,13 @@ class RelayRoundContract(Opened):
         """Whatever makes a lane due wakes its relays: they need not wait for their next look."""
         shop = opening(batch_max=1)
         source = shop.source()
-        bell = Bell()
-        shop.ledger.database.bells.hang(f"outbox:{SHOP}", bell)
+        wake_signal = WakeSignal()
+        shop.ledger.database.wake_signals.hang(f"outbox:{SHOP}", wake_signal)
 
         def rings(act: Callable[[], Any]) -> bool:
-            bell.wait(0)
+            wake_signal.wait(0)
             act()
-            return bell.wait(0)
+            return wake_signal.wait(0)
 
         def settle() -> None:
             (claim,) = claims
@@ -231,7 +232,7 @@ class RelayRoundContract(Opened):
         lane = rings(lambda: call(shop, lambda tx: tx.outbox.resume(SHOP, partition="ann")))
         whole = rings(lambda: call(shop, lambda tx: tx.outbox.resume(SHOP)))
         write(shop, clock, "5", symfony(NAME), "cid")
-        sweep = rings(lambda: shop.ledger.run(sweeping.Sweep(shop.ledger.office, SHOP)))
+        sweep = rings(lambda: shop.ledger.run(sweeping.Sweep(shop.ledger.registry, SHOP)))
 
         assert (published, more, another, rescue) == (True, True, True, True)
         assert (lane, whole, sweep) == (True, True, True)
@@ -249,14 +250,14 @@ class RelayRoundContract(Opened):
         if removed:
             clock.advance(8 * DAY_SECONDS)
             shop.tick()
-        bell = Bell()
-        shop.ledger.database.bells.hang(f"outbox:{SHOP}", bell)
+        wake_signal = WakeSignal()
+        shop.ledger.database.wake_signals.hang(f"outbox:{SHOP}", wake_signal)
 
         with shop.ledger.transaction() as tx:
             before = [row.due_at for row in tx.outbox.lanes(SHOP).rows]
             (failed,) = tx.failed.find().rows
             tx.failed.retry(failed.id)
-        due, rang = shop.lane("ann").due_at, bell.wait(0)
+        due, rang = shop.lane("ann").due_at, wake_signal.wait(0)
         shop.tick()
 
         assert before == ([] if removed else [None])

@@ -18,9 +18,9 @@ from sqlalchemy import Table, TextClause, text
 from ledgerstone.engine.source import Ask
 from ledgerstone.engine.worker import Worker
 from ledgerstone.ledger import Transaction
-from ledgerstone.messaging.states import LaneState, What
+from ledgerstone.messaging.brokers.transport import Answer, SendResult
+from ledgerstone.messaging.states import LaneState, RecordKind
 from ledgerstone.messaging.tables import CODE_CHARS_MAX, REASON_CHARS_MAX
-from ledgerstone.messaging.transport import Answer, Verdict
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import until
@@ -195,7 +195,7 @@ class OrderedRelayContract(Opened):
     def test_the_destination_may_say_how_long(self, opening: Opening, clock: ManualClock) -> None:
         """A destination that says when to come again is left alone for so long."""
         shop = opening()
-        shop.shelf.tell(1, Answer(Verdict.REFUSED, "busy", "later", 77.0))
+        shop.shelf.tell(1, Answer(SendResult.REFUSED, "busy", "later", 77.0))
         shop.publish(1, partition="ann")
 
         shop.tick()
@@ -241,7 +241,7 @@ class OrderedRelayContract(Opened):
         assert shop.shelf.bodies == [1]
         assert shop.waiting() == ["poison", "behind"]
         (entry,) = shop.record()
-        assert (entry.what, entry.partition) == (What.PARKED, "ann")
+        assert (entry.what, entry.partition) == (RecordKind.PARKED, "ann")
         assert (entry.message_id, entry.code) == (poison.id, "full")
         call(shop, lambda tx: tx.outbox.resume(SHOP, partition="ann", by="ada"))
         shop.tick()
@@ -264,7 +264,7 @@ class OrderedRelayContract(Opened):
 
         assert shop.shelf.bodies == [1, 2]
         (entry,) = shop.record()
-        assert (entry.what, entry.message_id) == (What.SKIPPED, poison.id)
+        assert (entry.what, entry.message_id) == (RecordKind.SKIPPED, poison.id)
         with shop.ledger.reading() as tx:
             (failed,) = tx.failed.find().rows
         assert (failed.message_id, failed.origin, failed.code) == (poison.id, SHOP, "full")
@@ -303,12 +303,12 @@ class OrderedRelayContract(Opened):
         assert (lane.state, lane.code) == (LaneState.PARKED, "too_large")
         assert lane.reason == "it takes no such size"
         assert shop.shelf.bodies == []
-        assert [entry.what for entry in shop.record()] == [What.PARKED]
+        assert [entry.what for entry in shop.record()] == [RecordKind.PARKED]
 
     def test_long_words_are_cut(self, opening: Opening) -> None:
         """However much a destination says, its code and reason are kept as far as they fit."""
         shop = opening()
-        shop.shelf.tell(1, Answer(Verdict.UNDELIVERABLE, "c" * 5000, "ä" * 5000))
+        shop.shelf.tell(1, Answer(SendResult.UNDELIVERABLE, "c" * 5000, "ä" * 5000))
         shop.publish(1, partition="ann")
 
         shop.tick()
@@ -558,7 +558,7 @@ def foreign(clock: ManualClock, body: str, headers: str, partition: str = "") ->
 
 def write(shop: Shop, clock: ManualClock, body: str, headers: str, partition: str = "") -> int:
     """Write a row as others do, past the ledger; its place."""
-    outbox = shop.ledger.office.shared.outbox
+    outbox = shop.ledger.registry.shared.outbox
     with shop.ledger.transaction() as tx:
         tx.execute(insert_text(outbox), foreign(clock, body, headers, partition))
     return int(shop.rows()[-1]["id"])

@@ -104,7 +104,7 @@ class SetupContract:
     def test_what_is_missing_is_made(self, opening: Opening, names: dict[str, str]) -> None:
         """Tables, columns and indexes are made under their names; a second time nothing is."""
         ledger = opening(**names)
-        setup = ledger.office.setup
+        setup = ledger.registry.setup
         planned = setup.plan(ledger.database)
 
         done = setup.apply(ledger.database)
@@ -130,8 +130,8 @@ class SetupContract:
         }
         ledger = opening(**names)
 
-        done = ledger.office.setup.apply(ledger.database)
-        again = ledger.office.setup.plan(ledger.database)
+        done = ledger.registry.setup.apply(ledger.database)
+        again = ledger.registry.setup.plan(ledger.database)
 
         assert (bool(done), again) == (True, [])
         assert tables_of(ledger) >= set(names.values())
@@ -145,7 +145,7 @@ class SetupContract:
         ledger = opening(outbox_table="o" * 64)
 
         with pytest.raises(NotAllowedNow, match="63 characters"):
-            ledger.office.setup.apply(ledger.database)
+            ledger.registry.setup.apply(ledger.database)
 
     def test_a_standard_outbox_gets_partitions(self, home: Home, clock: ManualClock) -> None:
         """A standard outbox is given partitions and indexes, keeps its rows, and they leave."""
@@ -177,7 +177,7 @@ class SetupContract:
             assert [row["partition_key"] for row in shop.rows()] == ["", "", "", "Ann", "ann"]
             assert shop.shelf.bodies_of("") == [0, 1, 2]
             assert sorted(shop.shelf.bodies) == [0, 1, 2, 3, 4]
-            assert shop.ledger.office.setup.plan(shop.ledger.database) == []
+            assert shop.ledger.registry.setup.plan(shop.ledger.database) == []
 
     def test_partitions_of_others_are_told_apart(self, home: Home, clock: ManualClock) -> None:
         """A column for partitions that others made compares letter by letter from then on."""
@@ -187,7 +187,7 @@ class SetupContract:
             run(shop.ledger, STANDARD[home.kind])
             run(shop.ledger, f"ALTER TABLE {OUTBOX} ADD COLUMN {PARTITION}")
 
-            shop.ledger.office.setup.apply(shop.ledger.database)
+            shop.ledger.registry.setup.apply(shop.ledger.database)
             shop.shelf.tell(1, REFUSED)
             shop.publish(1, partition="ann")
             shop.publish(2, partition="Ann")
@@ -195,7 +195,7 @@ class SetupContract:
 
             assert shop.shelf.bodies == [2]
             assert shop.waiting() == [1]
-            assert shop.ledger.office.setup.plan(shop.ledger.database) == []
+            assert shop.ledger.registry.setup.plan(shop.ledger.database) == []
 
     def test_tables_of_any_name_are_changed(self, opening: Opening, home: Home) -> None:
         """Tables with capitals in their names, or words of SQL as names, are changed as well."""
@@ -204,11 +204,11 @@ class SetupContract:
         run(ledger, STANDARD[home.kind].replace(OUTBOX, quote("Group")))
         run(ledger, KEYED_BY_MESSAGE[home.kind].replace(RECEIPTS, quote("Order")))
 
-        ledger.office.setup.apply(ledger.database)
+        ledger.registry.setup.apply(ledger.database)
 
         assert "partition_key" in columns_of(ledger, "Group")
         assert key_of(ledger, "Order") == ["message_id", "consumer"]
-        assert ledger.office.setup.plan(ledger.database) == []
+        assert ledger.registry.setup.plan(ledger.database) == []
 
     def test_tables_of_any_name_are_used(self, home: Home, clock: ManualClock) -> None:
         """Publishing, delivering, setting aside and cleaning up work under other names."""
@@ -229,7 +229,7 @@ class SetupContract:
     def test_receipts_get_a_consumer(self, opening: Opening, home: Home) -> None:
         """Receipts without a consumer need its name, are given it, and are kept by both."""
         ledger = opening()
-        setup = ledger.office.setup
+        setup = ledger.registry.setup
         run(ledger, KEYED_BY_MESSAGE[home.kind])
         message = UUID(new_id()).bytes
         add_receipt(ledger, message)
@@ -252,10 +252,10 @@ class SetupContract:
         ledger = opening()
         run(ledger, KEYED_BY_MESSAGE[home.kind])
 
-        ledger.office.setup.apply(ledger.database)
+        ledger.registry.setup.apply(ledger.database)
 
         assert key_of(ledger) == ["message_id", "consumer"]
-        assert ledger.office.setup.plan(ledger.database) == []
+        assert ledger.registry.setup.plan(ledger.database) == []
 
     def test_an_interrupted_change_is_taken_up(self, opening: Opening, home: Home) -> None:
         """Where the column was added and the key not changed yet, the rest is done."""
@@ -263,7 +263,7 @@ class SetupContract:
         run(ledger, KEYED_BY_MESSAGE[home.kind])
         run(ledger, f"ALTER TABLE {RECEIPTS} ADD COLUMN consumer VARCHAR(190) NOT NULL DEFAULT ''")
 
-        ledger.office.setup.apply(ledger.database)
+        ledger.registry.setup.apply(ledger.database)
 
         assert key_of(ledger) == ["message_id", "consumer"]
 
@@ -273,7 +273,7 @@ class SetupContract:
         run(ledger, "CREATE TABLE orders (id INTEGER PRIMARY KEY, body VARCHAR(20))")
 
         with pytest.raises(NotAllowedNow, match="orders has no column"):
-            ledger.office.setup.apply(ledger.database)
+            ledger.registry.setup.apply(ledger.database)
 
         assert columns_of(ledger, "orders") == ["id", "body"]
 
@@ -281,14 +281,14 @@ class SetupContract:
         """Several that set up at once take turns: one makes everything, the others nothing."""
         ledgers = [opening() for _ in range(SETTERS_UP)]
         # The file of an embedded database is there.
-        ledgers[0].office.setup.plan(ledgers[0].database)
+        ledgers[0].registry.setup.plan(ledgers[0].database)
 
         done = together(
-            *[lambda each=each: each.office.setup.apply(each.database) for each in ledgers]
+            *[lambda each=each: each.registry.setup.apply(each.database) for each in ledgers]
         )
 
         assert sorted(len(steps) > 0 for steps in done) == [False] * (SETTERS_UP - 1) + [True]
-        assert ledgers[0].office.setup.plan(ledgers[0].database) == []
+        assert ledgers[0].registry.setup.plan(ledgers[0].database) == []
 
     def test_off_means_that_people_do_it(self, opening: Opening) -> None:
         """With auto_setup off the first use is SchemaMissing, and says which command to run."""
@@ -297,7 +297,7 @@ class SetupContract:
 
         with ledger.transaction() as tx, pytest.raises(SchemaMissing) as raised:
             tx.outbox.publish(NAME, 1)
-        ledger.office.setup.apply(ledger.database)
+        ledger.registry.setup.apply(ledger.database)
         with ledger.transaction() as tx:
             published = tx.outbox.publish(NAME, 1)
 
@@ -343,7 +343,7 @@ class SetupContract:
     def test_the_printed_sql_is_all(self, opening: Opening, home: Home) -> None:
         """What is printed for this kind of database can be run, and then nothing is missing."""
         ledger = opening()
-        setup = ledger.office.setup
+        setup = ledger.registry.setup
         for word in WORDS[home.kind]:
             for name in (OUTBOX, FAILED, RECEIPTS):
                 run(ledger, f"DROP TABLE IF EXISTS {name}")

@@ -70,7 +70,7 @@ class TrafficContract:
             start("carry", LOCAL)
             until(lambda: effects(home.url) >= MESSAGES_FEW, what="all effects")
 
-        assert judged(home.url) == Verdict(MESSAGES_FEW, 0, 0, 0, [])
+        assert judged(home.url) == SendResult(MESSAGES_FEW, 0, 0, 0, [])
 
 
 def _lets_others_write(victim: WorkerProcess, home: Home) -> bool:
@@ -85,7 +85,7 @@ def _lets_others_write(victim: WorkerProcess, home: Home) -> bool:
         return False
 
 
-class Crew(msgspec.Struct):
+class Executor(msgspec.Struct):
     """Processes of one kind that are replaced when they are killed."""
 
     start: Callable[[], WorkerProcess]
@@ -98,7 +98,7 @@ class Crew(msgspec.Struct):
         self.members[number] = self.start()
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class SendResult(msgspec.Struct, frozen=True):
     """What is wrong with the effects: nothing, if the promises were kept."""
 
     committed: int
@@ -118,7 +118,7 @@ def survive_kills(
     disturb: Callable[[], None] = lambda: None,
     messages: int = MESSAGES,
     seed: int = 1,
-) -> Verdict:
+) -> SendResult:
     """Four publish, two carry, two consume; who carries and consumes is killed again and again.
 
     `disturb` is called twice in between.
@@ -126,9 +126,9 @@ def survive_kills(
     dice = random.Random(seed)  # noqa: S311 - repeatable, no secret
     install(ledger, ACCOUNTS)
     with processes(url, settings) as start:
-        crews = [_crew(lambda: start("carry", *carriers))]
+        crews = [_executor(lambda: start("carry", *carriers))]
         if subscription is not None:
-            crews.append(_crew(lambda: start("consume", subscription)))
+            crews.append(_executor(lambda: start("consume", subscription)))
         each = ("--count", str(messages // PUBLISHERS), "--accounts", str(ACCOUNTS))
         publishers = [
             start("publish", *each, "--seed", str(seed * 100 + i), says_ready=False)
@@ -137,15 +137,15 @@ def survive_kills(
         for kill in range(KILLS):
             part = messages * (kill + 1) // (KILLS + 2)
             _until_effects(
-                url, part, [*publishers, *(one for crew in crews for one in crew.members)]
+                url, part, [*publishers, *(one for executor in crews for one in executor.members)]
             )
-            for crew in crews:
-                crew.kill_one(dice)
+            for executor in crews:
+                executor.kill_one(dice)
             if kill in {1, 3}:
                 disturb()
         for publisher in publishers:
             publisher.report()
-        _until_effects(url, messages, [one for crew in crews for one in crew.members])
+        _until_effects(url, messages, [one for executor in crews for one in executor.members])
     return judged(url)
 
 
@@ -163,7 +163,7 @@ def effects(url: str) -> int:
     return int(_rows(url, "SELECT COUNT(*) FROM account_effect")[0][0])
 
 
-def judged(url: str) -> Verdict:
+def judged(url: str) -> SendResult:
     """Compare what was committed with what took effect, by the database alone."""
     committed = {str(row[0]) for row in _rows(url, "SELECT ticket FROM account_change")}
     taken = _rows(url, "SELECT ticket, name, version FROM account_effect ORDER BY number")
@@ -174,7 +174,7 @@ def judged(url: str) -> Verdict:
         if version != last.get(name, 0) + 1:
             out_of_order.append(f"{name}: {version} after {last.get(name, 0)}")
         last[name] = version
-    return Verdict(
+    return SendResult(
         committed=len(committed),
         missing=len(committed - set(tickets)),
         twice=len(tickets) - len(set(tickets)),
@@ -207,8 +207,8 @@ def processes(url: str, settings: Mapping[str, object]) -> Iterator[Start]:
         yield start
 
 
-def _crew(start: Callable[[], WorkerProcess]) -> Crew:
-    return Crew(start, [start(), start()])
+def _executor(start: Callable[[], WorkerProcess]) -> Executor:
+    return Executor(start, [start(), start()])
 
 
 def _rows(url: str, query: str) -> list[tuple[Any, ...]]:

@@ -10,8 +10,8 @@ from sqlalchemy import BigInteger, bindparam, select
 
 from ledgerstone.errors import SettingsError
 from ledgerstone.ledger import Ledger
-from ledgerstone.messaging.office import Office
-from ledgerstone.messaging.zone import kept, moment_in
+from ledgerstone.messaging.registry import MessagingRegistry
+from ledgerstone.messaging.symfony.time_zone import kept, moment_in
 from ledgerstone.settings import MessagingSettings
 
 ZONES = ["UTC", "Europe/Berlin", "America/St_Johns", "Australia/Lord_Howe", "Asia/Tokyo"]
@@ -24,7 +24,7 @@ class ZoneContract:
     @pytest.mark.parametrize("zone", ZONES)
     def test_converted_by_the_database(self, ledger: Ledger, zone: str) -> None:
         """Every moment of more than a year is kept as local time, and read back as it was."""
-        outbox = Office(MessagingSettings(time_zone=zone)).shared.outbox
+        outbox = MessagingRegistry(MessagingSettings(time_zone=zone)).shared.outbox
         begin = datetime.now(UTC).replace(microsecond=0) - timedelta(days=100)
         moments = [begin + timedelta(weeks=week) for week in range(WEEKS)]
         local = select(kept(outbox, bindparam("ms", type_=BigInteger())))
@@ -43,4 +43,4 @@ class ZoneContract:
         """What is no time zone is refused when the ledger is opened."""
         for wrong in ("Europe/Nowhere", "../etc/passwd", "x\0"):
             with pytest.raises(SettingsError, match="time_zone"):
-                Office(MessagingSettings(time_zone=wrong))
+                MessagingRegistry(MessagingSettings(time_zone=wrong))

@@ -26,7 +26,8 @@ from sqlalchemy import (
 
 from ledgerstone import errors
 from ledgerstone.ledger import Ledger, Transaction
-from ledgerstone.store.batch import (
+from ledgerstone.store.schema.columns import MYSQL_TABLE, NAMING, serial_type, text_type
+from ledgerstone.store.sql.batch import (
     CHARS_MAX,
     ROWS_MAX,
     AppendEach,
@@ -34,7 +35,6 @@ from ledgerstone.store.batch import (
     InsertEach,
     UpdateEach,
 )
-from ledgerstone.store.schema import MYSQL_TABLE, NAMING, serial_type, text_type
 from tests.harness.ledgers import undone
 from tests.harness.threads import aside, signaled, together
 
@@ -247,8 +247,8 @@ class BatchContract:
 
         ledger.run(lambda tx: note.run(tx, rows))
 
-        tally = ledger.database.measure.by_name()[note.name]
-        assert (tally.calls, tally.written) == (2, ROWS_MAX + 1)
+        counters = ledger.database.measure.by_name()[note.name]
+        assert (counters.calls, counters.written) == (2, ROWS_MAX + 1)
 
     def test_large_bodies(self, ledger: Ledger) -> None:
         """Many bodies of a MiB go in one batch, and come back whole."""

@@ -92,7 +92,7 @@ def _go_on_after_children(url: str) -> None:
 def _fork_while_all_is_locked(url: str) -> None:
     with opened(url) as ledger:
         database = ledger.database
-        locks = (database._lock, database.bells._lock, database.measure._lock)
+        locks = (database._lock, database.wake_signals._lock, database.measure._lock)
         with locks[0], locks[1], locks[2]:
             _expect([_forked(lambda: ledger.run(_enqueue_one))])
 

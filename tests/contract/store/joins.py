@@ -241,13 +241,13 @@ class JoinedWorkContract:
 
     def test_the_users_commit_rings(self, ledger: Ledger, guest: Guest, home: Home) -> None:
         """Where there is a watcher it rings at the user's commit, not before and not without."""
-        with watched(ledger) as watcher, hung(ledger, CHANNEL) as bell:
+        with watched(ledger) as watcher, hung(ledger, CHANNEL) as wake_signal:
             enqueue(guest, ledger, 1)
             guest.rollback()
             enqueue(guest, ledger, 2)
-            early = bell.wait(PATIENCE_SECONDS)
+            early = wake_signal.wait(PATIENCE_SECONDS)
             guest.commit()
-            rang = watcher is not None and bell.wait(WAIT_SECONDS_MAX)
+            rang = watcher is not None and wake_signal.wait(WAIT_SECONDS_MAX)
 
         assert not early
         assert rang == WATCHED[home.kind]

@@ -23,8 +23,8 @@ from sqlalchemy import (
 from ledgerstone import errors
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger
-from ledgerstone.store.batch import ROWS_MAX, AppendEach, ClaimEach, Journal, UpdateEach
-from ledgerstone.store.schema import MYSQL_TABLE, NAMING, id_type, text_type
+from ledgerstone.store.schema.columns import MYSQL_TABLE, NAMING, id_type, text_type
+from ledgerstone.store.sql.batch import ROWS_MAX, AppendEach, ClaimEach, Journal, UpdateEach
 
 tables = MetaData(naming_convention=NAMING)
 parcel = Table(

@@ -10,8 +10,8 @@ from sqlalchemy import BigInteger, bindparam, select
 
 from ledgerstone import errors
 from ledgerstone.ledger import Ledger
-from ledgerstone.store.measure import Tally
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.measure import StatementCounters
+from ledgerstone.store.sql.statement import Statement
 from ledgerstone.testing.fixtures import Home
 from tests.chores import Chores, NewChore
 from tests.chores.workshop import opened
@@ -56,9 +56,9 @@ class MeasureContract:
         after = ledger.database.measure.by_name()
 
         total = ledger.database.measure.total()
-        assert total.written == sum(tally.written for tally in after.values()) >= 6
-        assert total.calls == sum(tally.calls for tally in after.values())
-        assert sum(tally.written for tally in before.values()) == 0
+        assert total.written == sum(counters.written for counters in after.values()) >= 6
+        assert total.calls == sum(counters.calls for counters in after.values())
+        assert sum(counters.written for counters in before.values()) == 0
 
     def test_siblings_count_together(self, ledger: Ledger) -> None:
         """What goes through the same database's other connections is in the same counters."""
@@ -87,10 +87,10 @@ class MeasureContract:
         with opened(home.url, store={"slow_statement_ms": 60_000}) as ledger:
             ledger.run(lambda tx: add(tx, [(1, None, SECRET)]))
 
-            tally = ledger.database.measure.by_name()[insert.name]
+            counters = ledger.database.measure.by_name()[insert.name]
 
-        assert (tally.calls, tally.slow) == (1, 0)
-        assert tally.seconds > 0
+        assert (counters.calls, counters.slow) == (1, 0)
+        assert counters.seconds > 0
         assert not [record for record in slow_log.records if "slow" in record.getMessage()]
 
     def test_no_payload_is_logged(self, home: Home, slow_log: pytest.LogCaptureFixture) -> None:
@@ -116,6 +116,6 @@ class MeasureContract:
             yield caplog
 
 
-def rows(tally: Tally) -> tuple[int, int, int]:
+def rows(counters: StatementCounters) -> tuple[int, int, int]:
     """Read, written, refused."""
-    return (tally.read, tally.written, tally.refused)
+    return (counters.read, counters.written, counters.refused)

@@ -15,9 +15,11 @@ from ledgerstone import errors
 from ledgerstone.jobs.tables import tables as job_tables
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
-from ledgerstone.store import leases, migrating, shaping
-from ledgerstone.store.schema import VERSION_TABLE
-from ledgerstone.store.tables import tables as store_tables
+from ledgerstone.store import leases
+from ledgerstone.store.schema import ddl as shaping
+from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema.columns import VERSION_TABLE
+from ledgerstone.store.schema.tables import tables as store_tables
 from ledgerstone.testing.fixtures import Home
 from tests.harness import drivers
 from tests.harness.child import Child
@@ -27,7 +29,7 @@ MIGRATE = """
 from pathlib import Path
 from ledgerstone import Ledger
 from ledgerstone.settings import Settings
-from ledgerstone.store import migrating
+from ledgerstone.store.schema import migrate as migrating
 
 url, location = sys.argv[1:]
 migrating.LOCATION = Path(location)

@@ -14,9 +14,9 @@ from sqlalchemy import BigInteger, Column, Index, MetaData, String, Table, bindp
 from ledgerstone.errors import BadInput
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger, Transaction
-from ledgerstone.store import pages
-from ledgerstone.store.pages import LIMIT_MAX, Keyset
-from ledgerstone.store.schema import MYSQL_TABLE, NAMING, id_type
+from ledgerstone.store.schema.columns import MYSQL_TABLE, NAMING, id_type
+from ledgerstone.store.sql import pages
+from ledgerstone.store.sql.pages import LIMIT_MAX, Keyset
 from ledgerstone.testing.fixtures import Home
 from tests.harness.ledgers import another, opened, undone
 

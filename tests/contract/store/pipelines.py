@@ -7,8 +7,8 @@ from sqlalchemy import BigInteger, bindparam, select, text, update
 
 from ledgerstone import errors
 from ledgerstone.ledger import Ledger, Transaction
-from ledgerstone.store.batch import AppendEach
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.batch import AppendEach
+from ledgerstone.store.sql.statement import Statement
 from ledgerstone.testing.fixtures import Home
 from tests.chores import Chores, NewChore
 from tests.chores.workshop import opened

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from ledgerstone import errors
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.settings import Settings
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.statement import Statement
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.chores import Chores

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ledgerstone.ledger import Ledger
-from ledgerstone.store.wakeup import ALL, Bell, Bells, Watcher
+from ledgerstone.store.wakeup import ALL, WakeSignal, WakeSignals, Watcher
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from tests.chores import Chores, Status
@@ -36,36 +36,36 @@ class WakeupContract:
 
     def test_a_commit_rings(self, ledger: Ledger) -> None:
         """Who waits in the same process for a channel is rung by the commit, and not before."""
-        with hung(ledger, CHANNEL) as bell:
+        with hung(ledger, CHANNEL) as wake_signal:
             with ledger.transaction() as tx:
                 Chores(tx).enqueue(1)
-                before = bell.wait(0)
+                before = wake_signal.wait(0)
 
             assert not before
-            assert bell.wait(0)
+            assert wake_signal.wait(0)
 
     def test_what_rings_is_committed(self, ledger: Ledger) -> None:
         """Whoever is rung finds what was committed: the bell does not ring too early."""
-        bell = Looking(ledger)
-        ledger.database.bells.hang(CHANNEL, bell)
+        wake_signal = Looking(ledger)
+        ledger.database.wake_signals.hang(CHANNEL, wake_signal)
 
         ledger.run(lambda tx: Chores(tx).enqueue(1))
 
-        assert bell.seen == [1]
+        assert wake_signal.seen == [1]
 
     def test_a_rollback_does_not_ring(self, ledger: Ledger) -> None:
         """What was undone rings nobody."""
-        with hung(ledger, CHANNEL) as bell:
+        with hung(ledger, CHANNEL) as wake_signal:
             with undone(ledger) as tx:
                 Chores(tx).enqueue(1)
 
-            assert not bell.wait(0)
+            assert not wake_signal.wait(0)
 
     def test_only_its_channel_rings(self, ledger: Ledger) -> None:
         """A bell rings for its own channel; and for none once it is taken down."""
-        with hung(ledger, "elsewhere") as other, hung(ledger, CHANNEL) as bell:
+        with hung(ledger, "elsewhere") as other, hung(ledger, CHANNEL) as wake_signal:
             ledger.run(lambda tx: tx.wake("elsewhere"))
-            rang = (other.wait(0), bell.wait(0))
+            rang = (other.wait(0), wake_signal.wait(0))
 
         ledger.run(lambda tx: tx.wake("elsewhere"))
         assert rang == (True, False)
@@ -74,31 +74,31 @@ class WakeupContract:
     def test_siblings_ring_the_same_bells(self, ledger: Ledger) -> None:
         """A commit through other connections of the same process rings too."""
         sibling = ledger.database.sibling(connections=1)
-        with hung(ledger, CHANNEL) as bell:
+        with hung(ledger, CHANNEL) as wake_signal:
             sibling.run(lambda tx: tx.wake(CHANNEL))
 
-            assert bell.wait(0)
+            assert wake_signal.wait(0)
         sibling.close()
 
     def test_a_ring_before_the_wait_is_kept(self) -> None:
         """A ring while nobody waits ends the next wait at once, and only that one."""
-        bells, bell = Bells(), Bell()
-        bells.hang("a", bell)
-        bells.hang("b", bell)
+        wake_signals, wake_signal = WakeSignals(), WakeSignal()
+        wake_signals.hang("a", wake_signal)
+        wake_signals.hang("b", wake_signal)
 
-        bells.ring(("a", "b"))
-        first, second = bell.wait(0), bell.wait(0)
-        bells.ring((ALL,))
+        wake_signals.ring(("a", "b"))
+        first, second = wake_signal.wait(0), wake_signal.wait(0)
+        wake_signals.ring((ALL,))
 
         assert (first, second) == (True, False)
-        assert bell.wait(0)
+        assert wake_signal.wait(0)
 
     def test_another_process_rings(self, ledger: Ledger, home: Home) -> None:
         """What another process commits rings here, except on MySQL, where it is polled."""
         child = Child(ENQUEUE, home.url)
-        with child, watched(ledger) as watcher, hung(ledger, CHANNEL) as bell:
+        with child, watched(ledger) as watcher, hung(ledger, CHANNEL) as wake_signal:
             child.go()
-            rang = watcher is not None and bell.wait(WAIT_SECONDS_MAX)
+            rang = watcher is not None and wake_signal.wait(WAIT_SECONDS_MAX)
             child.go()
             code, _ = child.ended()
 
@@ -107,11 +107,11 @@ class WakeupContract:
 
     def test_a_rollback_elsewhere_does_not_ring(self, ledger: Ledger) -> None:
         """What another connection undid rings nobody, by whatever way the watcher looks."""
-        with watched(ledger), hung(ledger, CHANNEL) as bell:
+        with watched(ledger), hung(ledger, CHANNEL) as wake_signal:
             with undone(ledger) as tx:
                 Chores(tx).enqueue(1)
 
-            assert not bell.wait(PATIENCE_SECONDS)
+            assert not wake_signal.wait(PATIENCE_SECONDS)
 
     def test_a_stopped_watcher_can_be_followed(self, ledger: Ledger, home: Home) -> None:
         """Stopping ends the watcher's thread and connection; stopping twice is fine."""
@@ -137,7 +137,7 @@ class WakeupContract:
             until(done, what="the chore")
 
 
-class Looking(Bell):
+class Looking(WakeSignal):
     """A bell that looks how many chores are there when it is rung."""
 
     __slots__ = ("_ledger", "seen")

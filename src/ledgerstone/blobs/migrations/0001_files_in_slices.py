@@ -7,7 +7,7 @@ from alembic import op
 from sqlalchemy.dialects import mysql
 
 from ledgerstone.store.migrations import steps
-from ledgerstone.store.schema import MYSQL_TABLE
+from ledgerstone.store.schema.columns import MYSQL_TABLE
 
 revision, down_revision = "blobs_0001", None
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from ledgerstone.blobs.blobs import BlobsState
 from ledgerstone.blobs.read.status import facts_of
-from ledgerstone.room import Check, Opened, Verdict, counted
-from ledgerstone.store import migrating
+from ledgerstone.room import Check, CheckStatus, Opened, counted
+from ledgerstone.store.schema.columns import migrate as migrating
 
 PACKET = "max_allowed_packet"
 PACKET_SLICES = 2
@@ -27,9 +27,9 @@ def blobs(opened: Opened[BlobsState]) -> Iterator[Check]:
     if facts.expired:
         todo = "start a worker, which removes them, or call `ledgerstone blobs gc`"
         found = f"{words}; {facts.expired} expired and not removed yet"
-        yield Check("files", Verdict.WARNING, found, todo)
+        yield Check("files", CheckStatus.WARNING, found, todo)
     else:
-        yield Check("files", Verdict.OK, words)
+        yield Check("files", CheckStatus.OK, words)
     yield from _packet(state, server.get(PACKET))
     yield from _folder(state, facts.on_disk)
 
@@ -39,7 +39,7 @@ def _packet(state: BlobsState, most: Any) -> Iterator[Check]:
     if most is not None and int(most) <= needed:
         found = f"{PACKET} is {most}: a slice of {state.settings.slice_bytes} may need {needed}"
         todo = f"raise {PACKET} of the server, or lower blobs.slice_bytes"
-        yield Check("slices", Verdict.PROBLEM, found, todo)
+        yield Check("slices", CheckStatus.PROBLEM, found, todo)
 
 
 def _folder(state: BlobsState, on_disk: int) -> Iterator[Check]:
@@ -48,9 +48,9 @@ def _folder(state: BlobsState, on_disk: int) -> Iterator[Check]:
         if on_disk:
             todo = "mount or restore the folder, or correct blobs.folder"
             found = f"{home or 'the folder'} is not there, and {on_disk} files lie in it"
-            yield Check(name, Verdict.PROBLEM, found, todo)
+            yield Check(name, CheckStatus.PROBLEM, found, todo)
     elif os.access(home, os.R_OK | os.W_OK | os.X_OK) and home.is_dir():
-        yield Check(name, Verdict.OK, f"{home} can be read and written")
+        yield Check(name, CheckStatus.OK, f"{home} can be read and written")
     else:
         todo = "give this user the folder, or correct blobs.folder"
-        yield Check(name, Verdict.PROBLEM, f"{home} cannot be used", todo)
+        yield Check(name, CheckStatus.PROBLEM, f"{home} cannot be used", todo)

@@ -8,8 +8,8 @@ import msgspec
 from sqlalchemy import BigInteger, and_, bindparam, case, func, select
 
 from ledgerstone.blobs.tables import blobs
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.statement import Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction

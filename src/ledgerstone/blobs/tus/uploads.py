@@ -22,8 +22,8 @@ from ledgerstone.blobs.store import BlobStore
 from ledgerstone.blobs.tables import MIME_CHARS_MAX, uploads
 from ledgerstone.blobs.tus.request import FINAL, PARTIAL, metadata_of
 from ledgerstone.errors import LedgerstoneError, NotAllowedNow, NotFound
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.statement import Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction

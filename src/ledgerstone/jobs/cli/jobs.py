@@ -16,7 +16,6 @@ from ledgerstone.console.moments import now_of
 from ledgerstone.console.output import Text
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs import Accepted, Enqueued, Status, history
-from ledgerstone.jobs import queues as jobs_queues
 from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.jobs.cli import queues
 from ledgerstone.jobs.cli import timeline as job_timeline
@@ -31,6 +30,7 @@ from ledgerstone.jobs.cli.calls import (
 )
 from ledgerstone.jobs.cli.retries import retry
 from ledgerstone.jobs.cli.views import Follower, Seen
+from ledgerstone.jobs.read import queues as jobs_queues
 from ledgerstone.ledger import Ledger
 
 LIST_ROWS = 20

@@ -14,8 +14,8 @@ from ledgerstone.console.groups import group
 from ledgerstone.console.output import Text
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs import Status
-from ledgerstone.jobs import queues as jobs_queues
-from ledgerstone.jobs.queues import COUNTED_MAX, Queues, QueueState
+from ledgerstone.jobs.read import queues as jobs_queues
+from ledgerstone.jobs.read.queues import COUNTED_MAX, Queues, QueueState
 
 NO_LIMIT = "none"
 

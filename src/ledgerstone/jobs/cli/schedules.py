@@ -17,9 +17,9 @@ from ledgerstone.console.groups import group
 from ledgerstone.console.output import Text
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs.cli.calls import hinting
-from ledgerstone.jobs.cron import zone_of
-from ledgerstone.jobs.schedule_rows import Schedule
-from ledgerstone.jobs.schedules import Schedules, now_of, previewed
+from ledgerstone.jobs.schedules.cron import zone_of
+from ledgerstone.jobs.schedules.rows import Schedule
+from ledgerstone.jobs.schedules.schedules import Schedules, now_of, previewed
 
 LIST_DEFAULT = 100
 PREVIEW_DEFAULT = 5

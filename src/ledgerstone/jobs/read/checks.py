@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from ledgerstone.engine.source import Ask, Outcome
-from ledgerstone.engine.source import Verdict as ItemVerdict
+from ledgerstone.engine.source import Ask, Outcome, OutcomeKind
 from ledgerstone.ids import new_id
+from ledgerstone.jobs.handlers.kinds import Kinds
 from ledgerstone.jobs.jobs import Jobs
-from ledgerstone.jobs.kinds import Kinds
 from ledgerstone.jobs.read.status import jobs_of
 from ledgerstone.jobs.source import JobSource
-from ledgerstone.room import Check, Opened, Verdict, counted
-from ledgerstone.store import migrating
+from ledgerstone.room import Check, CheckStatus, Opened, counted
+from ledgerstone.store.schema import migrate as migrating
 
 ROUND_TRIP = "ledgerstone.doctor"
 """The type of the job with which the way from enqueue to settlement is tried."""
@@ -41,16 +40,16 @@ def round_trip(opened: Opened[Any]) -> Iterator[Check]:
     with suppress(_Undo), database.transaction() as tx:
         Jobs(tx, kinds).enqueue(ROUND_TRIP, queue=queue)
         claims = source.claim(tx, Ask(1, "doctor", 1.0))
-        done = [Outcome(claim, ItemVerdict.DONE) for claim in claims]
+        done = [Outcome(claim, OutcomeKind.DONE) for claim in claims]
         refused += source.settle(tx, done).lost
         raise _Undo
     took = (time.perf_counter() - began) * 1000
     if claims and not refused:
         found = f"accept, claim, settle in {took:.1f} ms, undone"
-        yield Check("round trip", Verdict.OK, found)
+        yield Check("round trip", CheckStatus.OK, found)
     else:
         found = "what was accepted could not be claimed and settled"
-        yield Check("round trip", Verdict.PROBLEM, found)
+        yield Check("round trip", CheckStatus.PROBLEM, found)
 
 
 def jobs(opened: Opened[Any]) -> Iterator[Check]:
@@ -63,14 +62,14 @@ def jobs(opened: Opened[Any]) -> Iterator[Check]:
     if found.dead_letters:
         dead = counted(found.dead_letters, found.counted_max)
         todo = "`ledgerstone jobs list --status dead_letter` shows why; then `jobs retry --all`"
-        yield Check("dead letters", Verdict.WARNING, dead, todo)
+        yield Check("dead letters", CheckStatus.WARNING, dead, todo)
     else:
-        yield Check("dead letters", Verdict.OK, "none")
+        yield Check("dead letters", CheckStatus.OK, "none")
     if found.unserved:
         named = [f"{each.type} ({each.queue})" for each in found.unserved[:TYPES_NAMED_MAX]]
         rest = len(found.unserved) - len(named)
         words = ", ".join([*named, *([f"and {rest} more"] if rest else [])])
         todo = "start `ledgerstone work -A MODULE:LEDGER` with the code that has them"
-        yield Check("types", Verdict.WARNING, f"queued, and run by no worker: {words}", todo)
+        yield Check("types", CheckStatus.WARNING, f"queued, and run by no worker: {words}", todo)
     else:
-        yield Check("types", Verdict.OK, "each type that is queued is run by a worker")
+        yield Check("types", CheckStatus.OK, "each type that is queued is run by a worker")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ledgerstone.jobs import queues, unserved
-from ledgerstone.jobs.queues import COUNTED_MAX
+from ledgerstone.jobs.read import queues, unserved
+from ledgerstone.jobs.read.queues import COUNTED_MAX
+from ledgerstone.jobs.read.unserved import Unserved
 from ledgerstone.jobs.states import Status
-from ledgerstone.jobs.unserved import Unserved
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction

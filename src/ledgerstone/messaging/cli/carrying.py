@@ -13,7 +13,7 @@ from ledgerstone.errors import BadInput
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging import CompetingRelay, OrderedRelay
 from ledgerstone.messaging.cli.calls import ready
-from ledgerstone.messaging.watched import OF_CONSUMERS, Watched
+from ledgerstone.messaging.relay.watched_transport import OF_CONSUMERS, WatchedTransport
 from ledgerstone.settings.messaging import masked
 
 Relay = OrderedRelay | CompetingRelay
@@ -45,20 +45,20 @@ class CarriedFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def destinations_of(ledger: Ledger, named: Sequence[str] = ()) -> list[str]:
     """The destinations that are named; otherwise all that this process can carry to."""
-    consumers = ledger.office.consumers.all()
+    consumers = ledger.registry.consumers.all()
     if named:
         for name in OF_CONSUMERS:
             if name in named and not consumers:
                 hint = "-A names the ledger that has them, as in -A shop:ledger"
                 raise BadInput(f"{name} leads to consumers, and there are none here", hint=hint)
         return list(dict.fromkeys(named))
-    others = [name for name in ledger.office.routes.destinations if name not in OF_CONSUMERS]
+    others = [name for name in ledger.registry.routes.destinations if name not in OF_CONSUMERS]
     return [*others, *(OF_CONSUMERS if consumers else ())]
 
 
 def ready_to_carry(ledger: Ledger, destinations: Sequence[str]) -> None:
     """The tables are there that carrying to these needs, or an error says how to make them."""
-    shared = ledger.office.shared
+    shared = ledger.registry.shared
     if destinations:
         ready(ledger, shared.outbox, shared.failed)
     if set(destinations) & set(OF_CONSUMERS):
@@ -72,28 +72,28 @@ def relays_of(ledger: Ledger, destinations: Sequence[str]) -> list[Relay]:
 
 def facts_of(ledger: Ledger, relay: Relay) -> CarriedFacts:
     """What a relay of this process did so far."""
-    tally, transport = relay.tally, relay.transport
+    counters, transport = relay.counters, relay.transport
     return CarriedFacts(
         destination=relay.queue,
         to=address(ledger, relay.queue),
         ordered=isinstance(relay, OrderedRelay),
-        delivered=tally.delivered,
-        refused=tally.refused,
-        parked=tally.parked,
-        skipped=tally.skipped,
-        trouble=transport.trouble if isinstance(transport, Watched) else None,
+        delivered=counters.delivered,
+        refused=counters.refused,
+        parked=counters.parked,
+        skipped=counters.skipped,
+        trouble=transport.trouble if isinstance(transport, WatchedTransport) else None,
     )
 
 
 def address(ledger: Ledger, destination: str) -> str:
     """Where a destination is, as it may be shown."""
-    return masked(ledger.office.routes.destinations[destination].url)
+    return masked(ledger.registry.routes.destinations[destination].url)
 
 
 def consumers_table(ledger: Ledger) -> RenderableType:
     """The consumers of the application as people see them."""
     table = output.table("Consumers", "name", "messages", "order")
-    for consumer in ledger.office.consumers.all().values():
+    for consumer in ledger.registry.consumers.all().values():
         order = "by partition" if consumer.ordered else "any"
         table.add_row(Text(consumer.name, "bold"), Text(consumer.pattern), order)
     return table

@@ -23,10 +23,10 @@ from ledgerstone.console.output import Text
 from ledgerstone.console.serving import serve
 from ledgerstone.errors import BadInput, NotFound
 from ledgerstone.ledger import Ledger
-from ledgerstone.messaging.carriers import deliveries_of
 from ledgerstone.messaging.cli.calls import ready
 from ledgerstone.messaging.cli.carrying import consumers_table, relays_of
-from ledgerstone.messaging.routing import RETRY
+from ledgerstone.messaging.outbox.routing import RETRY
+from ledgerstone.messaging.relay.relays import deliveries_of
 from ledgerstone.settings import SubscriptionSettings
 from ledgerstone.settings.messaging import masked
 
@@ -66,9 +66,9 @@ def consume(
         if concurrency is not None:
             settings = msgspec.structs.replace(settings, concurrency=concurrency)
         _check_consumers(ledger, application)
-        ready(ledger, *ledger.office.setup.tables)
+        ready(ledger, *ledger.registry.setup.tables)
         _announce(ledger, application, settings, json=call.json)
-        deliveries = deliveries_of(name, ledger.office, ledger.database, settings)
+        deliveries = deliveries_of(name, ledger.registry, ledger.database, settings)
         facts = serve(ledger, [*relays_of(ledger, [RETRY]), deliveries], json=call.json)
     if call.json:
         output.show_json(facts)
@@ -85,7 +85,7 @@ def _settings(ledger: Ledger, name: str) -> SubscriptionSettings:
 
 
 def _check_consumers(ledger: Ledger, application: str) -> None:
-    if not ledger.office.consumers.all():
+    if not ledger.registry.consumers.all():
         hint = "decorate a function with @ledger.consumer(pattern), or import the module that does"
         raise BadInput(f"{application} has no consumers", hint=hint)
 
@@ -94,7 +94,7 @@ def _announce(
     ledger: Ledger, application: str, settings: SubscriptionSettings, *, json: bool
 ) -> None:
     console = output.console()
-    consumers = ledger.office.consumers.all().values()
+    consumers = ledger.registry.consumers.all().values()
     where = f"the queue {settings.queue} of {masked(settings.url)}"
     if console.is_terminal and not json:
         title = Text(f"{application} receives from {where}, {settings.concurrency:,} at a time")

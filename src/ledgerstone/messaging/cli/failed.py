@@ -25,7 +25,7 @@ from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.messaging import record
 from ledgerstone.messaging.cli import failed_views
 from ledgerstone.messaging.cli.calls import first_with_rows, looking_at, ready
-from ledgerstone.messaging.failed import RETRY_MAX, Chosen, Filters
+from ledgerstone.messaging.failed.failed import RETRY_MAX, BulkResult, Filters
 
 PREVIEW_ROWS = 5
 NAMED_MAX = 10_000
@@ -205,7 +205,7 @@ class _Act(msgspec.Struct, frozen=True):
     words: tuple[str, str, str]
     """The question, what is said afterwards, and what in a dry run."""
     do: Callable[[Transaction, int], None]
-    choose: Callable[[Transaction, int, str | None], Chosen]
+    choose: Callable[[Transaction, int, str | None], BulkResult]
     """At most so many of those that are meant, from a cursor on; nothing is done to them."""
 
 
@@ -250,7 +250,7 @@ def _do(
     if ids and (filters or force):
         raise typer.BadParameter("filters and --force go with --all")
     with ledger_of(call) as ledger, _hinting():
-        ready(ledger, ledger.office.shared.outbox, ledger.office.shared.failed)
+        ready(ledger, ledger.registry.shared.outbox, ledger.registry.shared.failed)
         if every is not None:
             done = _do_all(call, ledger, act, every, dry_run=dry_run, force=force)
         else:
@@ -326,11 +326,13 @@ def _do_all(
 class _Steps:
     """Does it to those that are meant, RETRY_MAX in a transaction, beginning with those shown."""
 
-    def __init__(self, ledger: Ledger, act: _Act, every: _All, chosen: Chosen, done: _Done) -> None:
+    def __init__(
+        self, ledger: Ledger, act: _Act, every: _All, chosen: BulkResult, done: _Done
+    ) -> None:
         self._ledger = ledger
         self._act = act
         self._every = every
-        self._chosen: Chosen | None = chosen
+        self._chosen: BulkResult | None = chosen
         self._done = done
 
     def __call__(self) -> int:
@@ -347,7 +349,7 @@ class _Steps:
                 return len(did)
         return 0
 
-    def _following(self, cursor: str | None) -> Chosen | None:
+    def _following(self, cursor: str | None) -> BulkResult | None:
         self._done.next = cursor
         most = self._every.page(self._done.count)
         if cursor is None or most <= 0:

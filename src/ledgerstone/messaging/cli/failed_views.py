@@ -13,8 +13,8 @@ from rich.console import RenderableType
 from ledgerstone.console import output
 from ledgerstone.console.output import Text
 from ledgerstone.messaging.cli.outbox_views import partition
-from ledgerstone.messaging.failed import Group, Groups
-from ledgerstone.messaging.failed_rows import FailedMessage
+from ledgerstone.messaging.failed.failed import Group, Groups
+from ledgerstone.messaging.failed.rows import FailedMessage
 from ledgerstone.messaging.record import MessageEvent
 
 REASON_CHARS_SHOWN_MAX = 120

@@ -19,7 +19,7 @@ from ledgerstone.console.pages import LIST_ROWS, CursorOption, LimitOption
 from ledgerstone.console.steps import removed_in_steps
 from ledgerstone.messaging.cli.calls import looking_at
 from ledgerstone.messaging.cli.consume import consume
-from ledgerstone.messaging.inbox import Receipt
+from ledgerstone.messaging.inbox.inbox import Receipt
 
 
 def list_(

@@ -18,9 +18,9 @@ from ledgerstone.console.database import must_exist, opened
 from ledgerstone.console.groups import group
 from ledgerstone.console.output import Text
 from ledgerstone.errors import BadInput, NotFound, TargetDown, Unsupported
-from ledgerstone.messaging import Office
-from ledgerstone.messaging.amqp import topology
-from ledgerstone.messaging.amqp.topology import Item
+from ledgerstone.messaging import MessagingRegistry
+from ledgerstone.messaging.brokers.amqp import topology
+from ledgerstone.messaging.brokers.amqp.topology import Item
 from ledgerstone.settings import (
     DestinationSettings,
     MessagingSettings,
@@ -29,7 +29,7 @@ from ledgerstone.settings import (
 )
 from ledgerstone.settings.messaging import masked
 from ledgerstone.store.dialect import dialect_of
-from ledgerstone.store.shaping import Step
+from ledgerstone.store.schema.ddl import Step
 
 Broker = DestinationSettings | SubscriptionSettings
 
@@ -79,14 +79,14 @@ def setup(
         return
     url, _ = dialect_of(settings.url)
     kind = kind or Kind(url.get_backend_name())
-    sql = Office(settings.messaging).setup.sql(kind.value)
+    sql = MessagingRegistry(settings.messaging).setup.sql(kind.value)
     output.show_json({"kind": kind, "sql": sql}) if call.json else sys.stdout.write(sql)
 
 
 def _apply(call: Call, settings: Settings, consumer: str | None, *, dry_run: bool) -> None:
     with opened(settings) as database:
         must_exist(database)
-        making = Office(settings.messaging).setup
+        making = MessagingRegistry(settings.messaging).setup
         steps = making.plan(database) if dry_run else making.apply(database, consumer=consumer)
     facts = {"steps": steps, "dry_run": dry_run}
     output.show(facts, _steps(steps, dry_run=dry_run), json=call.json)

@@ -21,7 +21,7 @@ from ledgerstone.messaging.cli import outbox_views
 from ledgerstone.messaging.cli.calls import first_with_rows, looking_at
 from ledgerstone.messaging.cli.parked import confirmed, resume_parked
 from ledgerstone.messaging.cli.relay import relay
-from ledgerstone.messaging.publishing import Accepted, Published
+from ledgerstone.messaging.outbox.publishing import Accepted, Published
 from ledgerstone.messaging.states import LaneState
 
 DestinationArgument = Annotated[

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from ledgerstone.console import output
 from ledgerstone.console.output import Text
-from ledgerstone.messaging.lanes import LaneRow
-from ledgerstone.messaging.outbox import OutboxRow
+from ledgerstone.messaging.outbox.outbox import OutboxRow
+from ledgerstone.messaging.relay.lanes import LaneRow
 from ledgerstone.messaging.states import LaneState
 
 WIDE_COLUMNS = 120

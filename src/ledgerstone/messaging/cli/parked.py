@@ -15,7 +15,7 @@ from ledgerstone.console.steps import removed_in_steps
 from ledgerstone.errors import NotAllowedNow
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging.cli import outbox_views
-from ledgerstone.messaging.parked import RESUME_MAX
+from ledgerstone.messaging.relay.parked import RESUME_MAX
 
 SHOWN_MAX = 15
 

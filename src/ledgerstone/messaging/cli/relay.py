@@ -111,7 +111,7 @@ def _table(ledger: Ledger, relays: list[Relay]) -> RenderableType:
     table = output.table("Destinations", "name", "where", "order", "when refused")
     for each in relays:
         ordered = isinstance(each, OrderedRelay)
-        policy = ledger.office.routes.destinations[each.queue].on_failure
+        policy = ledger.registry.routes.destinations[each.queue].on_failure
         table.add_row(
             Text(each.queue, "bold"),
             Text(address(ledger, each.queue)),

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ledgerstone.errors import LedgerstoneError
-from ledgerstone.messaging import foreign
-from ledgerstone.messaging.office import Office
-from ledgerstone.messaging.read.reaching import Place, reached
+from ledgerstone.messaging.read.reaching import Endpoint, reached
 from ledgerstone.messaging.read.status import COUNTED_MAX, failed_messages_of
-from ledgerstone.messaging.setup import NOT_OURS
-from ledgerstone.room import Check, Opened, Verdict, counted, refused
+from ledgerstone.messaging.registry import MessagingRegistry
+from ledgerstone.messaging.symfony import foreign_rows as foreign
+from ledgerstone.messaging.symfony.setup import NOT_OURS
+from ledgerstone.room import Check, CheckStatus, Opened, counted, refused
 from ledgerstone.settings.messaging import LOCAL
-from ledgerstone.store import migrating
+from ledgerstone.store.schema import migrate as migrating
 
 
-def failed_messages(opened: Opened[Office]) -> Iterator[Check]:
+def failed_messages(opened: Opened[MessagingRegistry]) -> Iterator[Check]:
     """Messages that could not be handled or delivered."""
     database = opened.database
     with database.reading() as tx:
@@ -24,35 +24,35 @@ def failed_messages(opened: Opened[Office]) -> Iterator[Check]:
         failed = failed_messages_of(tx, opened.state)
     if failed:
         todo = "`ledgerstone failed show --group` shows why; then `failed retry --all`"
-        yield Check("failed messages", Verdict.WARNING, counted(failed, COUNTED_MAX), todo)
+        yield Check("failed messages", CheckStatus.WARNING, counted(failed, COUNTED_MAX), todo)
     elif failed is not None:
-        yield Check("failed messages", Verdict.OK, "none")
+        yield Check("failed messages", CheckStatus.OK, "none")
 
 
-def tables(opened: Opened[Office]) -> Iterator[Check]:
+def tables(opened: Opened[MessagingRegistry]) -> Iterator[Check]:
     """The tables that are shared with others are there, as they should be."""
     setup = opened.state.setup
     lost = setup.lost(opened.database)
     if lost is not None:
         todo = f"run `ledgerstone messaging setup --apply`; then {NOT_OURS}"
-        yield Check("messages", Verdict.PROBLEM, lost, todo)
+        yield Check("messages", CheckStatus.PROBLEM, lost, todo)
         return
     if setup.shared_setup(opened.database):
         found = "Symfony Messenger sets up the outbox, too, and would drop partition_key"
         todo = f"{NOT_OURS}; then drop its indexes IDX_… of the outbox"
-        yield Check("symfony", Verdict.WARNING, found, todo)
+        yield Check("symfony", CheckStatus.WARNING, found, todo)
     lacking = setup.plan(opened.database)
     if not lacking:
-        yield Check("messages", Verdict.OK, "the tables are there")
+        yield Check("messages", CheckStatus.OK, "the tables are there")
         yield from _foreign_rows(opened)
         return
     words = list(dict.fromkeys(step.words for step in lacking))
     rest = f" and {len(words) - 1} more" if words[1:] else ""
     todo = "run `ledgerstone messaging setup --apply`; with --dry-run it shows what that does"
-    yield Check("messages", Verdict.WARNING, f"not done yet: {words[0]}{rest}", todo)
+    yield Check("messages", CheckStatus.WARNING, f"not done yet: {words[0]}{rest}", todo)
 
 
-def _foreign_rows(opened: Opened[Office]) -> Iterator[Check]:
+def _foreign_rows(opened: Opened[MessagingRegistry]) -> Iterator[Check]:
     """Rows that others wrote into the outbox hold nothing up."""
     database = opened.database
     with database.reading() as tx:
@@ -63,17 +63,17 @@ def _foreign_rows(opened: Opened[Office]) -> Iterator[Check]:
     if ahead:
         found = f"{ahead} of the newest messages were written later than now"
         todo = "set messaging.time_zone to the date.timezone of PHP, or set the clock"
-        yield Check("time zones", Verdict.WARNING, found, todo)
+        yield Check("time zones", CheckStatus.WARNING, found, todo)
     if queues:
         found = f"one delayed message without a partition holds all others to {', '.join(queues)}"
         todo = 'let them have partitions, or set mode = "competing" for the destination'
-        yield Check("partitions", Verdict.WARNING, found, todo)
+        yield Check("partitions", CheckStatus.WARNING, found, todo)
 
 
-def destinations(opened: Opened[Office]) -> Iterator[Check]:
+def destinations(opened: Opened[MessagingRegistry]) -> Iterator[Check]:
     """What messages are carried to and received from can be reached, within seconds."""
     settings = opened.settings.messaging
-    places: dict[str, Place] = {}
+    places: dict[str, Endpoint] = {}
     for name, destination in settings.destinations.items():
         if name != LOCAL:
             places[f"destination {name}"] = destination
@@ -81,6 +81,6 @@ def destinations(opened: Opened[Office]) -> Iterator[Check]:
         places[f"subscription {name}"] = subscription
     for name, place in places.items():
         try:
-            yield Check(name, Verdict.OK, reached(name, place))
+            yield Check(name, CheckStatus.OK, reached(name, place))
         except LedgerstoneError as error:
             yield refused(name, error)

@@ -6,19 +6,19 @@ import socket
 from urllib.parse import urlsplit
 
 from ledgerstone.errors import TargetDown
-from ledgerstone.messaging.amqp import topology
+from ledgerstone.messaging.brokers.amqp import topology
 from ledgerstone.settings import DestinationSettings, SubscriptionSettings
 from ledgerstone.settings.messaging import masked
 
 CONNECT_SECONDS_MAX = 5.0
 SERVERS_MAX = 10
-Place = DestinationSettings | SubscriptionSettings
+Endpoint = DestinationSettings | SubscriptionSettings
 
 _PORTS = {"https": 443, "http": 80, "nats": 4222, "tls": 4222}
 _HINT = "check that it is running and reachable, and its url; messages wait for it meanwhile"
 
 
-def reached(name: str, place: Place) -> str:
+def reached(name: str, place: Endpoint) -> str:
     """What it is, if it can be reached; TargetDown if not, after some seconds at the latest.
 
     RabbitMQ has to let us in and to have the exchange or queue (NotFound if it has not); others
@@ -36,7 +36,7 @@ def reached(name: str, place: Place) -> str:
     raise TargetDown(name, "; ".join(troubles), hint=_HINT)
 
 
-def _let_in(name: str, place: Place) -> str:
+def _let_in(name: str, place: Endpoint) -> str:
     try:
         topology.check(name, place)
     except TargetDown as down:
@@ -44,7 +44,7 @@ def _let_in(name: str, place: Place) -> str:
     return f"{masked(place.url)} lets us in"
 
 
-def _servers(place: Place) -> list[tuple[str, int]]:
+def _servers(place: Endpoint) -> list[tuple[str, int]]:
     """Hosts and ports; of a webhook there is one, and commas may stand in its path."""
     scheme, _, rest = place.url.partition("://")
     urls = rest.split(",") if scheme in {"nats", "tls"} else [rest]

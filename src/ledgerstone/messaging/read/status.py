@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from sqlalchemy import inspect, select
 
-from ledgerstone.messaging.failed import Failed
-from ledgerstone.messaging.office import Office
-from ledgerstone.messaging.outbox import Backlog, Outbox
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.statement import Statement
+from ledgerstone.messaging.failed.failed import Failed
+from ledgerstone.messaging.outbox.outbox import Backlog, Outbox
+from ledgerstone.messaging.registry import MessagingRegistry
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.statement import Statement
 
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
@@ -33,10 +33,10 @@ class BacklogFacts(msgspec.Struct, frozen=True):
     paused: bool
 
 
-def backlog_of(tx: Transaction, office: Office) -> list[BacklogFacts] | None:
+def backlog_of(tx: Transaction, registry: MessagingRegistry) -> list[BacklogFacts] | None:
     """What waits, for each destination; None if the outbox is not there as it should be."""
-    lacking = office.setup.lacking(tx.connection, tx.database.namespace)
-    if any(office.shared.outbox.name in step.words.split() for step in lacking):
+    lacking = registry.setup.lacking(tx.connection, tx.database.namespace)
+    if any(registry.shared.outbox.name in step.words.split() for step in lacking):
         return None
     ((ms,),) = _now.rows(tx)
     now = datetime.fromtimestamp(ms / 1000, UTC)
@@ -51,12 +51,12 @@ def backlog_of(tx: Transaction, office: Office) -> list[BacklogFacts] | None:
             paused=found.paused,
         )
 
-    return [facts(found) for found in Outbox(tx, office).backlog(counted_max=COUNTED_MAX)]
+    return [facts(found) for found in Outbox(tx, registry).backlog(counted_max=COUNTED_MAX)]
 
 
-def failed_messages_of(tx: Transaction, office: Office) -> int | None:
+def failed_messages_of(tx: Transaction, registry: MessagingRegistry) -> int | None:
     """How many messages are in the failed table, up to a most; None where there is no table."""
     place = tx.database.namespace.shared
-    if not inspect(tx.connection).has_table(office.shared.failed.name, schema=place):
+    if not inspect(tx.connection).has_table(registry.shared.failed.name, schema=place):
         return None
-    return Failed(tx, office).count(most=COUNTED_MAX)
+    return Failed(tx, registry).count(most=COUNTED_MAX)

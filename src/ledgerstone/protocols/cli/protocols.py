@@ -18,7 +18,7 @@ from ledgerstone.console.pages import LIST_ROWS, CursorOption, LimitOption
 from ledgerstone.errors import BadInput
 from ledgerstone.ledger import Ledger
 from ledgerstone.protocols import cases, load
-from ledgerstone.protocols.cases import Verdict
+from ledgerstone.protocols.cases import CaseResult
 from ledgerstone.protocols.read.status import BLOCKED, QueueFacts, Waiting, facts_of
 from ledgerstone.protocols.registry import Registry
 from ledgerstone.protocols.room import PROTOCOLS
@@ -112,13 +112,13 @@ def run_tests(
     else:
         with ledger_of(call) as ledger:
             protocols = list(registry_of(ledger))
-    verdicts: list[Verdict] = []
+    verdicts: list[CaseResult] = []
     for protocol in protocols:
         count = len(cases.cases_of(protocol))
         with count_bar(f"test {protocol.name}", count, json=call.json) as shown:
             begun = len(verdicts)
 
-            def told(verdict: Verdict, begun: int = begun, shown: Any = shown) -> None:
+            def told(verdict: CaseResult, begun: int = begun, shown: Any = shown) -> None:
                 verdicts.append(verdict)
                 shown(len(verdicts) - begun)
 

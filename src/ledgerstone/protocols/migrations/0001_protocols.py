@@ -7,8 +7,8 @@ from alembic import context, op
 
 from ledgerstone.errors import NotAllowedNow
 from ledgerstone.protocols.tables import ADOPTED, tables
-from ledgerstone.store import shaping
 from ledgerstone.store.migrations import steps
+from ledgerstone.store.schema import ddl as shaping
 
 revision, down_revision = "protocols_0001", None
 

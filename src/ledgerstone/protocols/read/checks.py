@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ledgerstone.protocols.read.status import facts_of
 from ledgerstone.protocols.registry import Registry
-from ledgerstone.room import Check, Opened, Verdict, counted
-from ledgerstone.store import migrating
+from ledgerstone.room import Check, CheckStatus, Opened, counted
+from ledgerstone.store.schema import migrate as migrating
 
 
 def protocols(opened: Opened[Registry]) -> Iterator[Check]:
@@ -23,9 +23,11 @@ def protocols(opened: Opened[Registry]) -> Iterator[Check]:
         if facts.parked:
             parked = f"{counted(facts.parked, facts.counted_max)} items are parked"
             todo = f"look at last_error in `incoming`; then `protocols retry {facts.protocol}`"
-            yield Check(name, Verdict.WARNING, parked, todo)
+            yield Check(name, CheckStatus.WARNING, parked, todo)
         elif facts.failing_jobs:
             todo = f"`ledgerstone protocols tick {facts.protocol}` runs them and says why"
-            yield Check(name, Verdict.WARNING, f"jobs fail: {', '.join(facts.failing_jobs)}", todo)
+            yield Check(
+                name, CheckStatus.WARNING, f"jobs fail: {', '.join(facts.failing_jobs)}", todo
+            )
         else:
-            yield Check(name, Verdict.OK, waiting)
+            yield Check(name, CheckStatus.OK, waiting)

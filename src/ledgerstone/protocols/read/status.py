@@ -11,9 +11,9 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from ledgerstone.protocols.states import ItemState
 from ledgerstone.protocols.tables import blocked, deferred, events, incoming, outgoing, protocol_job
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.pages import Keyset
-from ledgerstone.store.statement import Statement
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.pages import Keyset
+from ledgerstone.store.sql.statement import Statement
 from ledgerstone.store.transaction import Transaction
 
 COUNTED_MAX = 10_000

@@ -260,12 +260,12 @@ def voted(peer: str, counted: CountedVote, votes: Votes | None, *, accept: bool)
     again = " (counted before)" if counted.stored is Stored.SAME else ""
     status = counted.decision.status
     reason = getattr(counted.decision, "reason", "")
-    tally = f", {_votes(votes)}" if votes is not None else ""
+    counters = f", {_votes(votes)}" if votes is not None else ""
     return Text.assemble(
         f"{peer} {verb}{again}: ",
         (status.value, STYLES[status]),
         f" ({one_line(reason)})" if reason else "",
-        (tally, "dim"),
+        (counters, "dim"),
     )
 
 

@@ -8,9 +8,9 @@ from alembic import context
 from sqlalchemy import BigInteger, Integer, column, delete, insert, table
 
 from ledgerstone.failpoints import hit
-from ledgerstone.store.dialects.postgres import inside
-from ledgerstone.store.expressions import database_now_ms
+from ledgerstone.store.dialects.postgres.dialect import inside
 from ledgerstone.store.migrations.steps import USERS_PLACE
+from ledgerstone.store.sql.expressions import database_now_ms
 
 # Named without its schema, as all that a migration makes: it is made inside of it.
 _schema_version = table(

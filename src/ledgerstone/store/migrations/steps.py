@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import context, op
 
-from ledgerstone.store.present import HINT, check_table
-from ledgerstone.store.schema import CHURNING
+from ledgerstone.store.schema.columns import CHURNING
+from ledgerstone.store.schema.existing_tables import HINT, check_table
 
 USERS_PLACE = "users_place"
 """The option of Alembic that says where the tables of the user lie, if not where ours do."""

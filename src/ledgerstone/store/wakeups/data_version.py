@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import quote
 
-from ledgerstone.store.wakeup import ALL, Bells
+from ledgerstone.store.wakeup import ALL, WakeSignals
 
 LOOK_SECONDS = 0.004
 STOP_SECONDS_MAX = 5.0
@@ -20,10 +20,10 @@ _log = logging.getLogger("ledgerstone.store")
 class DataVersionWatcher:
     """Looks a few hundred times a second; a look takes microseconds and locks nothing."""
 
-    def __init__(self, driver: ModuleType, path: Path, bells: Bells) -> None:
+    def __init__(self, driver: ModuleType, path: Path, wake_signals: WakeSignals) -> None:
         self._driver = driver
         self._path = path
-        self._bells = bells
+        self._wake_signals = wake_signals
         self._stop = threading.Event()
         self._started = threading.Event()
         self._thread: threading.Thread | None = None
@@ -62,7 +62,7 @@ class DataVersionWatcher:
             self.prompt = True
             if version != seen:
                 seen = version
-                self._bells.ring((ALL,))
+                self._wake_signals.ring((ALL,))
         self.prompt = False
         connection.close()
 

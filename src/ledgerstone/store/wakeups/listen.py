@@ -16,9 +16,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ledgerstone.ids import new_id
-from ledgerstone.store.deadlines import Deadline, keepalives
-from ledgerstone.store.wakeup import ALL, Bells
-from ledgerstone.store.watched import connect_psycopg
+from ledgerstone.store.connections.deadlines import Deadline, keepalives
+from ledgerstone.store.connections.watched_drivers import connect_psycopg
+from ledgerstone.store.wakeup import ALL, WakeSignals
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -38,7 +38,7 @@ class ListenWatcher:
     """Rings the channel that each notification names."""
 
     def __init__(
-        self, url: URL, bells: Bells, *, channel: str, connect_timeout_seconds: float
+        self, url: URL, wake_signals: WakeSignals, *, channel: str, connect_timeout_seconds: float
     ) -> None:
         self._channel = channel
         # As arguments: in a URL a blank is a plus sign to SQLAlchemy, and not to the driver.
@@ -53,7 +53,7 @@ class ListenWatcher:
             "client_encoding": "utf8",
         }
         self._deadline = Deadline(CALL_SECONDS_MAX)
-        self._bells = bells
+        self._wake_signals = wake_signals
         self._stop = threading.Event()
         self._tried = threading.Event()
         self._thread: threading.Thread | None = None
@@ -102,7 +102,7 @@ class ListenWatcher:
                 break
         if self.prompt:
             # What was committed before the LISTEN rang nobody.
-            self._bells.ring((ALL,))
+            self._wake_signals.ring((ALL,))
         self._tried.set()
         if not self.prompt:
             if not self._undelivered:
@@ -112,6 +112,6 @@ class ListenWatcher:
         while not self._stop.is_set():
             for notification in connection.notifies(timeout=LISTEN_SECONDS):
                 if not notification.payload.startswith(PROBE):
-                    self._bells.ring((notification.payload,))
+                    self._wake_signals.ring((notification.payload,))
                 if self._stop.is_set():
                     return

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ledgerstone.engine.source import Ask, Claim, Verdict
+from ledgerstone.engine.source import Ask, Claim, OutcomeKind
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contracts.source_locks import LockedContract
@@ -87,7 +87,7 @@ class ClaimingContract(SubjectContract):
         """A settlement belongs to its transaction: undone with it, and possible again."""
         (key,) = added(ledger, subject, 1)
         (taken,) = claim(ledger, subject)
-        outcome = subject.outcome(taken, Verdict.DONE)
+        outcome = subject.outcome(taken, OutcomeKind.DONE)
 
         def settle_and_fail(tx: Transaction) -> None:
             subject.source.settle(tx, [outcome])
@@ -127,7 +127,7 @@ class FencedContract(SubjectContract):
         """Whoever lost the claim changes nothing, is told so, and that it tried is on record."""
         (key,) = added(ledger, subject, 1)
         (late,) = claim(ledger, subject)
-        outcome = subject.outcome(late, Verdict.DONE)
+        outcome = subject.outcome(late, OutcomeKind.DONE)
         clock.advance(LEASE_SECONDS + 1)
         assert rescue(ledger, subject) == 1
         (current,) = claim(ledger, subject, worker="another")
@@ -138,7 +138,7 @@ class FencedContract(SubjectContract):
         with ledger.reading() as tx:
             assert subject.state(tx, key) == "held"
             assert subject.refusals(tx, key) == 1
-        assert settle(ledger, subject, subject.outcome(current, Verdict.DONE)) == []
+        assert settle(ledger, subject, subject.outcome(current, OutcomeKind.DONE)) == []
         assert state(ledger, subject, key) == "done"
 
     def test_a_lost_claim_is_refused_before_anyone_took_it(
@@ -169,7 +169,7 @@ class FencedContract(SubjectContract):
         (key,) = added(ledger, subject, 1)
         (first,) = claim(ledger, subject)
         outcomes = [subject.outcome(first, verdict) for verdict in sorted_verdicts(subject)]
-        settle(ledger, subject, subject.outcome(first, Verdict.RETURNED))
+        settle(ledger, subject, subject.outcome(first, OutcomeKind.RETURNED))
         (second,) = claim(ledger, subject)
 
         refused = [each for outcome in outcomes for each in settle(ledger, subject, outcome)]
@@ -178,18 +178,18 @@ class FencedContract(SubjectContract):
         assert refused == [each for each in outcomes if each.verdict not in subject.unanswered]
         assert state(ledger, subject, key) == "held"
         assert extend(ledger, subject, [first]) == [first]
-        assert settle(ledger, subject, subject.outcome(second, Verdict.DONE)) == []
+        assert settle(ledger, subject, subject.outcome(second, OutcomeKind.DONE)) == []
 
     def test_only_the_lost_ones_of_a_batch_are_refused(
         self, ledger: Ledger, clock: ManualClock, subject: Subject
     ) -> None:
         """In a batch, the claims still held are settled and the lost ones answered back."""
         added(ledger, subject, 4)
-        old = [subject.outcome(each, Verdict.DONE) for each in claim(ledger, subject)]
+        old = [subject.outcome(each, OutcomeKind.DONE) for each in claim(ledger, subject)]
         clock.advance(LEASE_SECONDS + 1)
         rescue(ledger, subject)
         added(ledger, subject, 6)
-        new = [subject.outcome(each, Verdict.DONE) for each in claim(ledger, subject)]
+        new = [subject.outcome(each, OutcomeKind.DONE) for each in claim(ledger, subject)]
 
         refused = settle(ledger, subject, *old, *new)
 
@@ -203,7 +203,7 @@ class FencedContract(SubjectContract):
         self, ledger: Ledger, clock: ManualClock, subject: Subject
     ) -> None:
         """When the answer to a commit was lost, settling the same claim again is harmless."""
-        for verdict in (Verdict.DONE, Verdict.FAILED, Verdict.RETURNED):
+        for verdict in (OutcomeKind.DONE, OutcomeKind.FAILED, OutcomeKind.RETURNED):
             (key,) = added(ledger, subject, 1)
             (taken,) = claim(ledger, subject)
             outcome = subject.outcome(taken, verdict)
@@ -219,7 +219,7 @@ class FencedContract(SubjectContract):
                 assert (subject.state(tx, key), subject.attempt(tx, key)) == before
             clock.advance(LONG_SECONDS)
             for rest in claim(ledger, subject):
-                settle(ledger, subject, subject.outcome(rest, Verdict.DONE))
+                settle(ledger, subject, subject.outcome(rest, OutcomeKind.DONE))
 
 
 class RescueContract(SubjectContract):
@@ -241,7 +241,7 @@ class RescueContract(SubjectContract):
         assert extend(ledger, subject, [kept, lost]) == [lost]
         clock.advance(LEASE_SECONDS - 1)
         assert rescue(ledger, subject) == 0
-        assert settle(ledger, subject, subject.outcome(kept, Verdict.DONE)) == []
+        assert settle(ledger, subject, subject.outcome(kept, OutcomeKind.DONE)) == []
 
     def test_what_is_settled_is_extended_no_more(
         self, ledger: Ledger, clock: ManualClock, subject: Subject
@@ -249,7 +249,7 @@ class RescueContract(SubjectContract):
         """A heartbeat that comes after the settlement changes nothing of the item."""
         (key,) = added(ledger, subject, 1)
         (taken,) = claim(ledger, subject)
-        settle(ledger, subject, subject.outcome(taken, Verdict.DONE))
+        settle(ledger, subject, subject.outcome(taken, OutcomeKind.DONE))
 
         extend(ledger, subject, [taken])
 
@@ -308,7 +308,7 @@ class FailingContract(SubjectContract):
 
         while taken := claim(ledger, subject):
             executions += 1
-            settle(ledger, subject, subject.outcome(taken[0], Verdict.FAILED))
+            settle(ledger, subject, subject.outcome(taken[0], OutcomeKind.FAILED))
             clock.advance(LONG_SECONDS)
 
         assert executions == subject.attempts_max
@@ -322,7 +322,7 @@ class FailingContract(SubjectContract):
 
         for _ in range(subject.attempts_max + 1):
             (taken,) = claim(ledger, subject)
-            settle(ledger, subject, subject.outcome(taken, Verdict.RETURNED))
+            settle(ledger, subject, subject.outcome(taken, OutcomeKind.RETURNED))
             clock.advance(LONG_SECONDS)
 
         with ledger.reading() as tx:
@@ -335,7 +335,7 @@ class FailingContract(SubjectContract):
         (key,) = added(ledger, subject, 1)
         (taken,) = claim(ledger, subject)
 
-        settle(ledger, subject, subject.outcome(taken, Verdict.DEAD))
+        settle(ledger, subject, subject.outcome(taken, OutcomeKind.DEAD))
         clock.advance(LONG_SECONDS)
 
         assert state(ledger, subject, key) == "dead"
@@ -367,7 +367,7 @@ class DeathsContract(SubjectContract):
         """A worker that only seemed dead cannot settle an item that was given up for it."""
         suspected(ledger, clock, subject, 1)
         (late,) = claim(ledger, subject)
-        outcome = subject.outcome(late, Verdict.DONE)
+        outcome = subject.outcome(late, OutcomeKind.DONE)
         clock.advance(LEASE_SECONDS + 1)
         rescue(ledger, subject)
 
@@ -421,12 +421,12 @@ class AttemptsContract(SubjectContract):
     @pytest.mark.parametrize(
         ("verdict", "state", "attempt"),
         [
-            (Verdict.DONE, "done", 1),
-            (Verdict.DEAD, "dead", 1),
-            (Verdict.CANCELED, "canceled", 1),
-            (Verdict.FAILED, "due", 1),
-            (Verdict.SNOOZED, "due", 0),
-            (Verdict.RETURNED, "due", 0),
+            (OutcomeKind.DONE, "done", 1),
+            (OutcomeKind.DEAD, "dead", 1),
+            (OutcomeKind.CANCELED, "canceled", 1),
+            (OutcomeKind.FAILED, "due", 1),
+            (OutcomeKind.SNOOZED, "due", 0),
+            (OutcomeKind.RETURNED, "due", 0),
         ],
     )
     def test_settled(  # noqa: PLR0917 - the parameters of a case
@@ -434,7 +434,7 @@ class AttemptsContract(SubjectContract):
         ledger: Ledger,
         clock: ManualClock,
         subject: CountedSubject,
-        verdict: Verdict,
+        verdict: OutcomeKind,
         state: str,
         attempt: int,
     ) -> None:
@@ -455,7 +455,7 @@ class AttemptsContract(SubjectContract):
         """A snoozed item is not due before its time."""
         added(ledger, subject, 1)
         (taken,) = claim(ledger, subject)
-        settle(ledger, subject, subject.outcome(taken, Verdict.SNOOZED, 60.0))
+        settle(ledger, subject, subject.outcome(taken, OutcomeKind.SNOOZED, 60.0))
 
         clock.advance(59)
         early = claim(ledger, subject)
@@ -473,7 +473,7 @@ class AttemptsContract(SubjectContract):
 
         for failures in (1, 2):
             (taken,) = claim(ledger, subject)
-            settle(ledger, subject, subject.outcome(taken, Verdict.FAILED))
+            settle(ledger, subject, subject.outcome(taken, OutcomeKind.FAILED))
             clock.advance(subject.retry_seconds(failures) - 0.5)
             assert claim(ledger, subject) == []
             clock.advance(0.5)
@@ -486,12 +486,12 @@ class AttemptsContract(SubjectContract):
         """The history of an item leads from its acceptance to where it stands, step by step."""
         (key,) = added(ledger, subject, 1)
         (first,) = claim(ledger, subject)
-        settle(ledger, subject, subject.outcome(first, Verdict.RETURNED))
+        settle(ledger, subject, subject.outcome(first, OutcomeKind.RETURNED))
         claim(ledger, subject)
         clock.advance(LEASE_SECONDS + 1)
         rescue(ledger, subject)
         (last,) = claim(ledger, subject)
-        settle(ledger, subject, subject.outcome(last, Verdict.DONE))
+        settle(ledger, subject, subject.outcome(last, OutcomeKind.DONE))
 
         with ledger.reading() as tx:
             moves = subject.moves(tx, key)
@@ -506,7 +506,7 @@ class AttemptsContract(SubjectContract):
     ) -> None:
         """What is settled again, because the answer to the commit was lost, is on record once."""
         keys = added(ledger, subject, 3)
-        verdicts = (Verdict.DONE, Verdict.FAILED, Verdict.RETURNED)
+        verdicts = (OutcomeKind.DONE, OutcomeKind.FAILED, OutcomeKind.RETURNED)
         outcomes = [
             subject.outcome(taken, verdict)
             for taken, verdict in zip(claim(ledger, subject), verdicts, strict=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ledgerstone.engine.source import Claim, Outcome, Verdict
-from ledgerstone.engine.workers import ALIVE_SECONDS
+from ledgerstone.engine.source import Claim, Outcome, OutcomeKind
+from ledgerstone.engine.worker_rows import ALIVE_SECONDS
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contracts.source_subject import (
@@ -114,4 +114,4 @@ def locking(ledger: Ledger, subject: Subject, claim: Claim) -> Iterator[bool]:
 
 
 def _done(subject: Subject, taken: Claim) -> Outcome:
-    return subject.outcome(taken, Verdict.DONE)
+    return subject.outcome(taken, OutcomeKind.DONE)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import pytest
 
-from ledgerstone.engine.source import Ask, Claim, Failure, Outcome, Source, Verdict
+from ledgerstone.engine.source import Ask, Claim, Failure, Outcome, OutcomeKind, Source
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing.clock import ManualClock
 
@@ -33,10 +33,10 @@ class Subject(Protocol):
     def source(self) -> Source: ...
 
     @property
-    def verdicts(self) -> frozenset[Verdict]: ...
+    def verdicts(self) -> frozenset[OutcomeKind]: ...
 
     @property
-    def unanswered(self) -> frozenset[Verdict]: ...
+    def unanswered(self) -> frozenset[OutcomeKind]: ...
 
     def clear(self, tx: Transaction) -> None: ...
 
@@ -48,7 +48,9 @@ class Subject(Protocol):
 
     def refusals(self, tx: Transaction, key: str) -> int: ...
 
-    def outcome(self, taken: Claim, verdict: Verdict, delay: float | None = None) -> Outcome: ...
+    def outcome(
+        self, taken: Claim, verdict: OutcomeKind, delay: float | None = None
+    ) -> Outcome: ...
 
 
 class FailingSubject(Subject, Protocol):
@@ -82,9 +84,9 @@ def settle(ledger: Ledger, subject: Subject, *outcomes: Outcome) -> list[Outcome
     return ledger.run(lambda tx: list(subject.source.settle(tx, outcomes).lost))
 
 
-def plain_outcome(taken: Claim, verdict: Verdict, delay: float | None = None) -> Outcome:
+def plain_outcome(taken: Claim, verdict: OutcomeKind, delay: float | None = None) -> Outcome:
     """The outcome of a claim where the verdict says it all."""
-    failure = Failure("test", "as the test wished") if verdict is not Verdict.DONE else None
+    failure = Failure("test", "as the test wished") if verdict is not OutcomeKind.DONE else None
     return Outcome(taken, verdict, failure=failure, delay_seconds=delay)
 
 
@@ -104,9 +106,9 @@ def state(ledger: Ledger, subject: Subject, key: str) -> str:
         return subject.state(tx, key)
 
 
-def sorted_verdicts(subject: Subject) -> list[Verdict]:
+def sorted_verdicts(subject: Subject) -> list[OutcomeKind]:
     """The verdicts of a source, in the order of their declaration."""
-    return [verdict for verdict in Verdict if verdict in subject.verdicts]
+    return [verdict for verdict in OutcomeKind if verdict in subject.verdicts]
 
 
 def suspected(ledger: Ledger, clock: ManualClock, subject: Subject, count: int) -> list[str]:

@@ -1,6 +1,6 @@
 """The transport contract: what every way to a destination keeps, whatever it speaks.
 
-A transport takes part by a `place` fixture that answers a `Place`: the destination, made for the
+A transport takes part by a `place` fixture that answers a `Endpoint`: the destination, made for the
 test and empty, and the transport that leads there. Every transport keeps `TransportContract`. One
 whose destination can say no keeps `RefusalContract` too, and one whose destination can be gone or
 silent keeps `OutageContract`:
@@ -24,8 +24,8 @@ import pytest
 
 from ledgerstone.errors import TargetDown
 from ledgerstone.ids import new_id
+from ledgerstone.messaging.brokers.transport import DELIVERED, Answer, SendResult, Transport
 from ledgerstone.messaging.message import Message
-from ledgerstone.messaging.transport import DELIVERED, Answer, Transport, Verdict
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 
 NAME = "order.placed"
@@ -39,7 +39,7 @@ BATCHES_MAX = 2000
 BATCHES_BEFORE = 3
 
 
-class Place(Protocol):
+class Endpoint(Protocol):
     """A destination under test, and the transport that leads there.
 
     - `name` is the one that the transport was given.
@@ -56,14 +56,14 @@ class Place(Protocol):
     def received(self) -> Sequence[Message]: ...
 
 
-class Choosy(Place, Protocol):
+class Choosy(Endpoint, Protocol):
     """A place that does not take messages of one name, and takes all others."""
 
     @property
     def refused_name(self) -> str: ...
 
 
-class Fragile(Place, Protocol):
+class Fragile(Endpoint, Protocol):
     """A place that can be gone, or silent.
 
     - `stop` makes it unreachable at once, as if its power was cut; what it kept is there again
@@ -104,7 +104,7 @@ def ids(messages: Sequence[Message]) -> list[str]:
 def delivered(messages: Sequence[Message], answers: Sequence[Answer]) -> list[str]:
     """The ids of those that were answered with DELIVERED."""
     pairs = zip(messages, answers, strict=True)
-    return [message.id for message, answer in pairs if answer.verdict is Verdict.DELIVERED]
+    return [message.id for message, answer in pairs if answer.verdict is SendResult.DELIVERED]
 
 
 class TransportContract:
@@ -113,7 +113,7 @@ class TransportContract:
     full_batch = 200
     """Messages that one call carries at most; fewer where each of them costs a transaction."""
 
-    def test_one_answer_for_each(self, place: Place) -> None:
+    def test_one_answer_for_each(self, place: Endpoint) -> None:
         """Messages are handed over in the order given, and each is answered."""
         messages = made(50)
 
@@ -122,12 +122,12 @@ class TransportContract:
         assert answers == [DELIVERED] * 50
         assert ids(place.received()) == ids(messages)
 
-    def test_nothing_to_send(self, place: Place) -> None:
+    def test_nothing_to_send(self, place: Endpoint) -> None:
         """No messages, no answers."""
         assert place.transport.send([], seconds_max=SECONDS_MAX) == []
         assert place.received() == []
 
-    def test_what_arrives_is_what_was_sent(self, place: Place) -> None:
+    def test_what_arrives_is_what_was_sent(self, place: Endpoint) -> None:
         """Id, name, body, own headers, partition, key and time arrive as they were."""
         (plain,) = made(1)
         (whole,) = made(1, "order.line.added", partition="ann/1")
@@ -150,7 +150,7 @@ class TransportContract:
             # A protocol may have headers of its own beside them.
             assert sent.headers.items() <= came.headers.items()
 
-    def test_sent_again(self, place: Place) -> None:
+    def test_sent_again(self, place: Endpoint) -> None:
         """What is sent again is delivered again under the same id, or recognised by it."""
         messages = made(2)
         place.transport.send(messages, seconds_max=SECONDS_MAX)
@@ -160,7 +160,7 @@ class TransportContract:
         assert answers == [DELIVERED] * 2
         assert set(ids(place.received())) == set(ids(messages))
 
-    def test_many_at_once(self, place: Place) -> None:
+    def test_many_at_once(self, place: Endpoint) -> None:
         """A full batch is carried in one call, in order."""
         messages = made(self.full_batch)
 
@@ -169,7 +169,7 @@ class TransportContract:
         assert answers == [DELIVERED] * self.full_batch
         assert ids(place.received()) == ids(messages)
 
-    def test_several_threads(self, place: Place) -> None:
+    def test_several_threads(self, place: Endpoint) -> None:
         """Threads that send at once each get their own answers, and keep their own order."""
         parts = [made(40, partition=f"thread {number}") for number in range(THREADS)]
         barrier = threading.Barrier(THREADS)
@@ -189,7 +189,7 @@ class TransportContract:
             mine = [came for came in arrived if came.partition == part[0].partition]
             assert ids(mine) == ids(part)
 
-    def test_closed_and_used_again(self, place: Place) -> None:
+    def test_closed_and_used_again(self, place: Endpoint) -> None:
         """Close before use and twice is fine; the first send after it connects again."""
         messages = made(2)
         place.transport.close()
@@ -216,7 +216,7 @@ class RefusalContract:
 
         assert delivered(mixed, answers) == ids(good)
         refused = {answer.verdict for answer in answers[::2]}
-        assert refused <= {Verdict.REFUSED, Verdict.UNDELIVERABLE}
+        assert refused <= {SendResult.REFUSED, SendResult.UNDELIVERABLE}
         assert ids(place.received()) == ids(good)
 
     def test_a_refusal_says_why(self, place: Choosy) -> None:
@@ -265,7 +265,7 @@ class OutageContract:
 
         answers = place.transport.send(messages[1:], seconds_max=SECONDS_MAX)
 
-        assert first in (None, [Verdict.UNKNOWN])
+        assert first in (None, [SendResult.UNKNOWN])
         assert second is None
         assert answers == [DELIVERED] * 2
         assert ids(place.received()) == ids(messages)
@@ -294,7 +294,7 @@ class OutageContract:
         place.start()
 
         assert gone == place.name
-        assert {answer.verdict for answer in answers} <= {Verdict.DELIVERED, Verdict.UNKNOWN}
+        assert {answer.verdict for answer in answers} <= {SendResult.DELIVERED, SendResult.UNKNOWN}
         kept = delivered(sent, answers)
         assert len(kept) >= BATCHES_BEFORE * BATCH
         assert set(kept) <= set(ids(place.received()))
@@ -309,7 +309,7 @@ class OutageContract:
 
         took = time.monotonic() - began
         place.resume()
-        assert [answer.verdict for answer in answers] == [Verdict.UNKNOWN] * 5
+        assert [answer.verdict for answer in answers] == [SendResult.UNKNOWN] * 5
         assert took < IMPATIENT_SECONDS + LATE_SECONDS_MAX
 
     def test_silence_from_the_beginning(self, place: Fragile) -> None:
@@ -322,7 +322,7 @@ class OutageContract:
 
         took = time.monotonic() - began
         place.resume()
-        assert verdicts in (None, [Verdict.UNKNOWN] * 2)
+        assert verdicts in (None, [SendResult.UNKNOWN] * 2)
         assert took < IMPATIENT_SECONDS + LATE_SECONDS_MAX
 
     def test_after_silence(self, place: Fragile) -> None:
@@ -354,8 +354,8 @@ def _parts(message: Message) -> tuple[object, ...]:
 
 
 def _verdicts(
-    place: Place, messages: Sequence[Message], *, seconds_max: float = SECONDS_MAX
-) -> list[Verdict] | None:
+    place: Endpoint, messages: Sequence[Message], *, seconds_max: float = SECONDS_MAX
+) -> list[SendResult] | None:
     """What was answered; nothing if the place is out of reach."""
     try:
         answers = place.transport.send(messages, seconds_max=seconds_max)

@@ -14,11 +14,11 @@ from ledgerstone.console.groups import group
 from ledgerstone.engine.source import Claim, Handler
 from ledgerstone.ids import new_id
 from ledgerstone.items import Idle, Items, ItemSource
-from ledgerstone.room import Check, Opened, Room, Verdict
-from ledgerstone.store.batch import AppendEach
-from ledgerstone.store.expressions import now_ms
-from ledgerstone.store.schema import id_type, metadata
-from ledgerstone.store.statement import Statement
+from ledgerstone.room import Check, CheckStatus, Opened, Room
+from ledgerstone.store.schema.columns import id_type, metadata
+from ledgerstone.store.sql.batch import AppendEach
+from ledgerstone.store.sql.expressions import now_ms
+from ledgerstone.store.sql.statement import Statement
 
 reminder = Table(
     "reminder",
@@ -79,7 +79,7 @@ def _source(opened: Opened[ReminderSettings]) -> ItemSource:
 
 def _checks(opened: Opened[ReminderSettings]) -> Iterator[Check]:
     with opened.database.reading() as tx:
-        yield Check("reminders", Verdict.OK, f"{Reminders(tx, opened.state).waiting()} wait")
+        yield Check("reminders", CheckStatus.OK, f"{Reminders(tx, opened.state).waiting()} wait")
 
 
 def _count(call: Call) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from ledgerstone.store.expressions import database_now_ms, random_id
-from ledgerstone.store.schema import MYSQL_TABLE, id_type, text_type
+from ledgerstone.store.schema.columns import MYSQL_TABLE, id_type, text_type
+from ledgerstone.store.sql.expressions import database_now_ms, random_id
 
 revision = "0001"
 down_revision = None

@@ -8,9 +8,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.schema import conv
 
-from ledgerstone.store.expressions import default_id, default_now
 from ledgerstone.store.migrations import legacy_jobs, steps
-from ledgerstone.store.schema import (
+from ledgerstone.store.schema.columns import (
     CHURNING,
     MYSQL_TABLE,
     choice_type,
@@ -19,6 +18,7 @@ from ledgerstone.store.schema import (
     moment_type,
     text_type,
 )
+from ledgerstone.store.sql.expressions import default_id, default_now
 
 revision = "0002"
 down_revision = "0001"

@@ -7,7 +7,7 @@ from alembic import op
 from sqlalchemy.schema import conv
 
 from ledgerstone.store.migrations import steps
-from ledgerstone.store.schema import MYSQL_TABLE, id_type, json_type
+from ledgerstone.store.schema.columns import MYSQL_TABLE, id_type, json_type
 
 revision = "0003"
 down_revision = "0002"

@@ -7,7 +7,7 @@ from alembic import op
 from sqlalchemy.schema import conv
 
 from ledgerstone.store.migrations import steps
-from ledgerstone.store.schema import MYSQL_TABLE, id_type, serial_type
+from ledgerstone.store.schema.columns import MYSQL_TABLE, id_type, serial_type
 
 revision = "0004"
 down_revision = "0003"

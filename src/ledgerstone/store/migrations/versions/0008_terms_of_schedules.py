@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import context, op
 
-from ledgerstone.store.schema import json_type
+from ledgerstone.store.schema.columns import json_type
 
 revision = "0008"
 down_revision = "0007"

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from ledgerstone.store.migrations import steps
-from ledgerstone.store.schema import MYSQL_TABLE, id_type
+from ledgerstone.store.schema.columns import MYSQL_TABLE, id_type
 
 revision = "0013"
 down_revision = "0012"

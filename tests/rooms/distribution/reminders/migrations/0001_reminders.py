@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from ledgerstone.store.migrations import steps
-from ledgerstone.store.schema import MYSQL_TABLE, id_type
+from ledgerstone.store.schema.columns import MYSQL_TABLE, id_type
 
 revision, down_revision = "reminders_0001", None
 

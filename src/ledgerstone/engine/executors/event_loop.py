@@ -1,0 +1,125 @@
+"""Async handlers: tasks on one event loop in a thread of its own.
+
+A handler that has to stop is canceled where it awaits. Calls of the store that it awaits are not
+broken off: the cancellation arrives when the call has returned (`ledgerstone.engine.async_bridge`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import copy_context
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, cast
+
+from ledgerstone.engine.attempt import Attempt
+
+if TYPE_CHECKING:
+    from ledgerstone.engine.source import Claim, Handler
+    from ledgerstone.errors import LedgerstoneError
+
+STOP_SECONDS_MAX = 5.0
+
+
+class LoopRunner:
+    """Starts a task for each claim; the loop is started with the first."""
+
+    def __init__(self, finished: Callable[[Attempt], None]) -> None:
+        self._finished = finished
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._tasks: dict[Attempt, asyncio.Task[None] | None] = {}
+        """What runs; None for one that has not come to its first step."""
+        self.spent: tuple[float, int] = (0.0, 0)
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """What runs, abandoned ones included."""
+        return list(self._tasks)
+
+    def start(self, claim: Claim, handler: Handler) -> None:
+        """Run this claim as a task."""
+        attempt = Attempt(claim, handler)
+        self._tasks[attempt] = None
+        self._running_loop().call_soon_threadsafe(self._begin, attempt)
+
+    def cancel(self, attempt: Attempt, reason: LedgerstoneError) -> None:
+        """Cancel the handler where it awaits.
+
+        The reason counts from now on: also if the handler keeps the loop busy until its end.
+        """
+        loop = self._loop
+        if attempt.cancel(reason) and loop is not None:
+            loop.call_soon_threadsafe(self._cancel_task, attempt)
+
+    def stop(self) -> None:
+        """Cancel what is left and end the loop."""
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(STOP_SECONDS_MAX)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._turn, args=(self._loop,), name="ledgerstone-loop", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            for task in self._begun_tasks():
+                task.cancel()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+            self._let_go()
+
+    def _begun_tasks(self) -> list[asyncio.Task[None]]:
+        return [task for task in list(self._tasks.values()) if task is not None]
+
+    def _let_go(self) -> None:
+        """Close the handlers that did not end: no loop will run them again."""
+        for task in self._begun_tasks():
+            # As asyncio itself does with what it leaves behind: nobody has to hear of it.
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+            with suppress(RuntimeError):
+                cast("Coroutine[Any, Any, None]", task.get_coro()).close()
+
+    def _begin(self, attempt: Attempt) -> None:
+        context = copy_context()
+        context.run(attempt.cancellation.begin)
+        loop = asyncio.get_running_loop()
+        self._tasks[attempt] = loop.create_task(self._run(attempt), context=context)
+
+    def _cancel_task(self, attempt: Attempt) -> None:
+        task = self._tasks.get(attempt)
+        # One that has not begun meets the reason at its first step: a task that is canceled before
+        # that ends without a word.
+        if task is not None and attempt.begun and attempt.cancellation.reason is not None:
+            attempt.cancellation.heard = True
+            task.cancel()
+
+    async def _run(self, attempt: Attempt) -> None:
+        attempt.begun = True
+        attempt.started = started = perf_counter()
+        try:
+            attempt.cancellation.check()
+            attempt.value = await attempt.handler.call(attempt.claim)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the item's outcome
+            attempt.error = error
+        self._tasks.pop(attempt, None)
+        seconds, count = self.spent
+        self.spent = (seconds + perf_counter() - started, count + 1)
+        if attempt.end():
+            self._finished(attempt)

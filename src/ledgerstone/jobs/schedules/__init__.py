@@ -1,0 +1,1 @@
+"""Schedules: jobs that are enqueued at the moments of a cron expression."""

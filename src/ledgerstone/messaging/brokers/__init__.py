@@ -1,0 +1,1 @@
+"""Brokers: transports that publish to them, and subscriptions that receive from them."""

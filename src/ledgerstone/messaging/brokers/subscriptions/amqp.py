@@ -1,0 +1,303 @@
+"""AMQP 0-9-1: messages are received from a queue of RabbitMQ, and acknowledged in groups.
+
+    broker ──▶ deliver ──▶ handlers in other threads
+      ▲                        │ ack, back
+      └── told together ◀──────┘ at the next turn of the connection's thread
+
+What is done in a row from the oldest outstanding one on is told in one frame (`multiple`); what is
+done out of turn is told by itself: a slow handler holds up no other's place in the prefetch.
+
+The end of a subscription keeps the order of the queue. Nothing is cancelled and nothing is nacked:
+a cancel lets the broker activate the next consumer while messages are outstanding here, and nacked
+messages come back behind others. The connection ends when the last acknowledgement is written; the
+broker then requeues what is outstanding, in its order, before it activates the next consumer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from itertools import takewhile
+from typing import Any
+
+from ledgerstone.engine.backoff import Backoff
+from ledgerstone.errors import BadInput, NotAllowedNow
+from ledgerstone.messaging.brokers.amqp.connection import (
+    CLOSE_SECONDS_MAX,
+    AmqpConnection,
+    Ending,
+    parameters,
+)
+from ledgerstone.messaging.brokers.subscription import Delivery
+from ledgerstone.messaging.message import written
+from ledgerstone.settings.messaging import SubscriptionSettings
+
+CONNECT_SECONDS_MAX = 10.0
+PAUSES = Backoff(seconds=0.1, seconds_max=30.0)
+NOT_FOUND = 404
+
+_log = logging.getLogger("ledgerstone.messaging")
+
+
+class AmqpSubscription:
+    """Receives from one queue, through one connection in a thread of its own.
+
+    - A queue that is not there, or is deleted, is a trouble like any other: it is looked for again.
+    - A `deliver` that raises ends the connection, so that nothing it was given is lost.
+    """
+
+    def __init__(self, name: str, settings: SubscriptionSettings) -> None:
+        parameters(name, settings)  # What cannot be right is refused before the start.
+        self._name = name
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._stopped = False
+        self._line: _BrokerSession | None = None
+        self._thread: threading.Thread | None = None
+        self._trouble: str | None = "not started"
+        self._said: str | None = None
+        """The trouble that was logged last, while it lasts."""
+
+    @property
+    def connected(self) -> bool:
+        line = self._line
+        return line is not None and line.consuming
+
+    @property
+    def trouble(self) -> str | None:
+        return None if self.connected else self._trouble
+
+    def start(self, deliver: Callable[[Delivery], None]) -> None:
+        if self._thread is not None:
+            raise NotAllowedNow(f"{self._name} is started already")
+        self._trouble = "connecting"
+        self._thread = threading.Thread(
+            target=self._run, args=(deliver,), name=f"amqp {self._name}", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            self._trouble = "stopped"
+            line = self._line
+        if line is not None:
+            line.stop()
+
+    def close(self) -> None:
+        with self._lock:
+            self._stopped = True
+            self._trouble = "closed"
+            self._closing.set()
+            line = self._line
+        if line is not None:
+            line.close()
+        if self._thread is not None:
+            self._thread.join(2 * CLOSE_SECONDS_MAX)
+
+    def _run(self, deliver: Callable[[Delivery], None]) -> None:
+        failures = 0
+        # One that is stopped has nothing to acknowledge on a new connection.
+        while not self._stopped:
+            try:
+                line = _BrokerSession(self._name, self._settings, deliver, self._on_consuming)
+            except BadInput as error:
+                # It was right at the start: a certificate that is being replaced.
+                ending, worked = Ending(str(error)), False
+            else:
+                ending, worked = self._served(line), line.consumed
+            with self._lock:
+                self._line = None
+                if not self._stopped:
+                    self._trouble = self._told(ending)
+                    self._say(self._trouble)
+            failures = 1 if worked else failures + 1
+            if self._closing.wait(PAUSES.after(failures)):
+                return
+
+    def _served(self, line: _BrokerSession) -> Ending:
+        with self._lock:
+            self._line = line
+            if self._stopped:
+                line.close()
+        return line.run()
+
+    def _say(self, trouble: str) -> None:
+        """Log it once, until something arrives again or it is another trouble."""
+        words = " ".join(trouble.split())
+        if words != self._said:
+            _log.warning("%s receives nothing: %s", self._name, words)
+        self._said = words
+
+    def _on_consuming(self) -> None:
+        if self._said is not None:
+            _log.info("%s receives again", self._name)
+        self._said = None
+
+    def _told(self, ending: Ending) -> str:
+        if ending.code == NOT_FOUND:
+            return f"the queue {self._settings.queue} is not there: {ending.reason}"
+        return ending.reason
+
+
+class _BrokerSession:
+    """One connection of a subscription, and what is outstanding on its channel.
+
+    - `consuming` while the broker sends; `consumed` once it did.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: SubscriptionSettings,
+        deliver: Callable[[Delivery], None],
+        on_consuming: Callable[[], None],
+    ) -> None:
+        self.consuming = False
+        self.consumed = False
+        self._settings = settings
+        self._deliver = deliver
+        self._told_consuming = on_consuming
+        self._connection = AmqpConnection(name, settings, opened=self._on_channel)
+        self._channel: Any = None
+        self._stopping = False
+        self._lock = threading.Lock()
+        # What handlers have said and the broker has not been told: tag, and whether it is done.
+        self._said: deque[tuple[int, bool]] = deque()
+        self._telling = False
+        # In the order of arrival, at most as many as the prefetch: a set that keeps its order.
+        self._outstanding: dict[int, None] = {}
+
+    def run(self) -> Ending:
+        """Receive until the connection is over; why it is."""
+        try:
+            return self._connection.run(seconds_max=CONNECT_SECONDS_MAX)
+        finally:
+            self.consuming = False
+
+    def stop(self) -> None:
+        """Hand over no more; the broker sends until its prefetch is used up."""
+        self._stopping = True
+        self.consuming = False
+
+    def close(self) -> None:
+        self.stop()
+        self._connection.call(self._close)
+
+    def say(self, tag: int, *, done: bool) -> None:
+        """What became of a delivery, from any thread; the broker is told in the next turn."""
+        with self._lock:
+            self._said.append((tag, done))
+            if self._telling:
+                return
+            self._telling = True
+        self._connection.call(self._tell)
+
+    # From here on everything happens on the thread of the connection.
+
+    def _on_channel(self, channel: Any) -> None:
+        self._channel = channel
+        channel.add_on_cancel_callback(self._on_cancel)
+        channel.basic_qos(
+            prefetch_count=self._settings.prefetch, callback=lambda _: self._consume()
+        )
+
+    def _consume(self) -> None:
+        if self._stopping:
+            return
+        self._channel.basic_consume(
+            self._settings.queue, self._on_message, callback=lambda _: self._on_consuming()
+        )
+
+    def _on_consuming(self) -> None:
+        self.consumed = True
+        self.consuming = not self._stopping
+        self._told_consuming()
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            self._tell()
+        self._connection.drop()
+
+    def _on_cancel(self, _: Any) -> None:
+        self.consuming = False
+        queue = self._settings.queue
+        self._connection.cut(f"the broker ended the subscription: is the queue {queue} deleted?")
+
+    def _on_message(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        if self._stopping:
+            # It goes back with the connection.
+            return
+        self._outstanding[method.delivery_tag] = None
+        self._deliver(_Delivery(self, method, properties, body))
+
+    def _tell(self) -> None:
+        with self._lock:
+            said, self._said = self._said, deque()
+            self._telling = False
+        if not self._channel.is_open:
+            return
+        done = {tag for tag, is_done in said if is_done and tag in self._outstanding}
+        for tag, is_done in said:
+            if not is_done and tag in self._outstanding:
+                self._channel.basic_nack(tag, requeue=True)
+                del self._outstanding[tag]
+        row = list(takewhile(done.__contains__, self._outstanding))
+        if row:
+            self._channel.basic_ack(row[-1], multiple=len(row) > 1)
+        for tag in done.difference(row):
+            self._channel.basic_ack(tag)
+        for tag in done:
+            del self._outstanding[tag]
+
+
+class _Delivery:
+    """One arrival; see `Delivery`."""
+
+    __slots__ = ("_line", "_method", "_properties", "body")
+
+    def __init__(self, line: _BrokerSession, method: Any, properties: Any, body: bytes) -> None:
+        self._line = line
+        self._method = method
+        self._properties = properties
+        self.body = body
+
+    @property
+    def content_type(self) -> str | None:
+        found: str | None = self._properties.content_type
+        return found
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        return self._properties.headers or {}
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        names = ("message_id", "type", "app_id", "correlation_id")
+        given = {name: getattr(self._properties, name) for name in names}
+        found = {name: value for name, value in given.items() if value is not None}
+        if self._properties.timestamp is not None:
+            found["timestamp"] = _moment(self._properties.timestamp)
+        return found
+
+    @property
+    def redelivered(self) -> bool:
+        return bool(self._method.redelivered)
+
+    def ack(self) -> None:
+        self._line.say(self._method.delivery_tag, done=True)
+
+    def back(self) -> None:
+        self._line.say(self._method.delivery_tag, done=False)
+
+
+def _moment(seconds: int) -> str:
+    try:
+        return written(datetime.fromtimestamp(seconds, UTC))
+    except (ValueError, OverflowError, OSError):
+        # No calendar has it; whoever reads it as a moment will say so.
+        return f"{seconds} seconds"

@@ -1,0 +1,383 @@
+"""AMQP 0-9-1: messages are published to an exchange of RabbitMQ, and kept once it confirms them.
+
+    send ──frames──▶ ┌ line ─────────────────┐ ──▶ broker
+      ▲              │ tag ─▶ batch, index   │      │
+      └──answers─────└───────────────────────┘ ◀────┘ ack, nack, return
+
+All that a call hands over is on its way at once, and confirms are taken as they come: waiting for
+each would cost a journey to the broker's disk per message.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from pika import spec
+
+from ledgerstone.errors import BadInput, TargetDown
+from ledgerstone.messaging import cloudevents
+from ledgerstone.messaging.brokers.amqp.connection import (
+    CLOSE_SECONDS_MAX,
+    AmqpConnection,
+    Ending,
+    parameters,
+)
+from ledgerstone.messaging.brokers.amqp.frames import published
+from ledgerstone.messaging.brokers.amqp.wire import headers_of
+from ledgerstone.messaging.brokers.transport import DELIVERED, Answer, Heard, SendResult
+from ledgerstone.messaging.message import Message
+from ledgerstone.settings.messaging import DestinationSettings
+
+NOT_FOUND = 404
+HARD_ERRORS = range(501, 600)
+_CODES = {
+    311: "too_large",
+    403: "access_refused",
+    404: "no_exchange",
+    405: "resource_locked",
+    406: "precondition_failed",
+}
+
+
+class AmqpTransport:
+    """Publishes to one exchange, through one connection in a thread of its own.
+
+    - Messages are persistent and mandatory: what no queue is bound for is UNDELIVERABLE
+      (`unroutable`), what a queue turns away is REFUSED (`nacked`).
+    - An exchange that is not there is REFUSED (`no_exchange`), for an operator may create it; it is
+      looked for before the first message of a connection, so that nothing is sent into the void.
+    - When the broker closes the channel over a message, it does not say which: those without an
+      answer are sent again one by one, and the one that is alone when it happens again is REFUSED.
+    - What is not confirmed by the end of the call is UNKNOWN: `blocked` if the broker had said by
+      then that it takes nothing (it is out of memory or disk), `timeout` if it had not.
+    - After `blocked` the connection is kept. A call of which nothing was written by its end is
+      withdrawn, and never sent. After `timeout` the connection is given up.
+    """
+
+    def __init__(self, name: str, settings: DestinationSettings, source: str) -> None:
+        parameters(name, settings)  # What cannot be right is refused before the first message.
+        self._name = name
+        self._settings = settings
+        self._source = source
+        self._lock = threading.Lock()
+        self._line: _BrokerSession | None = None
+
+    def send(
+        self, messages: Sequence[Message], *, seconds_max: float, heard: Heard | None = None
+    ) -> list[Answer]:
+        if not messages:
+            return []
+        deadline = time.monotonic() + seconds_max
+        try:
+            line = self._shared(deadline)
+        except _Refused as refused:
+            return [refused.answer] * len(messages)
+        batch = self._published(line, messages, deadline, heard)
+        if _spoiled(batch.ending):
+            self._send_singly(batch, deadline)
+        return batch.final()
+
+    def close(self) -> None:
+        with self._lock:
+            line, self._line = self._line, None
+        if line is not None:
+            line.close()
+
+    def _shared(self, deadline: float) -> _BrokerSession:
+        """The line that all threads use, made if there is none; TargetDown if there can be none."""
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise TargetDown(self._name)
+        try:
+            if self._line is None or self._line.over:
+                self._line = None
+                self._line = self._connected(deadline)
+            return self._line
+        finally:
+            self._lock.release()
+
+    def _connected(self, deadline: float) -> _BrokerSession:
+        try:
+            line = _BrokerSession(self._name, self._settings)
+        except BadInput as error:
+            # It was right when the transport was made: a certificate that is being replaced.
+            raise TargetDown(self._name, f"{self._name} is out of reach: {error}") from error
+        ending = line.start(deadline)
+        if ending is None:
+            return line
+        if ending.code == NOT_FOUND:
+            raise _Refused(_refusal(ending))
+        raise TargetDown(self._name, f"{self._name} is out of reach: {ending.reason}")
+
+    def _published(
+        self,
+        line: _BrokerSession,
+        messages: Sequence[Message],
+        deadline: float,
+        heard: Heard | None = None,
+    ) -> _Batch:
+        batch = _Batch(messages, [self._frames(line, message) for message in messages], heard)
+        line.hand_over(batch)
+        if not batch.done.wait(max(0.0, deadline - time.monotonic())):
+            line.give_up(batch)
+        return batch
+
+    def _frames(self, line: _BrokerSession, message: Message) -> bytes | Answer:
+        settings, structured = self._settings, self._settings.format == "structured"
+        try:
+            return published(
+                channel=line.channel,
+                frame_bytes_max=line.frame_bytes_max,
+                exchange=settings.exchange,
+                routing_key=_or(settings.routing_key, message.name),
+                content_type=cloudevents.STRUCTURED if structured else message.content_type,
+                headers=headers_of(message, self._source, structured=structured),
+                message_id=message.id,
+                # AMQP has no moment before 1970.
+                timestamp=max(0, int(message.created_at.timestamp())),
+                name=message.name,
+                app_id=self._source,
+                body=cloudevents.structured(message, self._source) if structured else message.raw,
+            )
+        except ValueError as error:
+            # Of our own making, or text that no UTF-8 can hold: nobody but itself is to suffer.
+            return Answer(SendResult.UNDELIVERABLE, "not_encodable", str(error))
+
+    def _send_singly(self, batch: _Batch, deadline: float) -> None:
+        """Find the message that closes the channel: alone on a line, it can only be itself."""
+        line: _BrokerSession | None = None
+        for index, message in enumerate(batch.messages):
+            if batch.answers[index] is not None:
+                continue
+            if time.monotonic() >= deadline:
+                break
+            try:
+                line = self._connected(deadline) if line is None else line
+            except (TargetDown, _Refused):
+                break
+            alone = self._published(line, [message], deadline)
+            spoiled = _spoiled(alone.ending)
+            batch.answers[index] = _refusal(alone.ending) if spoiled else alone.final()[0]
+            line = None if alone.ending else line
+        if line is not None:
+            line.close()
+
+
+class _Refused(Exception):
+    """The broker is there, and there is no place in it for any message."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.reason)
+        self.answer = answer
+
+
+class _Batch:
+    """The messages of one call: their frames, and the answers as they come."""
+
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        frames: Sequence[bytes | Answer],
+        heard: Heard | None = None,
+    ) -> None:
+        self.messages = messages
+        self._heard = heard
+        self.frames = [made for made in frames if isinstance(made, bytes)]
+        self.answers = [made if isinstance(made, Answer) else None for made in frames]
+        self.left = len(self.frames)
+        self.done = threading.Event()
+        self.written = self.withdrawn = False
+        self.ending: Ending | None = None
+        self.blocked = False
+
+    def settle(self, index: int, answer: Answer) -> None:
+        self.answers[index] = answer
+        if self._heard is not None:
+            self._heard(index, answer)
+        self.left -= 1
+        if self.left == 0:
+            self.done.set()
+
+    def lose(self, ending: Ending) -> None:
+        self.ending = ending
+        self.done.set()
+
+    def final(self) -> list[Answer]:
+        unknown = self._unknown()
+        return [answer or unknown for answer in list(self.answers)]
+
+    def _unknown(self) -> Answer:
+        if self.ending is not None:
+            code = _CODES.get(self.ending.code, "connection_lost")
+            return Answer(SendResult.UNKNOWN, code, self.ending.reason)
+        if self.blocked:
+            return Answer(SendResult.UNKNOWN, "blocked", "the broker takes nothing: memory or disk")
+        return Answer(SendResult.UNKNOWN, "timeout", "the broker did not confirm in time")
+
+
+class _BrokerSession:
+    """One connection, its thread, and what is on its way through it.
+
+    A line that is `over` carries nothing more; its `ending` follows.
+    """
+
+    def __init__(self, name: str, settings: DestinationSettings) -> None:
+        self.over = False
+        self.ending: Ending | None = None
+        self.channel = 0
+        self.frame_bytes_max = 0
+        self._exchange = settings.exchange
+        self._connection = AmqpConnection(
+            name, settings, opened=self._on_channel, unblocked=self._write_waiting
+        )
+        self._lock = threading.Lock()
+        self._settled = threading.Event()
+        self._batches: set[_Batch] = set()
+        self._waiting: deque[_Batch] = deque()
+        # By delivery tag; below `_lowest` there is nothing.
+        self._pending: dict[int, tuple[_Batch, int]] = {}
+        self._lowest = self._next = 1
+        self._returned: dict[str, list[Answer]] = {}
+        self._seconds_max = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"amqp {name}", daemon=True)
+
+    def start(self, deadline: float) -> Ending | None:
+        """Connect; why not, if that failed or took too long."""
+        self._seconds_max = max(0.001, deadline - time.monotonic())
+        self._thread.start()
+        if not self._settled.wait(self._seconds_max):
+            self._connection.cut("it did not greet in time")
+            return Ending("it did not greet in time")
+        return self.ending
+
+    def close(self) -> None:
+        self._connection.close()
+        self._thread.join(2 * CLOSE_SECONDS_MAX)
+
+    def hand_over(self, batch: _Batch) -> None:
+        if batch.left == 0:
+            batch.done.set()
+            return
+        with self._lock:
+            if self.ending is not None:
+                batch.lose(self.ending)
+                return
+            self._batches.add(batch)
+        self._connection.call(lambda: self._write(batch))
+
+    def give_up(self, batch: _Batch) -> None:
+        """Expect no more answers. A broker that is silent without giving a reason is left."""
+        with self._lock:
+            self._batches.discard(batch)
+            batch.blocked = self._connection.blocked
+            batch.withdrawn = batch.blocked and not batch.written
+        if batch.done.is_set():
+            return
+        if batch.blocked:
+            self._connection.call(lambda: self._forget(batch))
+        else:
+            self.over = True
+            self._connection.cut("the broker did not confirm in time")
+
+    def _run(self) -> None:
+        ending = self._connection.run(seconds_max=self._seconds_max)
+        with self._lock:
+            self.over, self.ending = True, ending
+            batches, self._batches = self._batches, set()
+        for batch in batches:
+            batch.lose(ending)
+        self._settled.set()
+
+    # From here on everything happens on the thread of the connection.
+
+    def _on_channel(self, channel: Any) -> None:
+        self.channel = channel.channel_number
+        self.frame_bytes_max = self._connection.frame_bytes_max
+        channel.add_on_return_callback(self._on_return)
+        channel.confirm_delivery(self._on_confirm, callback=lambda _: self._look(channel))
+
+    def _look(self, channel: Any) -> None:
+        if not self._exchange:
+            self._settled.set()
+            return
+        channel.exchange_declare(
+            self._exchange, passive=True, callback=lambda _: self._settled.set()
+        )
+
+    def _write(self, batch: _Batch) -> None:
+        if self._connection.blocked:
+            self._waiting.append(batch)
+            return
+        with self._lock:
+            if batch.withdrawn:
+                return
+            batch.written = True
+        for index, answer in enumerate(batch.answers):
+            if answer is None:
+                self._pending[self._next] = (batch, index)
+                self._next += 1
+        self._connection.write(b"".join(batch.frames))
+        batch.frames.clear()
+
+    def _write_waiting(self) -> None:
+        while self._waiting and not self._connection.blocked:
+            self._write(self._waiting.popleft())
+
+    def _forget(self, batch: _Batch) -> None:
+        # Of one that was written half may be with the broker: the rest follows when it takes more.
+        if batch in self._waiting:
+            self._waiting.remove(batch)
+
+    def _on_return(self, _: Any, returned: Any, properties: Any, __: bytes) -> None:
+        reason = (
+            f"nobody is bound to receive it: exchange {returned.exchange!r}, routing key"
+            f" {returned.routing_key!r}: {returned.reply_code} {returned.reply_text}"
+        )
+        answer = Answer(SendResult.UNDELIVERABLE, "unroutable", reason)
+        # The confirm of the same message follows, and is told by this.
+        self._returned.setdefault(properties.message_id, []).append(answer)
+
+    def _on_confirm(self, frame: Any) -> None:
+        method = frame.method
+        last = method.delivery_tag or self._next - 1
+        tags: Sequence[int] = (last,)
+        if method.multiple:
+            tags = range(self._lowest, last + 1)
+            self._lowest = last + 1
+        taken = isinstance(method, spec.Basic.Ack)
+        for tag in tags:
+            if found := self._pending.pop(tag, None):
+                batch, index = found
+                batch.settle(index, self._answer(batch.messages[index], taken=taken))
+                if batch.left == 0:
+                    with self._lock:
+                        self._batches.discard(batch)
+
+    def _answer(self, message: Message, *, taken: bool) -> Answer:
+        if self._returned and (returns := self._returned.get(message.id)):
+            answer = returns.pop()
+            if not returns:
+                del self._returned[message.id]
+            return answer
+        if taken:
+            return DELIVERED
+        return Answer(SendResult.REFUSED, "nacked", "the broker could not keep it (basic.nack)")
+
+
+def _spoiled(ending: Ending | None) -> bool:
+    """Whether it ended because of a message: a closed channel, or an error of the protocol."""
+    if ending is None or ending.code == NOT_FOUND:
+        return False
+    return ending.code in _CODES or ending.code in HARD_ERRORS
+
+
+def _refusal(ending: Ending | None) -> Answer:
+    code = _CODES.get(ending.code, f"closed_{ending.code}") if ending else ""
+    return Answer(SendResult.REFUSED, code, ending.reason if ending else "")
+
+
+def _or(text: str | None, default: str) -> str:
+    return default if text is None else text

@@ -1,0 +1,387 @@
+"""Webhooks: each message is posted to a URL, signed as Standard Webhooks 1.0 asks.
+
+Its answers, and what they mean:
+
+    2xx                      DELIVERED
+    410                      UNDELIVERABLE `gone`; nothing is posted there any more
+    3xx                      REFUSED `redirect`: the URL is to be corrected, not followed
+    any other status         REFUSED `http_<status>`, with the `Retry-After` it came with
+    no answer in time        UNKNOWN `timeout`
+    connection lost          UNKNOWN `broken`
+    no connection at all     TargetDown
+
+Messages of one partition are posted one after the other, and the first that is not delivered holds
+back the rest of its partition (UNKNOWN `held`); partitions are posted side by side. In the mode
+`competing` each message is on its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from ledgerstone.errors import BadInput, TargetDown
+from ledgerstone.messaging import cloudevents
+from ledgerstone.messaging.brokers.event_loop import LoopClosed, LoopThread
+from ledgerstone.messaging.brokers.tls import client_context
+from ledgerstone.messaging.brokers.transport import (
+    DELIVERED,
+    PAUSE_SECONDS_MAX,
+    Answer,
+    Heard,
+    SendResult,
+)
+from ledgerstone.messaging.brokers.webhooks.addresses import AddressScope, reach_of
+from ledgerstone.messaging.brokers.webhooks.posting import (
+    Connection,
+    ConnectionBroken,
+    Endpoint,
+    Response,
+    Unreachable,
+    Unsendable,
+    opened,
+)
+from ledgerstone.messaging.brokers.webhooks.signatures import signature, signers
+from ledgerstone.messaging.message import Message
+from ledgerstone.settings.messaging import DestinationSettings
+
+CONNECTIONS_MAX = 32
+"""Requests at once to one URL: so many partitions that are slow hold up the others there."""
+REQUEST_SECONDS_MAX = 20.0
+REASON_CHARS_MAX = 300
+
+GONE = Answer(
+    SendResult.UNDELIVERABLE, "gone", "the receiver answered 410: it wants no more of these"
+)
+HELD = Answer(SendResult.UNKNOWN, "held", "one before it in its partition was not delivered")
+
+# Those that speak of the connection, and those that this side sets itself.
+_NOT_THE_PUBLISHERS = re.compile(
+    r"host|content-(length|type)|transfer-encoding|connection|keep-alive|te|trailer|upgrade|expect"
+    r"|proxy-.*|user-agent|authorization|ce-.*|webhook-.*"
+)
+_PORTS = {"https": 443, "http": 80}
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+
+class WebhookTransport:
+    """Posts messages to one URL; see `Transport` for what it promises.
+
+    - A 410 is remembered as long as this object lives, also over `close`: the receiver is not
+      asked again, every message is answered `gone`.
+    - A pause that the receiver asks for (`Retry-After`) is of the message's partition alone.
+    - User and password of the URL become Basic authentication.
+    - Plain `http` is for private networks only: it needs `private_addresses`, and an address that
+      is private.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: DestinationSettings,
+        source: str,
+        *,
+        connections: int = CONNECTIONS_MAX,
+    ) -> None:
+        self._name = name
+        self._target = _Target(name, settings, source)
+        self._ordered = settings.mode == "ordered"
+        self._connections = connections
+        self._lock = threading.Lock()
+        self._session: _Session | None = None
+
+    def send(
+        self, messages: Sequence[Message], *, seconds_max: float, heard: Heard | None = None
+    ) -> list[Answer]:
+        if self._target.gone or not messages:
+            return [GONE] * len(messages)
+        errand = _PostBatch(messages, ordered=self._ordered, heard=heard)
+        session = self._opened()
+        try:
+            session.thread.run(session.carry(errand, seconds_max))
+        except LoopClosed:
+            errand.late = Answer(SendResult.UNKNOWN, "closed", "the transport was closed meanwhile")
+        if not errand.posted and errand.trouble is not None:
+            raise TargetDown(self._name, errand.trouble)
+        return errand.answered()
+
+    def close(self) -> None:
+        with self._lock:
+            session, self._session = self._session, None
+        if session is not None:
+            session.thread.close(session.end())
+
+    def _opened(self) -> _Session:
+        with self._lock:
+            if self._session is None:
+                self._session = _Session(self._name, self._target, self._connections)
+            return self._session
+
+
+class _Target:
+    """The URL and everything about it: where to connect, and what a request to it looks like."""
+
+    def __init__(self, name: str, settings: DestinationSettings, source: str) -> None:
+        self.gone = False
+        self._structured = settings.format == "structured"
+        self._source = source
+        self._signing = signers(settings.secrets, destination=name)
+        parts = urlsplit(settings.url)
+        self.place = _place(name, parts, settings)
+        path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
+        query = quote(parts.query, safe="/%:@!$&'()*+,;=~-._?")
+        self.path = (f"{path}?{query}" if query else path).encode()
+        self._fixed = [
+            (b"Host", _host_header(self.place, parts.scheme)),
+            (b"User-Agent", f"ledgerstone/{version('ledgerstone')}".encode()),
+        ]
+        if parts.username is not None:
+            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            encoded = base64.b64encode(pair.encode())
+            self._fixed.append((b"Authorization", b"Basic " + encoded))
+
+    def request(self, message: Message) -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """The headers and the body of one attempt to post the message."""
+        headers = [
+            (name, value)
+            for name, value in message.headers.items()
+            if not _NOT_THE_PUBLISHERS.fullmatch(name.lower())
+        ]
+        if self._structured:
+            body = cloudevents.structured(message, self._source)
+            headers.append(("Content-Type", cloudevents.STRUCTURED))
+        else:
+            body = message.raw
+            headers.append(("Content-Type", message.content_type))
+            found = cloudevents.headers(message, self._source)
+            # On HTTP that one is the Content-Type.
+            del found["ce-datacontenttype"]
+            headers += found.items()
+        now = int(time.time())
+        headers += [("webhook-id", message.id), ("webhook-timestamp", str(now))]
+        if self._signing:
+            signed = signature(self._signing, message.id, now, body)
+            headers.append(("webhook-signature", signed))
+        headers.append(("Content-Length", str(len(body))))
+        # Beyond ASCII, a publisher's own header travels as UTF-8.
+        encoded = [(name.encode(), value.strip().encode()) for name, value in headers]
+        return [*self._fixed, *encoded], body
+
+
+def _place(name: str, parts: SplitResult, settings: DestinationSettings) -> Endpoint:
+    try:
+        host = (parts.hostname or "").rstrip(".")
+        # Names with letters beyond ASCII are looked up in their other spelling.
+        host = host if ":" in host else host.encode("idna").decode()
+        port = parts.port or _PORTS[parts.scheme]
+    except (ValueError, UnicodeError):
+        host, port = "", 0
+    if not host:
+        # Not the URL itself, which may hold a password.
+        message = f"the URL of the destination {name} names no host and port"
+        raise BadInput(message, hint="write https://example.org/path")
+    allowed = {AddressScope.PUBLIC}
+    if settings.private_addresses:
+        allowed.add(AddressScope.PRIVATE)
+    if parts.scheme == "http":
+        allowed.discard(AddressScope.PUBLIC)
+    if not allowed:
+        message = f"the destination {name} would be posted to without TLS"
+        raise BadInput(message, hint="use https, or private_addresses within a private network")
+    if _is_address(host) and reach_of(host) not in allowed:
+        message = f"the destination {name} has the address {host}, which it may not have"
+        raise BadInput(message, hint="private_addresses lets it lie in a private network")
+    tls = None
+    if parts.scheme == "https":
+        tls = client_context(name, settings, ssl.SSLContext)
+        tls.set_alpn_protocols(["http/1.1"])
+    return Endpoint(host=host, port=port, allowed=frozenset(allowed), tls=tls)
+
+
+def _is_address(host: str) -> bool:
+    return ":" in host or re.fullmatch(r"[0-9.]+", host) is not None
+
+
+def _host_header(place: Endpoint, scheme: str) -> bytes:
+    whole = str(place)
+    return whole.removesuffix(f":{_PORTS[scheme]}").encode()
+
+
+class _PostBatch:
+    """The messages of one call, in lanes that are each posted in order, and their answers."""
+
+    def __init__(
+        self, messages: Sequence[Message], *, ordered: bool, heard: Heard | None = None
+    ) -> None:
+        self.messages = messages
+        self._heard = heard
+        self.answers: list[Answer | None] = [None] * len(messages)
+        lanes: dict[str | int, deque[int]] = {}
+        for index, message in enumerate(messages):
+            lanes.setdefault(message.partition if ordered else index, deque()).append(index)
+        self.lanes = deque(lanes.values())
+        self.posted: set[str] = set()
+        """Whose request was written."""
+        self.trouble: str | None = None
+        """Why there is no connection."""
+        self.late = Answer(SendResult.UNKNOWN, "timeout", "there was no answer in time")
+
+    def settle(self, index: int, answer: Answer) -> None:
+        self.answers[index] = answer
+        if self._heard is not None:
+            self._heard(index, answer)
+
+    def settle_rest(self, answer: Answer, lane: deque[int]) -> None:
+        while lane:
+            self.settle(lane.popleft(), answer)
+
+    def settle_all(self, answer: Answer) -> None:
+        while self.lanes:
+            self.settle_rest(answer, self.lanes.popleft())
+
+    def answered(self) -> list[Answer]:
+        return [answer if answer is not None else self.late for answer in self.answers]
+
+
+class _Session:
+    """The connections and the loop that they live on, from the first send to `close`."""
+
+    def __init__(self, name: str, target: _Target, connections: int) -> None:
+        self._target = target
+        self._connections = connections
+        self._places = asyncio.Semaphore(connections)
+        self._idle: list[Connection] = []
+        self.thread = LoopThread(f"ledgerstone-webhook-{name}")
+
+    async def carry(self, errand: _PostBatch, seconds_max: float) -> None:
+        """Post what can be posted in that time."""
+        count = min(len(errand.lanes), self._connections)
+        try:
+            async with asyncio.timeout(seconds_max), asyncio.TaskGroup() as group:
+                for _ in range(count):
+                    group.create_task(self._work(errand))
+        except TimeoutError:
+            return
+        if errand.trouble is not None:
+            errand.late = Answer(SendResult.UNKNOWN, "unreachable", errand.trouble)
+
+    async def _work(self, errand: _PostBatch) -> None:
+        """Post lane after lane, until there are no more or no connection is to be had."""
+        while errand.lanes:
+            # A place for each lane: another call has its turn in between.
+            async with self._places:
+                if not errand.lanes:
+                    return
+                lane = errand.lanes.popleft()
+                try:
+                    await self._lane(errand, lane)
+                except Unreachable as error:
+                    errand.trouble = str(error)
+                    # Whoever still has a connection takes it.
+                    errand.lanes.appendleft(lane)
+                    return
+
+    async def _lane(self, errand: _PostBatch, lane: deque[int]) -> None:
+        while lane:
+            answer = await self._post(errand, errand.messages[lane[0]])
+            errand.settle(lane.popleft(), answer)
+            if self._target.gone:
+                errand.settle_rest(GONE, lane)
+                errand.settle_all(GONE)
+            elif answer.verdict is not SendResult.DELIVERED:
+                errand.settle_rest(HELD, lane)
+
+    async def _post(self, errand: _PostBatch, message: Message) -> Answer:
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS_MAX):
+                return self._answer_to(await self._response(errand, message))
+        except TimeoutError:
+            why = f"there was no answer within {REQUEST_SECONDS_MAX:g} s"
+            # A receiver that hangs over one message may take all others.
+            posted = message.id in errand.posted
+            return Answer(SendResult.REFUSED if posted else SendResult.UNKNOWN, "timeout", why)
+        except ConnectionBroken as error:
+            # Without a word it may be going down, whatever the message is.
+            verdict = SendResult.REFUSED if error.heard else SendResult.UNKNOWN
+            return Answer(verdict, "broken", str(error))
+        except Unsendable as error:
+            why = f"it cannot be sent by HTTP: {error}"
+            return Answer(SendResult.UNDELIVERABLE, "unsendable", why)
+
+    async def _response(self, errand: _PostBatch, message: Message) -> Response:
+        headers, body = self._target.request(message)
+        while True:
+            connection = await self._taken(errand)
+            used = connection.used
+            try:
+                connection.write(self._target.path, headers, body)
+                errand.posted.add(message.id)
+                return await connection.response()
+            except ConnectionBroken as broken:
+                # One that was kept open may be closed just now by the other side; nothing was
+                # heard, so it is tried on another. Used ones come to an end: so does the loop.
+                if broken.heard or not used:
+                    raise
+            finally:
+                if connection.fresh:
+                    self._idle.append(connection)
+                else:
+                    connection.close()
+
+    async def _taken(self, errand: _PostBatch) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.fresh:
+                return connection
+            connection.close()
+        if errand.trouble is not None:
+            raise Unreachable(errand.trouble)
+        try:
+            return await opened(self._target.place)
+        except asyncio.CancelledError:
+            errand.trouble = f"{self._target.place} took no connection in time"
+            raise
+
+    def _answer_to(self, response: Response) -> Answer:
+        status = response.status
+        if 200 <= status < 300:  # noqa: PLR2004 - the class of statuses that means success
+            return DELIVERED
+        if status == 410:  # noqa: PLR2004 - Gone
+            self._target.gone = True
+            return GONE
+        said = _CONTROLS.sub(" ", response.text).strip()[:REASON_CHARS_MAX]
+        reason = f"the receiver answered {status}: {said}" if said else f"it answered {status}"
+        after = _seconds(response.headers.get("retry-after"))
+        code = "redirect" if 300 <= status < 400 else f"http_{status}"  # noqa: PLR2004 - as above
+        return Answer(SendResult.REFUSED, code, reason, after)
+
+    async def end(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """The pause that the header asks for, in seconds or until a date; none if it cannot be read."""
+    if retry_after is None:
+        return None
+    text = retry_after.strip()
+    if text.isascii() and text.isdecimal():
+        # So many digits are more than the longest pause anyway.
+        return min(float(text[:10]), PAUSE_SECONDS_MAX)
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+    pause = (moment - datetime.now(UTC)).total_seconds()
+    return min(max(pause, 0.0), PAUSE_SECONDS_MAX)

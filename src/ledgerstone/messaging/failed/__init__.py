@@ -1,0 +1,1 @@
+"""Failed messages: kept with their reason, shown, retried and removed."""

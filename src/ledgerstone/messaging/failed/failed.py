@@ -1,0 +1,555 @@
+"""Failed messages: what no consumer could handle and no destination would take.
+
+They are looked at, retried by the way that all others go, or removed; all of it is on record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from datetime import datetime
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import msgspec
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    func,
+    literal_column,
+    or_,
+    select,
+)
+
+from ledgerstone.engine.attempt_log import FailedAttempt
+from ledgerstone.engine.source import Failure
+from ledgerstone.errors import BadInput, NotAllowedNow, NotFound
+from ledgerstone.messaging.failed.rows import (
+    Cause,
+    FailedMessage,
+    Raw,
+    cause_of,
+    made,
+    row_of,
+    storable,
+)
+from ledgerstone.messaging.inbox import crashes, inbox
+from ledgerstone.messaging.message import PARTITION_CHARS_MAX, Message, check_partition
+from ledgerstone.messaging.outbox import publishing
+from ledgerstone.messaging.outbox.routing import RETRY
+from ledgerstone.messaging.record import Entry, record
+from ledgerstone.messaging.states import RecordKind
+from ledgerstone.messaging.symfony.time_zone import kept, moment_in
+from ledgerstone.messaging.tables import (
+    OWN_FAILED_QUEUE,
+    QUEUE_CHARS_MAX,
+    SYMFONY_DELETED,
+    SYMFONY_FAILED_QUEUE,
+    failed_index,
+)
+from ledgerstone.store.sql.batch import AppendEach
+from ledgerstone.store.sql.expressions import by_index, now_ms
+from ledgerstone.store.sql.pages import LIMIT_MAX, Keyset, Page
+from ledgerstone.store.sql.statement import Row, Statement
+
+if TYPE_CHECKING:
+    from ledgerstone.messaging.registry import MessagingRegistry
+    from ledgerstone.store.transaction import Transaction
+
+RETRY_MAX = 1000
+"""Messages that one call retries."""
+REMOVE_MAX = 1000
+"""Messages that one call removes."""
+COUNTED_MAX = 10_000
+"""Failed messages that are put into groups, the newest: looking has a bounded cost."""
+LAST_MS = 253_402_300_799_000
+"""The last second that every database keeps."""
+UNKNOWN = ""
+"""The consumer of what no consumer could be found for."""
+
+_log = logging.getLogger("ledgerstone.messaging")
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Failed messages with the same cause."""
+
+    consumer: str | None
+    origin: str | None
+    name: str
+    code: str
+    count: int
+    oldest: datetime
+    newest: datetime
+    reason: str
+    """What the newest of them says."""
+
+
+class Groups(msgspec.Struct, frozen=True):
+    """Failed messages by their cause, the most frequent first.
+
+    Where `counted_all` is false there are more than are looked at, and the oldest are left out.
+    """
+
+    groups: list[Group]
+    counted_all: bool
+
+
+class BulkResult(msgspec.Struct, frozen=True):
+    """What a call retried or removed or, in a dry run, would have.
+
+    - `left` are those that cannot be retried.
+    - Where `next` is not None there may be more: call again with it as `cursor`.
+    """
+
+    ids: list[int]
+    left: list[int]
+    next: str | None
+    dry_run: bool
+
+
+class Filters(TypedDict, total=False):
+    """Which failed messages are meant; what is left out or None does not matter.
+
+    - `consumer`, `name`, `code`, `origin` are compared as a whole.
+    - `since`: those that failed at this moment, which has a time zone, or later.
+    """
+
+    consumer: str | None
+    name: str | None
+    code: str | None
+    origin: str | None
+    since: datetime | None
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """The filters as they are compared."""
+
+    consumer: str | None = None
+    name: str | None = None
+    code: str | None = None
+    origin: str | None = None
+    since: datetime | None = None
+
+    def fits(self, found: Cause) -> bool:
+        return (
+            self.consumer in {None, found.consumer}
+            and self.name in {None, found.name}
+            and self.code in {None, found.code}
+            and self.origin in {None, found.origin}
+        )
+
+    @property
+    def is_of_all(self) -> bool:
+        """Whether an index alone answers it."""
+        return (self.consumer, self.name, self.code, self.origin) == (None, None, None, None)
+
+    @property
+    def since_ms(self) -> int:
+        if self.since is None:
+            return 0
+        if self.since.tzinfo is None:
+            raise BadInput(f"since is a moment with a time zone, not {self.since}")
+        return min(max(0, round(self.since.timestamp() * 1000)), LAST_MS)
+
+
+class _Statements:
+    """What is asked of a table of failed messages, whatever its name."""
+
+    def __init__(self, failed: Table) -> None:
+        # Not its type: an unsigned number would be refused where there is none.
+        one = bindparam("id_", type_=BigInteger())
+        deleted: ColumnElement[Any] = literal_column(f"'{SYMFONY_DELETED}'")
+        queues = [failed.c.queue_name == name for name in (OWN_FAILED_QUEUE, SYMFONY_FAILED_QUEUE)]
+        there = or_(failed.c.delivered_at.is_(None), failed.c.delivered_at != deleted)
+        ours = and_(or_(*queues), there)
+        since = kept(failed, bindparam("since_ms", type_=BigInteger()))
+        about = select(failed.c.id, failed.c.headers, failed.c.created_at)
+        self.add = AppendEach(
+            "failed.put",
+            failed,
+            incoming=(failed.c.body, failed.c.headers),
+            values=lambda _: {
+                "queue_name": OWN_FAILED_QUEUE,
+                "created_at": kept(failed, now_ms()),
+                "available_at": kept(failed, now_ms()),
+            },
+        )
+        self.get = Statement(
+            "failed.get",
+            select(failed.c.id, failed.c.headers, failed.c.created_at, failed.c.body).where(
+                failed.c.id == one, ours
+            ),
+        )
+        self.remove = Statement("failed.remove", delete(failed).where(failed.c.id == one, ours))
+        listed: Select[Any] = by_index(
+            about.where(there, failed.c.created_at >= since),
+            failed,
+            failed_index(failed),
+        )
+        # In the order of the index, which has those of a queue together.
+        order = (failed.c.created_at, failed.c.id)
+        self.newest = Keyset(
+            "failed.find",
+            listed,
+            order=order,
+            descending=True,
+            split=queues,
+            crowded=True,
+            make=_Listed.of,
+        )
+        self.oldest = Keyset(
+            "failed.choose", listed, order=order, split=queues, crowded=True, make=_Listed.of
+        )
+        self.last = Statement("failed.last", select(func.max(failed.c.id)))
+        some = select(failed.c.id).where(ours).limit(bindparam("most", type_=BigInteger()))
+        self.count = Statement(
+            "failed.count", select(func.count()).select_from(some.subquery("some_failed"))
+        )
+
+
+class _Listed(msgspec.Struct, frozen=True):
+    """A row of the table, and why it is there."""
+
+    row: Row
+    cause: Cause
+
+    @classmethod
+    def of(cls, row: Row) -> _Listed:
+        return cls(row, cause_of(row[1]))
+
+
+_statements = cache(_Statements)
+
+
+def put(
+    tx: Transaction,
+    registry: MessagingRegistry,
+    item: Message | Raw,
+    *,
+    consumer: str | None,
+    failure: Failure,
+    attempts: int,
+    origin: str,
+    what: RecordKind = RecordKind.FAILED,
+) -> None:
+    """Put it into the failed table, and on record.
+
+    `consumer` None: it is the destination `origin` that would not take it; empty: nobody could be
+    found for it.
+    """
+    registry.setup.ensure(tx, registry.shared.failed)
+    if consumer and isinstance(item, Message):
+        inbox.forget_unfinished(tx, registry, consumer, item)
+        crashes.forget(tx, consumer, item)
+    if consumer is None and isinstance(item, Message) and item.consumer is not None:
+        # It was retried for one consumer: there it goes again, not to the lane it waited in.
+        consumer = item.consumer
+        before = partition_in(item.partition, consumer)
+        item = msgspec.structs.replace(item, partition=before, place=None)
+    row = row_of(item, consumer=consumer, failure=failure, attempts=attempts, origin=origin)
+    _statements(registry.shared.failed).add.run(tx, [row])
+    who = f"{consumer}: " if consumer else ""
+    known = item if isinstance(item, Message) else None
+    record(tx, [_entry(what, origin, known, code=failure.code, reason=who + failure.message)])
+    spelled = f"message {known.name} {known.id}" if known is not None else "a message"
+    given_up = FailedAttempt(
+        what=f"{spelled} for {consumer or origin}",
+        attempt=attempts,
+        failure=failure,
+        next_seconds=None,
+        end="it is in the failed table",
+        ids={"message_name": known.name, "message_id": known.id} if known is not None else {},
+    )
+    tx.after_commit(partial(given_up.write, _log))
+
+
+def lane_of(consumer: str, partition: str) -> str:
+    """Where a message that is retried for one consumer waits: none waits for another consumer."""
+    partition = _sound(partition)
+    lane = f"{consumer}/{partition}"
+    if len(lane) > PARTITION_CHARS_MAX:
+        lane = f"{_digest(consumer)}/{partition}"
+    if len(lane) > PARTITION_CHARS_MAX:
+        lane = f"{_digest(consumer)}/{_digest(partition)}"
+    return lane
+
+
+def partition_in(lane: str, consumer: str) -> str:
+    """The partition that a message had before it was retried for this consumer."""
+    for prefix in (f"{consumer}/", f"{_digest(consumer)}/"):
+        if lane.startswith(prefix):
+            return lane.removeprefix(prefix)
+    return lane
+
+
+class Failed:
+    """Failed messages, inside a transaction."""
+
+    def __init__(self, tx: Transaction, registry: MessagingRegistry) -> None:
+        self._tx = tx
+        self._registry = registry
+
+    def find(
+        self, *, limit: int = 50, cursor: str | None = None, **filters: Unpack[Filters]
+    ) -> Page[FailedMessage]:
+        """Those that meet the filters (see `Filters`), newest first.
+
+        A page may hold fewer than asked for, even none, and yet have a next one.
+        """
+        statements = self._ready()
+        return self._sifted(statements.newest, _filter(filters), limit, cursor)
+
+    def count(self, *, most: int) -> int:
+        """How many there are, counted up to a most; the table has to be there."""
+        row = _statements(self._registry.shared.failed).count.one(self._tx, most=most)
+        return int(row[0]) if row is not None else 0
+
+    def last_id(self) -> int:
+        """The highest id that there is: those that fail from now on get higher ones."""
+        row = self._ready().last.one(self._tx)
+        return int(row[0] or 0) if row is not None else 0
+
+    def get(self, failed_id: int) -> FailedMessage:
+        """One, with its body."""
+        row = self._ready().get.one(self._tx, id_=_checked_id(failed_id))
+        if row is None:
+            raise NotFound(f"no failed message has the id {failed_id}")
+        return self._made(row)
+
+    def groups(self, **filters: Unpack[Filters]) -> Groups:
+        """Those that meet the filters, by cause."""
+        wanted = _filter(filters)
+        newest = self._ready().newest
+        newest_of: dict[Cause, FailedMessage] = {}
+        counted: dict[Cause, tuple[int, Row]] = {}
+        cursor: str | None = None
+        for _ in range(COUNTED_MAX // LIMIT_MAX):
+            page = newest.read(self._tx, limit=LIMIT_MAX, cursor=cursor, since_ms=wanted.since_ms)
+            for each in page.rows:
+                if wanted.fits(each.cause):
+                    if each.cause not in newest_of:
+                        newest_of[each.cause] = self._made(each.row)
+                    count, _ = counted.get(each.cause, (0, each.row))
+                    counted[each.cause] = (count + 1, each.row)
+            cursor = page.next
+            if cursor is None:
+                break
+        groups = []
+        for cause, newest_one in newest_of.items():
+            count, oldest = counted[cause]
+            groups.append(_group(newest_one, count, self._failed_at(oldest)))
+        groups.sort(key=lambda group: -group.count)
+        return Groups(groups, counted_all=cursor is None)
+
+    def retry(self, failed_id: int, *, by: str | None = None) -> None:
+        """Send it again where it came from, by the way that all others go.
+
+        - Its id, its key and its headers stay, and for a destination its place in its partition.
+        - It leaves the failed table in the same transaction: a second retry finds nothing.
+        """
+        found = self.get(failed_id)
+        problem = self._problem(found)
+        if problem is not None:
+            raise problem
+        if not self._take(found):
+            message = f"the failed message {failed_id} has just been retried or removed"
+            raise NotAllowedNow(message)
+        self._send(found, by)
+
+    def retry_all(
+        self,
+        *,
+        limit: int = RETRY_MAX,
+        cursor: str | None = None,
+        dry_run: bool = False,
+        by: str | None = None,
+        **filters: Unpack[Filters],
+    ) -> BulkResult:
+        """Retry those that meet the filters, the oldest first, at most so many."""
+        page = self._oldest(limit, RETRY_MAX, cursor, filters)
+        left = [each.id for each in page.rows if self._problem(each) is not None]
+        ids = [each.id for each in page.rows if each.id not in set(left)]
+        if not dry_run:
+            ids = [each for each in ids if self._retried(each, by)]
+        return BulkResult(ids, left, next=page.next, dry_run=dry_run)
+
+    def remove(self, failed_id: int, *, by: str | None = None) -> None:
+        """Remove it for good; that it was there stays on record."""
+        found = self.get(failed_id)
+        if not self._take(found):
+            message = f"the failed message {failed_id} has just been retried or removed"
+            raise NotAllowedNow(message)
+        record(self._tx, [_undone(RecordKind.REMOVED, found, by)])
+
+    def remove_all(
+        self,
+        *,
+        limit: int = REMOVE_MAX,
+        cursor: str | None = None,
+        dry_run: bool = False,
+        by: str | None = None,
+        **filters: Unpack[Filters],
+    ) -> BulkResult:
+        """Remove those that meet the filters, the oldest first, at most so many."""
+        page = self._oldest(limit, REMOVE_MAX, cursor, filters)
+        rows = page.rows if dry_run else [each for each in page.rows if self._take(each)]
+        if not dry_run:
+            record(self._tx, [_undone(RecordKind.REMOVED, each, by) for each in rows])
+        ids = [each.id for each in rows]
+        return BulkResult(ids, [], next=page.next, dry_run=dry_run)
+
+    def _ready(self) -> _Statements:
+        self._registry.setup.ensure(self._tx, self._registry.shared.failed)
+        return _statements(self._registry.shared.failed)
+
+    def _oldest(
+        self, limit: int, limit_max: int, cursor: str | None, filters: Filters
+    ) -> Page[FailedMessage]:
+        if not 1 <= limit <= limit_max:
+            message = f"one call takes 1 to {limit_max} failed messages, not {limit}"
+            raise BadInput(message, hint="call again for the rest")
+        return self._sifted(self._ready().oldest, _filter(filters), limit, cursor)
+
+    def _sifted(
+        self, rows: Keyset[_Listed], wanted: Filter, limit: int, cursor: str | None
+    ) -> Page[FailedMessage]:
+        """A page of those that fit: filters look into headers, which no index knows."""
+        if wanted.is_of_all:
+            page = rows.read(self._tx, limit=limit, cursor=cursor, since_ms=wanted.since_ms)
+        else:
+            page = rows.sifted(
+                self._tx,
+                lambda each: wanted.fits(each.cause),
+                limit=limit,
+                cursor=cursor,
+                since_ms=wanted.since_ms,
+            )
+        return Page([self._made(each.row) for each in page.rows], page.next)
+
+    def _made(self, row: Row) -> FailedMessage:
+        return made(row, self._origin, self._failed_at(row))
+
+    def _failed_at(self, row: Row) -> datetime:
+        return moment_in(self._registry.shared.failed, row[2])
+
+    @property
+    def _origin(self) -> str:
+        """What tells this table from every other, for the ids of rows that have none."""
+        identity = self._tx.database.identity_in(self._tx)
+        return f"{identity}:{self._registry.shared.failed.name}"
+
+    def _problem(self, found: FailedMessage) -> NotAllowedNow | None:
+        """Why it cannot be retried."""
+        words = f"the failed message {found.id} cannot be retried"
+        if found.message is None:
+            hint = "remove it, and mend whoever sent it"
+            return NotAllowedNow(f"{words}: it could not be read ({found.reason})", hint=hint)
+        if found.binary:
+            hint = "have it sent again by whoever sent it, and remove it"
+            return NotAllowedNow(f"{words}: its body is no text", hint=hint)
+        if found.consumer is None and found.origin not in self._registry.routes.destinations:
+            hint = "set the destination, or retry it where it was put there, or remove it"
+            return NotAllowedNow(f"{words}: there is no destination {found.origin!r}", hint=hint)
+        return None
+
+    def _take(self, found: FailedMessage) -> bool:
+        """Remove the row; False if another was first."""
+        return _statements(self._registry.shared.failed).remove.run(self._tx, id_=found.id) == 1
+
+    def _retried(self, failed_id: int, by: str | None) -> bool:
+        row = _statements(self._registry.shared.failed).get.one(self._tx, id_=failed_id)
+        if row is None:
+            return False
+        found = self._made(row)
+        if not self._take(found):
+            return False
+        self._send(found, by)
+        return True
+
+    def _send(self, found: FailedMessage, by: str | None) -> None:
+        message = found.message
+        assert message is not None
+        if found.consumer is None:
+            assert found.origin is not None
+            queue, place = found.origin, found.place
+        else:
+            queue, place = RETRY, None
+        partition = _sound(message.partition)
+        if found.consumer:
+            partition = lane_of(found.consumer, partition)
+        message = msgspec.structs.replace(
+            message, partition=partition, consumer=found.consumer or None
+        )
+        publishing.put_back(self._tx, self._registry, queue=queue, message=message, place=place)
+        record(self._tx, [_undone(RecordKind.RETRIED, found, by)])
+
+
+def _filter(given: Filters) -> Filter:
+    unknown = set(given) - set(Filter.__struct_fields__)
+    if unknown:
+        known = ", ".join(Filter.__struct_fields__)
+        raise BadInput(f"there is no filter {', '.join(sorted(unknown))}", hint=f"use {known}")
+    return Filter(**given)
+
+
+def _checked_id(failed_id: Any) -> int:
+    if not isinstance(failed_id, int) or not 0 <= failed_id < 2**63:
+        raise NotFound(f"no failed message has the id {failed_id!r}")
+    return failed_id
+
+
+def _group(newest: FailedMessage, count: int, oldest: datetime) -> Group:
+    return Group(
+        consumer=newest.consumer,
+        origin=newest.origin,
+        name=newest.name,
+        code=newest.code,
+        count=count,
+        oldest=oldest,
+        newest=newest.failed_at,
+        reason=newest.reason,
+    )
+
+
+def _entry(
+    what: RecordKind,
+    origin: str | None,
+    message: Message | None,
+    *,
+    code: str,
+    reason: str,
+    by: str | None = None,
+) -> Entry:
+    partition = message.partition if message is not None else ""
+    return Entry(
+        what=what,
+        queue=storable(origin or "")[:QUEUE_CHARS_MAX],
+        partition=storable(partition)[:PARTITION_CHARS_MAX],
+        message_id=message.id if message is not None else None,
+        who=by,
+        code=storable(code),
+        reason=storable(reason),
+    )
+
+
+def _undone(what: RecordKind, found: FailedMessage, by: str | None) -> Entry:
+    who = f"{found.consumer}: " if found.consumer else ""
+    reason = who + found.reason
+    return _entry(what, found.origin, found.message, code=found.code, reason=reason, by=by)
+
+
+def _sound(partition: str) -> str:
+    """A partition that others chose, as one that can be kept."""
+    try:
+        return check_partition(partition)
+    except BadInput:
+        return _digest(partition)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,1 @@
+"""The inbox: messages are received, and handled once for each consumer."""

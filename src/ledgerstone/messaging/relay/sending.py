@@ -1,0 +1,376 @@
+"""Carrying: the lanes of one batch are sent, each at its own pace.
+
+    lane a   1 2 3      send 1   a1 b1 c1     a1 and c1 are answered, b1 takes its time
+    lane b   1 2        send 2   a2 c2        while send 1 still waits for b1
+    lane c   1 2        send 3   a3           c is through: it is settled
+
+A lane has no more messages under way than it may have, and goes on when these are answered. Lanes
+that are ready at the same time are sent together. Each send has a thread: one that waits for
+an answer keeps no other waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import msgspec
+
+from ledgerstone import cancellation
+from ledgerstone.engine.source import Claim
+from ledgerstone.errors import LedgerstoneError, TargetDown
+from ledgerstone.failpoints import hit
+from ledgerstone.messaging.brokers.transport import Answer, SendResult, Transport
+from ledgerstone.messaging.message import Message
+from ledgerstone.messaging.relay.delivery_marks import Malformed
+from ledgerstone.messaging.relay.lanes import HeldLane
+from ledgerstone.messaging.relay.memory_budget import Share
+
+GATHER_SECONDS = 0.01
+"""After the first answer of a send, how long lanes wait for others that can go on with them."""
+LOOK_SECONDS = 0.1
+"""How often a batch that waits for answers looks whether it has to stop."""
+CLOSE_SECONDS_MAX = 2.0
+"""How long closing waits for the threads of sends that have not ended."""
+IDLE_SECONDS = 10.0
+"""A thread that had nothing to send for so long ends."""
+
+
+FORGET_BYTES_MIN = 4096
+"""Lanes that are through and hold less keep it: to forget it costs more than it is."""
+
+
+class LaneProgress(msgspec.Struct, eq=False):
+    """A lane that was claimed: what is to leave, and how far it came."""
+
+    held: HeldLane
+    messages: list[Message]
+    exhausted: bool
+    """Whether nothing waits behind these."""
+    until: float = 0.0
+    """When the lease ends, by this process's clock."""
+    confirmed: int = 0
+    answer: Answer | None = None
+    """Why it stopped, if it did before its end."""
+    malformed: Malformed | None = None
+    """A row that cannot be read: it stands behind `messages`."""
+    until_ms: int | None = None
+    """When the first that is left may leave, if not yet."""
+    counted: bool = False
+    share: Share | None = None
+    """Its bytes of the relay's memory."""
+
+    def forget(self, *, settled: bool = False) -> None:
+        """Keep no text but that of the first that is left: it may have to be set aside."""
+        if self.share is None:
+            return
+        if self.share.taken >= FORGET_BYTES_MIN:
+            # A batch refers to its lanes until the slowest is through.
+            kept = -1 if settled else self.confirmed
+            self.messages = [
+                message if i == kept else msgspec.structs.replace(message, raw=b"", headers={})
+                for i, message in enumerate(self.messages)
+            ]
+            self.share.shrink(sum(len(message.raw) for message in self.messages))
+        if settled:
+            self.share.shrink(0)
+
+    @property
+    def stopped(self) -> Message | None:
+        """The first that is left, if it could be read."""
+        return self.messages[self.confirmed] if self.confirmed < len(self.messages) else None
+
+    @property
+    def attempts(self) -> int:
+        """How often the first that is left was refused before."""
+        return self.held.attempts if self.confirmed == 0 else 0
+
+
+class LaneClaim(Claim, frozen=True):
+    """The claim of a lane."""
+
+    carried: Any = None
+
+    @property
+    def lane(self) -> LaneProgress:
+        assert isinstance(self.carried, LaneProgress)
+        return self.carried
+
+
+class _LaneSend:
+    """The messages of one lane in one send, and their answers."""
+
+    __slots__ = ("answers", "claim", "left", "messages")
+
+    def __init__(self, claim: LaneClaim, messages: Sequence[Message]) -> None:
+        self.claim = claim
+        self.messages = messages
+        self.answers: list[Answer | None] = [None] * len(messages)
+        self.left = len(messages)
+
+
+class _Send:
+    """One call of the transport."""
+
+    def __init__(self, flights: Sequence[_LaneSend]) -> None:
+        self.places = [(flight, i) for flight in flights for i in range(len(flight.messages))]
+        self.messages = [flight.messages[i] for flight, i in self.places]
+        self.error: BaseException | None = None
+        self.over = False
+
+
+class BatchSender:
+    """Carries the lanes of one batch.
+
+    - `through` is told of each lane that is at its end or held up, as soon as that is known.
+    - `down_if_silent`: a destination that answered nothing at all is down, and TargetDown is raised
+      at the end.
+    - If it has to stop, or something fails, nothing more is sent, and the answers to what is under
+      way are waited for: what was delivered is marked.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        claims: Sequence[LaneClaim],
+        *,
+        name: str,
+        per_lane: int,
+        seconds_max: float,
+        threads: SendThreads,
+        monotonic: Callable[[], float],
+        down_if_silent: bool,
+        through: Callable[[LaneClaim], None],
+    ) -> None:
+        self._transport = transport
+        self._name = name
+        self._per_lane = per_lane
+        self._seconds_max = seconds_max
+        self._threads = threads
+        self._monotonic = monotonic
+        self._through = through
+        self._news = threading.Condition()
+        self._landed: list[_LaneSend] = []
+        self._landed_at = 0.0
+        self._returned: list[_Send] = []
+        self._sends = 0
+        self._ready = list(claims)
+        self._silent: list[LaneClaim] = []
+        """Lanes that had no answer, while the destination has not answered anything."""
+        self._heard = not down_if_silent
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Carry until every lane is at its end or held up."""
+        while True:
+            self._look()
+            flights = self._flights()
+            if flights:
+                self._start(flights)
+            elif not self._sends:
+                break
+            self._take_in()
+        if self._error is not None:
+            raise self._error
+        if self._silent:
+            reason = self._silent[0].lane.answer
+            words = (reason.reason if reason is not None else "") or "no answer came"
+            raise TargetDown(self._name, f"{self._name}: {words}")
+
+    def _look(self) -> None:
+        """Notice that the handler has to stop."""
+        if self._error is None:
+            try:
+                cancellation.check()
+            except LedgerstoneError as reason:
+                self._error = reason
+
+    def _flights(self) -> list[_LaneSend]:
+        """What can be sent now; lanes of which nothing can are through."""
+        ready, self._ready = self._ready, []
+        flights = []
+        for claim in ready:
+            lane = claim.lane
+            messages = lane.messages[lane.confirmed : lane.confirmed + self._per_lane]
+            held = not lane.held.lost and self._monotonic() < lane.until
+            if self._error is not None:
+                # What is left of it is judged by what ends the batch.
+                continue
+            if messages and held and lane.answer is None:
+                flights.append(_LaneSend(claim, messages))
+            else:
+                self._end(claim)
+        return flights
+
+    def _end(self, claim: LaneClaim) -> None:
+        answer = claim.lane.answer
+        if answer is not None and answer.verdict is SendResult.UNKNOWN and not self._heard:
+            self._silent.append(claim)
+            return
+        self._through(claim)
+
+    def _start(self, flights: Sequence[_LaneSend]) -> None:
+        send = _Send(flights)
+        if len(flights) == 1 and self._sends == 0 and not self._ready:
+            # Nobody else waits: no other thread is needed.
+            self._carry_out(send)
+            self._sends += 1
+            return
+        self._sends += 1
+        self._threads.start(partial(self._carry_out, send))
+
+    def _carry_out(self, send: _Send) -> None:
+        """One call of the transport, in any thread."""
+        try:
+            hit("relay.sending")
+            answers = self._transport.send(
+                send.messages, seconds_max=self._seconds_max, heard=partial(self._hear, send)
+            )
+            hit("relay.sent")
+            for index, answer in enumerate(answers):
+                self._hear(send, index, answer)
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits for it
+            send.error = error
+        with self._news:
+            # An answer that comes later is to a lane that may be settled already.
+            send.over = True
+            self._returned.append(send)
+            self._news.notify()
+
+    def _hear(self, send: _Send, index: int, answer: Answer) -> None:
+        flight, i = send.places[index]
+        with self._news:
+            if flight.answers[i] is not None or send.over:
+                return
+            flight.answers[i] = answer
+            flight.left -= 1
+            if flight.left == 0:
+                self._landed.append(flight)
+                if len(self._landed) == 1:
+                    self._landed_at = time.monotonic()
+                    self._news.notify()
+
+    def _take_in(self) -> None:
+        """Wait for answers, and let the lanes that have theirs go on."""
+        with self._news:
+            self._await_news()
+            landed, self._landed = self._landed, []
+            returned, self._returned = self._returned, []
+        self._sends -= len(returned)
+        for flight in landed:
+            self._land(flight)
+        for send in returned:
+            if send.error is not None:
+                self._fail(send, send.error)
+
+    def _await_news(self) -> None:
+        while not self._returned:
+            if not self._landed:
+                if not self._news.wait(LOOK_SECONDS):
+                    return
+                continue
+            left = self._landed_at + GATHER_SECONDS - time.monotonic()
+            if left <= 0:
+                return
+            self._news.wait(left)
+
+    def _land(self, flight: _LaneSend) -> None:
+        self._note(flight)
+        self._ready.append(flight.claim)
+
+    def _note(self, flight: _LaneSend) -> None:
+        """How far the lane of this flight came, and why it stopped there."""
+        lane = flight.claim.lane
+        for answer in flight.answers:
+            if answer is None or lane.answer is not None:
+                # What is behind a gap is sent again.
+                break
+            if answer.verdict is SendResult.DELIVERED:
+                lane.confirmed += 1
+            else:
+                lane.answer = answer
+            if answer.verdict is not SendResult.UNKNOWN and not self._heard:
+                self._heard = True
+                silent, self._silent = self._silent, []
+                for claim in silent:
+                    self._through(claim)
+
+    def _fail(self, send: _Send, error: BaseException) -> None:
+        """A send that raised. If the destination went away in the middle, that is not an error."""
+        flights = {id(flight): flight for flight, _ in send.places if flight.left}
+        for flight in flights.values():
+            self._note(flight)
+        if isinstance(error, TargetDown) and self._heard:
+            for flight in flights.values():
+                # As they were: the next send tells whether it is down.
+                self._through(flight.claim)
+        elif self._error is None:
+            self._error = error
+
+
+class SendThreads:
+    """Threads that are made when needed, kept for the next send, and end when there is none."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._threads: set[threading.Thread] = set()
+        self._closed = False
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Run this in a free thread, or in a new one."""
+        with self._lock:
+            self._closed = False
+            thread: threading.Thread | None = None
+            if self._idle == 0:
+                thread = threading.Thread(target=self._turn, name=self._name, daemon=True)
+                self._threads.add(thread)
+            else:
+                self._idle -= 1
+        self._work.put(work)
+        if thread is not None:
+            thread.start()
+
+    def close(self) -> None:
+        """End the threads: idle ones now, the others when their send has ended."""
+        with self._lock:
+            self._closed = True
+            threads = list(self._threads)
+            for _ in range(self._idle):
+                self._work.put(None)
+            self._idle = 0
+        until = time.monotonic() + CLOSE_SECONDS_MAX
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _turn(self) -> None:
+        try:
+            while (work := self._next()) is not None:
+                work()
+                # An idle thread holds no message.
+                del work
+                with self._lock:
+                    if self._closed:
+                        return
+                    self._idle += 1
+        finally:
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+
+    def _next(self) -> Callable[[], None] | None:
+        """What this thread is to do; None: nothing any more."""
+        try:
+            return self._work.get(timeout=IDLE_SECONDS)
+        except Empty:
+            with self._lock:
+                if self._idle > 0:
+                    self._idle -= 1
+                    return None
+            # Something was put for this thread meanwhile.
+            return self._work.get()

@@ -1,0 +1,285 @@
+"""Joining the caller's transaction: whatever they hold, as a SQLAlchemy connection.
+
+What comes in                      what is used of it
+─────────────────────────────────  ─────────────────────────────────────────────────
+SQLAlchemy Connection              itself
+SQLAlchemy Session                 the connection of its transaction
+Django connection (inside atomic)  the driver's connection under it
+psycopg, sqlite3, PyMySQL, …       a SQLAlchemy connection laid over it
+
+The connection is never committed, rolled back, closed or given to a pool here. Laid over a driver's
+connection it has a pool of one that does nothing at its return, and cursors that answer plain
+tuples also where the caller has asked the driver for rows of another kind.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Engine, inspect, select
+from sqlalchemy import exc as sa_exc
+from sqlalchemy.pool import StaticPool
+
+from ledgerstone.errors import (
+    BadInput,
+    NotInTransaction,
+    SchemaMissing,
+    StoreDenied,
+    WrongDatabase,
+)
+from ledgerstone.store.connections.faults import translated
+from ledgerstone.store.connections.joined_end import Ending, ending_of
+from ledgerstone.store.dialects.sqlite.library import library_of
+from ledgerstone.store.schema.tables import ledger_identity
+from ledgerstone.store.sql.cursors import PlainCursors
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine.interfaces import Dialect as DriverDialect
+
+    from ledgerstone.store.database import Database
+
+DRIVERS = {
+    "sqlite3": "sqlite",
+    "pysqlite3": "sqlite",
+    "sqlcipher3": "sqlite",
+    "psycopg": "postgresql",
+    "pymysql": "mysql",
+    "MySQLdb": "mysql",
+}
+_SERVER_STATUS_IN_TRANS = 1
+_TRANSACTION_STATUS_IDLE = 0
+
+
+class Joiner:
+    """Adopts the caller's connections for one database."""
+
+    def __init__(self, database: Database[Any]) -> None:
+        self._database = database
+        self._engines_known: WeakKeyDictionary[Engine, str] = WeakKeyDictionary()
+        self._drivers: dict[str, DriverDialect] = {}
+
+    def ending_of(self, connection: Connection) -> Ending | None:
+        """What sees the caller's commit on this connection; None where it is out of sight."""
+        laid_over = isinstance(connection.engine.pool, StaticPool)
+        return None if laid_over else ending_of(connection)
+
+    def connection_of(self, joined: object) -> Connection:
+        """A SQLAlchemy connection inside the caller's transaction."""
+        try:
+            return self._checked(joined)
+        except sa_exc.InvalidRequestError as error:
+            message = f"cannot join this {type(joined).__name__}: {error}"
+            raise BadInput(message) from error
+        except Exception as error:
+            fault = translated(error)
+            if fault is error:
+                raise
+            raise fault from error
+
+    def _checked(self, joined: object) -> Connection:
+        # Not imported for its own sake: whoever joins a session has done so.
+        orm = sys.modules.get("sqlalchemy.orm")
+        if orm is not None and isinstance(joined, orm.Session):
+            joined = joined.connection()
+        if isinstance(joined, Connection):
+            connection = joined
+            if not connection.in_transaction():
+                connection.begin()
+            self._check_kind(connection.dialect.name)
+            self._check_library(connection.connection.dbapi_connection)
+        else:
+            connection = self._laid_over(self._driver_connection(joined))
+        raw: Any = connection.connection.dbapi_connection
+        _check_open_transaction(raw, self._database.dialect.name)
+        self._database.dialect.check_joined(raw)
+        self._check_identity(connection)
+        return connection
+
+    def _driver_connection(self, joined: object) -> Any:
+        if hasattr(joined, "in_atomic_block") and hasattr(joined, "connection"):
+            if not joined.in_atomic_block:
+                message = "the Django connection is not inside a transaction"
+                raise NotInTransaction(message, hint="open `with transaction.atomic():` first")
+            joined.ensure_connection()  # type: ignore[attr-defined]
+            return joined.connection
+        if set(_names(joined)) & set(DRIVERS) and hasattr(joined, "cursor"):
+            return joined
+        message = f"cannot join a {type(joined).__module__}.{type(joined).__name__}"
+        raise BadInput(
+            message,
+            hint="give a SQLAlchemy connection or session, a Django connection,"
+            " or a psycopg, sqlite3 or PyMySQL connection",
+        )
+
+    def _laid_over(self, raw: Any) -> Connection:
+        driver = _driver_of(raw)
+        self._check_kind(DRIVERS[driver])
+        self._check_library(raw)
+        plain: Any = PlainCursors(driver, raw)
+        pool = StaticPool(lambda: plain, reset_on_return=None)
+        engine = Engine(pool, self._driver_dialect(driver), self._database.engine.url)
+        return engine.connect()
+
+    def _driver_dialect(self, driver: str) -> DriverDialect:
+        """How SQLAlchemy talks to this driver; our own engine's if it is the same."""
+        known = self._drivers.get(driver)
+        if known is not None:
+            return known
+        ours = self._database.engine.dialect
+        if self._library == driver:
+            # A dialect is ready once it has connected.
+            with self._database.reading():
+                dialect = ours
+        else:
+            dialect = _other_driver(driver, ours)
+        self._drivers[driver] = dialect
+        return dialect
+
+    @property
+    def _library(self) -> str:
+        """The driver of our own connections."""
+        return library_of(self._database.engine)
+
+    def _check_library(self, raw: Any) -> None:
+        """One copy of SQLite for the file: two would not see each other's locks on it."""
+        if self._database.dialect.name != "sqlite":
+            return
+        theirs = _driver_of(_innermost(raw))
+        if theirs == self._library:
+            return
+        if not self._same_file(raw):
+            raise _another_database()
+        self._database.share_library(theirs)
+        self._drivers.clear()
+
+    def _same_file(self, raw: Any) -> bool:
+        cursor = raw.cursor()
+        cursor.execute("PRAGMA database_list")
+        files = {row[1]: row[2] for row in cursor.fetchall()}
+        cursor.close()
+        ours = Path(self._database.url.database or "")
+        return Path(files["main"] or "").resolve() == ours.resolve()
+
+    def _check_kind(self, kind: str) -> None:
+        kind = "mysql" if kind == "mariadb" else kind
+        if kind != self._database.dialect.name:
+            message = f"the connection is to {kind}, the ledger is on {self._database.dialect.name}"
+            raise WrongDatabase(message, hint="join a connection to the ledger's own database")
+
+    def _check_identity(self, connection: Connection) -> None:
+        """Refuse a connection to another database, without spoiling its transaction."""
+        ours = self._database.identity
+        theirs = self._engines_known.get(connection.engine)
+        if theirs is None:
+            theirs = _identity_seen_by(connection, self._database)
+            if theirs == ours:
+                self._engines_known[connection.engine] = theirs
+        if theirs != ours:
+            raise _another_database()
+
+
+def _another_database() -> WrongDatabase:
+    message = "the connection is to another database than the ledger's"
+    return WrongDatabase(message, hint="join a connection to the ledger's own database")
+
+
+def _identity_seen_by(connection: Connection, ours: Database[Any]) -> str | None:
+    names = ours.namespace
+    kind = connection.dialect.name
+    if kind == "postgresql":
+        # Asked first, as a statement that fails would end the transaction.
+        if not inspect(connection).has_table(ledger_identity.name, schema=names.own):
+            return None
+    elif kind != "sqlite" and _used_database(connection) != ours.url.database:
+        # Our tables are seen from every database of the server: the caller's are in this one.
+        return None
+    try:
+        found = connection.execute(select(ledger_identity.c.id), execution_options=names.options)
+    except sa_exc.DBAPIError as error:
+        if isinstance(translated(error), SchemaMissing | StoreDenied):
+            return None
+        raise
+    value = found.scalar()
+    return None if value is None else str(value)
+
+
+def _used_database(connection: Connection) -> str | None:
+    """The database that a session of MySQL uses."""
+    name: str | None = connection.exec_driver_sql("SELECT DATABASE()").scalar()
+    return name
+
+
+def _other_driver(driver: str, ours: DriverDialect) -> DriverDialect:
+    """The dialect for MySQL's other driver, as ready as our own."""
+    if driver == "pymysql":
+        from sqlalchemy.dialects.mysql.pymysql import dialect as mysql
+    else:
+        from sqlalchemy.dialects.mysql.mysqldb import dialect as mysql  # type: ignore[assignment]
+    other = mysql(dbapi=mysql.import_dbapi())
+    for fact in ("server_version_info", "is_mariadb", "_server_ansiquotes", "_backslash_escapes"):
+        if hasattr(ours, fact):
+            setattr(other, fact, getattr(ours, fact))
+    return other
+
+
+def _check_open_transaction(raw: Any, kind: str) -> None:
+    """Refuse a connection on which our rows would commit alone."""
+    if kind == "postgresql":
+        _check_postgresql(raw)
+    elif kind == "mysql":
+        _check_mysql(raw)
+    else:
+        _check_sqlite(raw)
+
+
+def _check_postgresql(raw: Any) -> None:
+    # Only psycopg can tell whether a transaction was begun by hand all the same.
+    info = getattr(raw, "info", None)
+    idle = info is None or info.transaction_status == _TRANSACTION_STATUS_IDLE
+    if idle and raw.autocommit:
+        raise _alone("leave autocommit off, or open `with connection.transaction():`")
+
+
+def _check_mysql(raw: Any) -> None:
+    status = getattr(raw, "server_status", None)
+    autocommit = raw.get_autocommit() if hasattr(raw, "get_autocommit") else False
+    if autocommit and not (isinstance(status, int) and status & _SERVER_STATUS_IN_TRANS):
+        raise _alone("call `connection.begin()` first")
+
+
+def _check_sqlite(raw: Any) -> None:
+    inner = _innermost(raw)
+    if inner.in_transaction:
+        return
+    if getattr(inner, "isolation_level", "") is None or getattr(inner, "autocommit", -1) is True:
+        raise _alone("execute BEGIN IMMEDIATE first")
+    # The driver begins a transaction at the first write it recognises; ours must be in it, and a
+    # savepoint must not become the transaction.
+    cursor = raw.cursor()
+    cursor.execute("BEGIN IMMEDIATE")
+    cursor.close()
+
+
+def _innermost(raw: Any) -> Any:
+    """The driver's own connection: an asynchronous one, or what is laid over it, has it inside."""
+    for name in ("raw", "_connection", "_conn"):
+        raw = getattr(raw, name, raw)
+    return raw
+
+
+def _driver_of(raw: Any) -> str:
+    """The driver that a connection, or what a program has derived from it, is of."""
+    return next(name for name in _names(raw) if name in DRIVERS)
+
+
+def _names(thing: object) -> list[str]:
+    """The packages that its class and their bases come from."""
+    return [base.__module__.partition(".")[0] for base in type(thing).__mro__]
+
+
+def _alone(hint: str) -> NotInTransaction:
+    message = "the connection commits every statement by itself: there is no transaction to join"
+    return NotInTransaction(message, hint=hint)

@@ -1,0 +1,196 @@
+"""What ends a transaction of ours on MySQL and MariaDB, noticed on the driver's connection.
+
+    SAVEPOINT guard ─▶ a statement that may commit ─▶ RELEASE SAVEPOINT guard ─▶ 1305: it was ended
+
+Many statements commit the transaction that they are sent in: DDL, TRUNCATE, LOCK TABLES, SET
+autocommit = 1, a procedure that commits; also some that fail. The server does not say so, and what
+comes next begins another transaction. Its status says it for some of them and not for others, so a
+savepoint is set before each statement that is not known to be harmless: a commit removes it.
+
+PyMySQL only: mysqlclient has its connection in C, there the text of a statement has to tell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from functools import cache
+from typing import Any
+
+from ledgerstone.store.connections import block_end as ended
+
+GUARD = "ledgerstone_guard"
+WORDS_MAX = 400
+"""What is read of a text to see what it does."""
+_IN_TRANSACTION, _AUTOCOMMIT = 1, 2
+"""Bits of the server's status."""
+_MULTI_STATEMENTS = 1 << 16
+"""The flag of a connection that takes several statements in one text."""
+_NO_SUCH_SAVEPOINT = 1305
+_Driver: Any = object
+_UNDOING, _ENDED, _OPEN = "ledgerstone_undoing", "ledgerstone_ended", "ledgerstone_open"
+"""On a driver's connection: errors for which the server undoes a whole transaction, what there is
+to say if it was ended, and whether one of ours is open, whose end is looked for."""
+_HARMLESS = re.compile(
+    ended.BEFORE
+    + r"\(*\s*(?:SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|VALUES|SAVEPOINT|RELEASE|SHOW|DESC"
+    r"|DESCRIBE|EXPLAIN|ROLLBACK(?:\s+WORK)?\s+TO|DO|USE)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_WRITES = re.compile(ended.BEFORE + r"(?:INSERT|REPLACE|DELETE)\b", re.IGNORECASE | re.DOTALL)
+_COMMITS = re.compile(
+    ended.BEFORE
+    + r"(?:ALTER|CREATE(?!(?:\s+OR\s+REPLACE)?\s+TEMPORARY)|DROP(?!\s+TEMPORARY)|RENAME|TRUNCATE"
+    r"|ANALYZE\s+(?:LOCAL\s+|NO_WRITE_TO_BINLOG\s+)?TABLE|(?:CHECK|OPTIMIZE|REPAIR)\s.*?TABLE"
+    r"|LOCK\s+TABLES?|UNLOCK\s+TABLES?|FLUSH|GRANT|REVOKE|INSTALL|UNINSTALL|SET\s+PASSWORD"
+    r"|SET\s+.*?\bautocommit\s*:?=\s*(?:1|ON|TRUE))\b",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What is known to commit by itself; temporary tables are not."""
+
+
+def commits(text: str) -> bool:
+    """Whether this statement commits the transaction that it is sent in."""
+    return _COMMITS.match(text) is not None
+
+
+def is_open(driver: Any) -> bool:
+    """Whether something was written that the server has not committed or undone."""
+    return bool((getattr(driver, "server_status", None) or 0) & _IN_TRANSACTION)
+
+
+def prepare(driver: Any, undoing: Collection[int]) -> None:
+    """A new connection: these errors undo a whole transaction."""
+    setattr(driver, _UNDOING, frozenset(undoing))
+    setattr(driver, _ENDED, None)
+    setattr(driver, _OPEN, False)
+
+
+def begin(driver: Any) -> None:
+    """A transaction of ours has begun: look for its end."""
+    setattr(driver, _ENDED, None)
+    setattr(driver, _OPEN, True)
+
+
+def end(driver: Any) -> None:
+    """What ends it now is seen elsewhere."""
+    setattr(driver, _OPEN, False)
+
+
+def check(driver: Any) -> None:
+    """Refuse to go on if it was ended."""
+    look = getattr(driver, "look_for_guard", None)
+    if look is not None:
+        look()
+    say: Callable[[], Exception] | None = getattr(driver, _ENDED)
+    if say is not None:
+        raise say()
+
+
+def is_spoiled(driver: Any) -> bool:
+    """Whether code in a block has ended its transaction, and may have changed the session."""
+    return getattr(driver, _ENDED, None) is ended.over
+
+
+def _note_error(driver: Any, error: BaseException) -> None:
+    if error.args and error.args[0] in getattr(driver, _UNDOING, ()):
+        setattr(driver, _ENDED, ended.met_another)
+
+
+def _words(text: Any) -> str:
+    words = text[:WORDS_MAX]
+    return words if isinstance(words, str) else bytes(words).decode("latin-1")
+
+
+class ImplicitCommitGuard(_Driver):  # type: ignore[misc]
+    """Laid before PyMySQL's connection: remembers that the transaction of a block was ended.
+
+    Cursors of any class send through its `query`.
+    """
+
+    guarded = False
+    """Whether the savepoint is set, and nobody has looked for it yet."""
+
+    def query(self, sql: Any, unbuffered: bool = False) -> Any:
+        if not getattr(self, _OPEN, False):
+            return super().query(sql, unbuffered)
+        self.look_for_guard()
+        words = _words(sql)
+        if self.client_flag & _MULTI_STATEMENTS or not _HARMLESS.match(words):
+            return self._guarded_query(sql, unbuffered)
+        answer = self._noted_query(sql, unbuffered)
+        if self._result.description and _WRITES.match(words):
+            # Rows come without the server's status.
+            self.server_status |= _IN_TRANSACTION
+        return answer
+
+    def look_for_guard(self) -> None:
+        """Whether the savepoint is there yet; not while there are results to be read."""
+        if self.server_status & _AUTOCOMMIT and getattr(self, _OPEN, False):
+            setattr(self, _ENDED, ended.over)
+        result: Any = getattr(self, "_result", None)
+        reading = result is not None and (result.has_next or result.unbuffered_active)
+        if not self.guarded or reading:
+            return
+        self.guarded = False
+        try:
+            super().query(f"RELEASE SAVEPOINT {GUARD}")
+        except Exception as error:  # noqa: BLE001 - a lost connection, which the next call meets
+            gone = bool(error.args) and error.args[0] == _NO_SUCH_SAVEPOINT
+            if gone and getattr(self, _ENDED, None) is not ended.met_another:
+                setattr(self, _ENDED, ended.over)
+        finally:
+            self._result = result
+
+    def commit(self) -> None:
+        self._note_end()
+        super().commit()
+
+    def rollback(self) -> None:
+        self._note_end()
+        super().rollback()
+
+    def begin(self) -> None:
+        self._note_end()
+        super().begin()
+
+    def _guarded_query(self, sql: Any, unbuffered: bool) -> Any:
+        if is_open(self):
+            super().query(f"SAVEPOINT {GUARD}")
+            self.guarded = True
+        try:
+            return self._noted_query(sql, unbuffered)
+        finally:
+            self.look_for_guard()
+
+    def _noted_query(self, sql: Any, unbuffered: bool) -> Any:
+        try:
+            return super().query(sql, unbuffered)
+        except Exception as error:
+            _note_error(self, error)
+            raise
+
+    def _note_end(self) -> None:
+        """The driver is told to end what a block has begun."""
+        if getattr(self, _OPEN, False) and is_open(self):
+            setattr(self, _ENDED, ended.over)
+
+
+@cache
+def watched_cursor() -> Any:
+    """The cursor of mysqlclient; it remembers what its texts and the server's errors tell."""
+    from MySQLdb.cursors import Cursor  # type: ignore[import-untyped]
+
+    class WatchedCursor(Cursor):  # type: ignore[misc]
+        def _query(self, text: Any) -> Any:
+            try:
+                answer = super()._query(text)
+            except Exception as error:
+                _note_error(self.connection, error)
+                raise
+            words = _words(text)
+            if ended.ends(words):
+                setattr(self.connection, _ENDED, ended.over)
+            return answer
+
+    return WatchedCursor

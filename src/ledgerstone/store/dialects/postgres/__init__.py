@@ -1,0 +1,1 @@
+"""PostgreSQL, and what makes it fast: arrays, journals in one statement, the pipeline."""

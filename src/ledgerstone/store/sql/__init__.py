@@ -1,0 +1,1 @@
+"""SQL: named statements, batches of rows, and the expressions that databases spell differently."""

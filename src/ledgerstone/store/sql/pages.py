@@ -1,0 +1,257 @@
+"""Keyset pages: a list read in steps, each from where the last one ended.
+
+A page costs the same however deep it lies, and rows that are added meanwhile move nothing: the next
+page begins behind the last row that was seen. The cursor is opaque; it carries a check that ties it
+to the list and to the database it came from, so that a cut, altered or foreign one is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+from sqlalchemy import BigInteger, Select, and_, bindparam, or_, select, union_all
+
+from ledgerstone.errors import BadInput
+from ledgerstone.store.sql.expressions import beyond
+from ledgerstone.store.sql.statement import Row, Statement
+
+if TYPE_CHECKING:
+    from sqlalchemy.sql.elements import ColumnElement
+
+    from ledgerstone.store.transaction import Transaction
+
+LIMIT_MAX = 1000
+STEP_ROWS = 1000
+STEPS_MAX = 10
+"""Steps in which rows are looked through for those that fit."""
+CURSOR_CHARS_MAX = 2048
+KEYS_KEPT = 1024
+_CHECK_BYTES = 12
+
+T = TypeVar("T")
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True):
+    """Some rows, and the cursors that lead to those behind and before them; None at an end.
+
+    A page that was read without a cursor is the first one.
+    """
+
+    rows: list[T]
+    next: str | None
+    previous: str | None = None
+
+
+class Keyset(Generic[T]):
+    """A list in a fixed order.
+
+    - The order's columns are among those selected, and together unique.
+    - `split`, if given, are conditions of which exactly one holds for each row, and an index leads
+      to the first rows of each in this order: a page is chosen from a page of each.
+    - `crowded`: many rows may have the same first value; the whole place is looked up in the index.
+    - `where` filters are part of `query`; their parameters are given at each read and are tied to
+      the cursor: a cursor of another filter is refused.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        query: Select[Any],
+        *,
+        order: Sequence[ColumnElement[Any]],
+        descending: bool = False,
+        split: Sequence[ColumnElement[bool]] = (),
+        crowded: bool = False,
+        make: Callable[[Row], T],
+    ) -> None:
+        self.name = name
+        self._make = make
+        selected = list(query.selected_columns)
+        names = [column.key for column in selected]
+        self._positions = [names.index(column.key) for column in order]
+
+        def page(kind: str, rows: Select[Any], *, descending: bool) -> Statement:
+            expression = _page(rows, order=order, descending=descending, split=split)
+            return Statement(f"{name}.{kind}_page", expression)
+
+        def behind(*, descending: bool) -> Select[Any]:
+            return query.where(
+                beyond(order, _after(order), descending=descending)
+                if crowded
+                else _behind(order, descending=descending)
+            )
+
+        self._first = page("first", query, descending=descending)
+        self._next = page("next", behind(descending=descending), descending=descending)
+        before = behind(descending=not descending)
+        self._previous = page("previous", before, descending=not descending)
+
+    def read(
+        self, tx: Transaction, *, limit: int, cursor: str | None = None, **filters: Any
+    ) -> Page[T]:
+        """One page."""
+        _check_limit(limit)
+        key = self._key(tx, filters)
+        rows, more = self._rows(tx, limit, cursor, key, filters)
+        return Page(
+            [self._make(row) for row in rows],
+            self._behind(rows[-1], key) if more else None,
+            self._behind(rows[0], key) if rows and cursor is not None else None,
+        )
+
+    def read_back(self, tx: Transaction, *, limit: int, cursor: str, **filters: Any) -> Page[T]:
+        """The page that ends before the cursor, in the same order."""
+        _check_limit(limit)
+        key = self._key(tx, filters)
+        after = self._cursor(cursor, key)
+        rows = self._previous.rows(tx, limit=limit + 1, **filters, **after)
+        more, rows = len(rows) > limit, rows[:limit][::-1]
+        return Page(
+            [self._make(row) for row in rows],
+            self._behind(rows[-1], key) if rows else None,
+            self._behind(rows[0], key) if more else None,
+        )
+
+    def sifted(
+        self,
+        tx: Transaction,
+        fits: Callable[[T], bool],
+        *,
+        limit: int,
+        cursor: str | None = None,
+        **filters: Any,
+    ) -> Page[T]:
+        """A page of those that fit, of which no index knows, in a bounded number of steps.
+
+        It may hold fewer than asked for, even none, and yet have a next one.
+        """
+        _check_limit(limit)
+        key = self._key(tx, filters)
+        found: list[T] = []
+        for _ in range(STEPS_MAX):
+            rows, more = self._rows(tx, STEP_ROWS, cursor, key, filters)
+            for row in rows:
+                made = self._make(row)
+                if not fits(made):
+                    continue
+                found.append(made)
+                if len(found) == limit:
+                    more = more or row is not rows[-1]
+                    return Page(found, self._behind(row, key) if more else None)
+            if not more:
+                return Page(found, None)
+            cursor = self._behind(rows[-1], key)
+        return Page(found, cursor)
+
+    def _rows(
+        self, tx: Transaction, limit: int, cursor: str | None, key: bytes, filters: dict[str, Any]
+    ) -> tuple[list[Row], bool]:
+        """So many rows, and whether there are more."""
+        if cursor is None:
+            rows = self._first.rows(tx, limit=limit + 1, **filters)
+        else:
+            after = self._cursor(cursor, key)
+            rows = self._next.rows(tx, limit=limit + 1, **filters, **after)
+        return rows[:limit], len(rows) > limit
+
+    def _cursor(self, cursor: str, key: bytes) -> dict[str, Any]:
+        after = {f"after_{i}": value for i, value in enumerate(_opened(cursor, key))}
+        if len(after) != len(self._positions):
+            raise _foreign()
+        return after
+
+    def _behind(self, row: Row, key: bytes) -> str:
+        return _sealed([row[i] for i in self._positions], key)
+
+    def _key(self, tx: Transaction, filters: dict[str, Any]) -> bytes:
+        return _key_of(self.name, tx.database.identity_in(tx), tuple(filters.items()))
+
+
+@lru_cache(maxsize=KEYS_KEPT)
+def _key_of(name: str, identity: str, filters: tuple[tuple[str, Any], ...]) -> bytes:
+    """What ties a cursor to a list, its filters and a database."""
+    named = msgspec.json.encode([name, dict(filters)], order="deterministic")
+    return hashlib.sha256(identity.encode() + named).digest()
+
+
+def _check_limit(limit: Any) -> None:
+    if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
+        raise BadInput(f"a page has 1 to {LIMIT_MAX} rows, not {limit!r}")
+
+
+def _page(
+    query: Select[Any],
+    *,
+    order: Sequence[ColumnElement[Any]],
+    descending: bool,
+    split: Sequence[ColumnElement[bool]],
+) -> Select[Any]:
+    """The first rows in this order, of all or of those that were the first of each part."""
+
+    def first(rows: Select[Any], columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+        ordered = rows.order_by(*[c.desc() if descending else c.asc() for c in columns])
+        return ordered.limit(bindparam("limit", type_=BigInteger()))
+
+    if not split:
+        return first(query, order)
+    parts = [first(query.where(each), order).subquery(f"part_{i}") for i, each in enumerate(split)]
+    every = union_all(*(select(part) for part in parts)).subquery("every_part")
+    return first(select(every), [every.c[str(column.key)] for column in order])
+
+
+def _behind(order: Sequence[ColumnElement[Any]], *, descending: bool) -> ColumnElement[bool]:
+    """Rows behind the cursor, in a form that all databases answer from an index.
+
+    For (a, b): a <= :a AND (a < :a OR (a = :a AND b < :b)).
+    """
+    after = _after(order)
+    steps = []
+    for i, column in enumerate(order):
+        farther = column < after[i] if descending else column > after[i]
+        same = [order[j] == after[j] for j in range(i)]
+        steps.append(and_(*same, farther))
+    lead = order[0] <= after[0] if descending else order[0] >= after[0]
+    return and_(lead, or_(*steps))
+
+
+def _after(order: Sequence[ColumnElement[Any]]) -> list[ColumnElement[Any]]:
+    return [bindparam(f"after_{i}", type_=column.type) for i, column in enumerate(order)]
+
+
+def _sealed(values: Sequence[Any], key: bytes) -> str:
+    body = msgspec.json.encode([str(v) if not isinstance(v, int | str) else v for v in values])
+    check = hmac.digest(key, body, "sha256")[:_CHECK_BYTES]
+    return _spelled(check + body)
+
+
+def _spelled(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def _opened(cursor: Any, key: bytes) -> list[Any]:
+    # Python lets anything be given.
+    if not isinstance(cursor, str) or len(cursor) > CURSOR_CHARS_MAX:
+        raise _foreign()
+    try:
+        raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+    except (binascii.Error, ValueError):
+        raise _foreign() from None
+    # The decoder passes over what is not of its alphabet, and over bits that do not fill a byte.
+    if _spelled(raw) != cursor:
+        raise _foreign()
+    check, body = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:]
+    if not hmac.compare_digest(check, hmac.digest(key, body, "sha256")[:_CHECK_BYTES]):
+        raise _foreign()
+    values: list[Any] = msgspec.json.decode(body)
+    return values
+
+
+def _foreign() -> BadInput:
+    return BadInput("the cursor does not belong to this list", hint="begin again without a cursor")
