@@ -9,7 +9,7 @@ from typing import Any
 from ledgerstone.blobs.blobs import BlobsState
 from ledgerstone.blobs.read.status import facts_of
 from ledgerstone.room import Check, CheckStatus, Opened, counted
-from ledgerstone.store.schema.columns import migrate as migrating
+from ledgerstone.store.schema import migrate as migrating
 
 PACKET = "max_allowed_packet"
 PACKET_SLICES = 2
