@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -53,17 +53,25 @@ def told(url: str) -> list[str]:
         return [str(message.body) for message in tx.outbox.find().rows]
 
 
+class Answer(NamedTuple):
+    """What an application answers; no status where it says nothing."""
+
+    status: int | None
+    headers: dict[str, str]
+    body: bytes
+
+
 def asked_of(
     app: UploadApp, method: str, path: str, body: bytes = b"", silent: bool = False, /, **said: str
-) -> tuple[int | None, dict[str, str]]:
+) -> Answer:
     """One request without a server; `silent`: the body never ends."""
     return asyncio.run(asked(app, method, path, body, silent, **said))
 
 
 async def asked(
     app: UploadApp, method: str, path: str, body: bytes = b"", silent: bool = False, /, **said: str
-) -> tuple[int | None, dict[str, str]]:
-    """One request of an event loop: its status and headers."""
+) -> Answer:
+    """One request of an event loop."""
     named = {"tus_resumable": "1.0.0"} | said
     headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in named.items()]
     scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": headers}
@@ -80,6 +88,6 @@ async def asked(
 
     await app(scope, receive, send)
     if not answers:
-        return None, {}
+        return Answer(None, {}, b"")
     found = {name.decode(): value.decode() for name, value in answers[0]["headers"]}
-    return answers[0]["status"], found
+    return Answer(answers[0]["status"], found, answers[1]["body"])

@@ -14,7 +14,9 @@ from ledgerstone.blobs import content, expiry, slots
 from ledgerstone.blobs.tables import blobs, owners, slices
 from ledgerstone.store.sql.statement import Statement
 from ledgerstone.testing.fixtures import Home
-from tests.contract.blobs.contents import hash_of
+from tests.contract.blobs.contents import content as content_of
+from tests.contract.blobs.contents import cut, hash_of
+from tests.harness.reads import rows_read
 from tests.store.test_indexes import analyze, plan
 
 ROWS = 3000
@@ -51,6 +53,43 @@ def many(ledger: Ledger, home: Home) -> None:
         tx.execute(insert(slices), more)
     for table in (blobs, slices, owners):
         analyze(home, ledger, table.name)
+
+
+@pytest.mark.usefixtures("many")
+def test_how_much_is_read(ledger: Ledger, home: Home) -> None:
+    """Of many rows a call reads those that it answers, and about as many as it has to skip."""
+    cases: list[tuple[Statement, dict[str, Any], int]] = [
+        (expiry._overdue, {"limit_": 10}, 10),
+        (expiry._some, {"file_id_": ID, "limit_": 10}, 10),
+        (content._at, {"file_id_": ID, "position": 1500}, 1),
+        (slots._taken, {"file_id_": ID, "slot": 1500, "last": 1510}, 11),
+        (slots._data, {"file_id_": ID, "slot": 1500}, 1),
+        (calls._owners, {"file_id_": ID}, 1),
+        (calls._owner_left, {"file_id_": ID}, 1),
+        (calls._list._first, {"limit": 10}, 10),
+    ]
+
+    with ledger.transaction() as tx:
+        for statement, values, answered in cases:
+            statement.rows(tx, **values)
+            read = rows_read(home.kind, tx, lambda: statement.rows(tx, **values))  # noqa: B023
+
+            assert read <= 3 * answered + 10, f"{statement.name} reads {read}"
+
+
+def test_a_piece_of_a_new_file(ledger: Ledger, home: Home) -> None:
+    """Of a file that is most of its table, and was not analyzed yet, a piece is a row."""
+    data = content_of(1000)
+    file_id = hash_of(data)
+    ledger.run(lambda tx: tx.blobs.begin(file_id, total_size=len(data), slice_size=1))
+    ledger.run(lambda tx: tx.blobs.put_slices(file_id, cut(data, 1)))
+    values = {"file_id_": file_id, "position": 600}
+
+    with ledger.transaction() as tx:
+        content._at.rows(tx, **values)
+        read = rows_read(home.kind, tx, lambda: content._at.rows(tx, **values))
+
+    assert read < 10
 
 
 @pytest.mark.usefixtures("many")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sqlalchemy import BigInteger, bindparam, select
+from sqlalchemy import BigInteger, bindparam, func, select
 
 from ledgerstone.blobs.paths import path_in, told
 from ledgerstone.blobs.rows import BlobRow, file_id_
@@ -21,11 +21,16 @@ PIECE_BYTES = 262_144
 """What is read of a file at once."""
 
 _position = bindparam("position", type_=BigInteger())
+_before = (
+    select(func.max(slices.c.offset))
+    .where(slices.c.file_id == file_id_, slices.c.offset <= _position)
+    .scalar_subquery()
+)
+# Not ordered by the offset from the end: MariaDB then reads every slice behind the position, too.
 _at = Statement(
     "blobs.slice_at",
     select(slices.c.offset, slices.c.data)
-    .where(slices.c.file_id == file_id_, slices.c.offset <= _position)
-    .order_by(slices.c.offset.desc())
+    .where(slices.c.file_id == file_id_, slices.c.offset == _before)
     .limit(1),
 )
 
