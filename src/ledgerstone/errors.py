@@ -18,6 +18,7 @@
     │   ├── NotInTransaction
     │   ├── MoveNotAllowed       the table of moves does not have it
     │   ├── RequestExpired       its time has run out
+    │   ├── EventsPruned         the content of these events was pruned
     │   └── ThresholdNotMet      signatures are missing
     ├── NotAMember           the peer or key is not in the group
     ├── EnvelopeRefused      a peer's message failed a check
@@ -177,6 +178,12 @@ class RequestExpired(NotAllowedNow):
     """Begin a new request: this one accepts neither votes nor signatures any more."""
 
     code = "request_expired"
+
+
+class EventsPruned(NotAllowedNow):
+    """Begin behind the pruned range, and take what came of it from the protocol's tables."""
+
+    code = "events_pruned"
 
 
 class ThresholdNotMet(NotAllowedNow):

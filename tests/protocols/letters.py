@@ -45,7 +45,7 @@ class ProjectorBroken(Exception):
 
 def letters(**options: Any) -> Protocol:
     """The protocol, made anew."""
-    protocol = Protocol("letters", schema=SCHEMA, **options)
+    protocol = Protocol("letters", **{"schema": SCHEMA, **options})
     protocol.keeps("note")
 
     @protocol.projector("key")

@@ -101,3 +101,28 @@ def test_what_is_wrong_is_told(program: Program) -> None:
     assert "its protocols: groups" in nobody.err
     assert "group.create" in nothing.err
     assert "--params is no JSON object" in params.err
+
+
+def test_what_is_kept(program: Program) -> None:
+    """A snapshot is made, events are pruned, and the tables follow from what is left."""
+    program.run("protocols", "run", "groups", "group.create", "--params", json.dumps(GROUP))
+    everything = program.run("protocols", "prune", "groups")
+    made = program.run("protocols", "snapshot", "groups", "--json")
+    again = program.run("protocols", "snapshot", "groups")
+    dry = program.run("protocols", "prune", "--keep-days", "0", "--dry-run", "--json")
+    pruned = program.run("protocols", "prune", "--keep-days", "0", "--json")
+    listed = program.run("protocols", "snapshots")
+    verified = program.run("protocols", "verify", "--json")
+    exported = program.run("events", "export", "--output", "all.jsonl")
+    kept = program.run("events", "export", "--kept", "--output", "kept.jsonl", "--json")
+    followed = program.run("protocols", "tail", "--seconds", "0")
+
+    assert "keeps everything" in everything.err
+    assert (made.json["snapshot_position"], made.json["snapshot_rows"]) == (2, 3)
+    assert "no event came since" in again.out
+    assert (dry.json["would_prune"], pruned.json["pruned"]) == (2, 2)
+    assert "positions 1 to 2 are pruned: 2 events" in listed.out
+    assert (verified.code, verified.json["problems"]) == (0, [])
+    assert (exported.code, kept.json) == (1, {"exported": 0})
+    assert "the content of event 1 was pruned" in exported.err
+    assert "up to position 2 were pruned" in followed.err

@@ -6,7 +6,7 @@ from ledgerstone import Ledger
 from ledgerstone.items.sequencer import Sequencer
 from ledgerstone.protocols import Envelope, Protocol, Running
 from ledgerstone.protocols.applying import apply
-from ledgerstone.protocols.tail import SEQUENCE
+from ledgerstone.protocols.log import SEQUENCE
 from tests.protocols.letters import letters
 
 

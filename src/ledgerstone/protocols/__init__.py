@@ -21,6 +21,7 @@ from ledgerstone.protocols.results import (
     Result,
 )
 from ledgerstone.protocols.running import Running, running
+from ledgerstone.settings.protocols import Retention
 
 __all__ = [
     "BlobAppendSlice",
@@ -35,6 +36,7 @@ __all__ = [
     "Reading",
     "Reason",
     "Result",
+    "Retention",
     "Running",
     "Wire",
     "load",

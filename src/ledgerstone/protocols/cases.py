@@ -241,7 +241,8 @@ def _projected_again(running: Running, expected: State) -> Iterator[str]:
 
     def work(tx: Transaction) -> None:
         db = Projecting(tx, running.protocol.name, log.now_of(tx))
-        for _, event, _ in log.after(tx, running.protocol.name, 0, limit=_EVENTS_READ):
+        for row in log.rows_after(tx, running.protocol.name, 0, limit=_EVENTS_READ):
+            event = log.envelope_of(row)
             projector = running.protocol.projectors[event.type]
             if projector is not None:
                 projector(db, event)

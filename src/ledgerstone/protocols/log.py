@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from collections.abc import Sequence as Several
 from typing import Any
 
 import msgspec
 from sqlalchemy import BigInteger, bindparam, select
 
+from ledgerstone.errors import EventsPruned
+from ledgerstone.items.sequence import Sequence
 from ledgerstone.protocols.events import Envelope, data_of, identity_of, payload_of
 from ledgerstone.protocols.protocol import Protocol
-from ledgerstone.protocols.tables import KEY_CHARS_MAX, events
+from ledgerstone.protocols.tables import (
+    KEY_CHARS_MAX,
+    event_position,
+    events,
+    protocol_progress,
+)
 from ledgerstone.store.sql.expressions import now_ms
 from ledgerstone.store.sql.names import check_name
 from ledgerstone.store.sql.rows import InsertRows
 from ledgerstone.store.sql.statement import Row, Statement
 from ledgerstone.store.transaction import Transaction
 
+SEQUENCE = Sequence(
+    name="events",
+    number=events.c.id,
+    position=event_position.c.position,
+    numbered=event_position.c.number,
+    progress=protocol_progress,
+)
+"""The order of the commits, where numbers do not follow them."""
 _COLUMNS = (
     "event_type",
     "created_at_ms",
@@ -41,12 +57,11 @@ _after = Statement(
     .where(
         events.c.protocol == bindparam("protocol_"),
         events.c.id > bindparam("after_", type_=BigInteger()),
-        events.c.id <= bindparam("to_", type_=BigInteger()),
     )
     .order_by(events.c.id)
     .limit(bindparam("limit", type_=BigInteger())),
 )
-ID_MAX = 2**63 - 1
+PRUNED_HINT = "`protocols snapshots` says how far; what came of it is in the protocol's tables"
 
 
 def now_of(tx: Transaction) -> int:
@@ -97,7 +112,7 @@ def append(tx: Transaction, protocol: str, event: Envelope, payload: bytes) -> b
 
 
 def append_all(
-    tx: Transaction, protocol: Protocol, envelopes: Sequence[Envelope], now: int
+    tx: Transaction, protocol: Protocol, envelopes: Several[Envelope], now: int
 ) -> Iterator[Envelope] | None:
     """Write down many; each with its identity, or None if one of them was there already."""
     name, rows = protocol.name, list[dict[str, Any]]()
@@ -123,20 +138,24 @@ def _row(
     }
 
 
-def after(
-    tx: Transaction, protocol: str, number: int, *, limit: int, to: int = ID_MAX
-) -> list[tuple[int, Envelope, bytes]]:
-    """Events behind a number, in order; the content of pruned ones is empty."""
-    rows = _after.rows(tx, protocol_=protocol, after_=number, to_=to, limit=limit)
-    return [(row[0], envelope_of(row), bytes(row[3])) for row in rows]
+def rows_after(tx: Transaction, protocol: str, number: int, *, limit: int) -> list[Row]:
+    """Rows of the log behind a number, in order: for `envelope_of`."""
+    return _after.rows(tx, protocol_=protocol, after_=number, limit=limit)
+
+
+def is_pruned(row: Row) -> bool:
+    """Whether the content of a row of the log was removed; an event without content has `{}`."""
+    return not row[3]
 
 
 def envelope_of(row: Row) -> Envelope:
     """The event of a row of the log: number, type, moment, content, identities."""
-    _, kind, created, payload, received_by, event_id = row
+    number, kind, created, payload, received_by, event_id = row
+    if is_pruned(row):
+        raise EventsPruned(f"the content of event {number} was pruned", hint=PRUNED_HINT)
     return Envelope(
         type=kind,
-        data=data_of(bytes(payload)) if payload else {},
+        data=data_of(bytes(payload)),
         event_id=event_id or "",
         received_by=received_by,
         created_at_ms=created,

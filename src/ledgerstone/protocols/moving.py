@@ -130,14 +130,23 @@ class Importer:
 
 
 def exported(
-    database: Database[Any], protocol: Protocol, *, after: int = 0, page: int = BATCH_EVENTS_MAX
+    database: Database[Any],
+    protocol: Protocol,
+    *,
+    after: int = 0,
+    kept_only: bool = False,
+    page: int = BATCH_EVENTS_MAX,
 ) -> Iterator[tuple[int, Envelope]]:
-    """Every event of the log behind a number, with its number."""
+    """Every event of the log behind a number, with its number.
+
+    EventsPruned at one whose content was pruned, unless `kept_only` passes over such.
+    """
     while True:
         with database.reading() as tx:
-            found = log.after(tx, protocol.name, after, limit=page)
-        for number, event, _ in found:
-            yield number, event
-        if len(found) < page:
+            rows = log.rows_after(tx, protocol.name, after, limit=page)
+        for row in rows:
+            if not kept_only or not log.is_pruned(row):
+                yield row[0], log.envelope_of(row)
+        if len(rows) < page:
             return
-        after = found[-1][0]
+        after = rows[-1][0]

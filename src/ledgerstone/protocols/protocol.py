@@ -34,6 +34,7 @@ from ledgerstone.protocols.events import Envelope
 from ledgerstone.protocols.results import Result
 from ledgerstone.protocols.schema import Schema
 from ledgerstone.protocols.tables import NAME_CHARS_MAX
+from ledgerstone.settings.protocols import Retention
 from ledgerstone.store.sql.names import check_name
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,6 +45,7 @@ Sender = Callable[[str, bytes], None]
 ATTRIBUTE = "protocol"
 SCHEMA_FILE = "schema.sql"
 TESTS_FOLDER = "tests"
+KEEP_EVERYTHING = Retention()
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +71,7 @@ class Protocol:
 
     - `folder` holds its `schema.sql` and `tests`; a protocol without tables needs none.
     - `identify` makes the identity of an event that brings none; None: its content is it.
+    - `retention`: how long its events are kept; the settings of a ledger may say otherwise.
     """
 
     def __init__(
@@ -78,11 +81,13 @@ class Protocol:
         folder: Path | None = None,
         schema: str | None = None,
         identify: Identify | None = None,
+        retention: Retention = KEEP_EVERYTHING,
     ) -> None:
         check_name(name, "the name of a protocol", chars_max=NAME_CHARS_MAX)
         self.name = name
         self.folder = folder
         self.identify = identify
+        self.retention = retention
         self.projectors: dict[str, Projector | None] = {}
         self.commands: dict[str, Command] = {}
         self.decode: Decoder | None = None

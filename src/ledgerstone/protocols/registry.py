@@ -12,7 +12,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from ledgerstone.engine.backoff import Backoff
 from ledgerstone.errors import BadInput, NotFound
 from ledgerstone.protocols.protocol import Protocol, load
-from ledgerstone.settings.protocols import ProtocolSettings
+from ledgerstone.settings.protocols import ProtocolSettings, Retention
 
 if TYPE_CHECKING:
     from ledgerstone.protocols.commands import SliceKeeper
@@ -55,6 +55,10 @@ class Registry:
             named = ", ".join(sorted(self._protocols)) or "none"
             message = f"this ledger has no protocol {name!r}"
             raise NotFound(message, hint=f"its protocols: {named}") from None
+
+    def retention(self, protocol: Protocol) -> Retention:
+        """How long its events are kept: as the settings say, otherwise as it says itself."""
+        return self.settings.retention.get(protocol.name, protocol.retention)
 
     def has(self, column: Column[str]) -> ColumnElement[bool]:
         """The items of its protocols; those that name none belong to the only one."""

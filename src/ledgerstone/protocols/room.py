@@ -12,7 +12,7 @@ from ledgerstone.protocols.read import checks
 from ledgerstone.protocols.read.status import QueueFacts, facts_of, waits
 from ledgerstone.protocols.registry import Registry
 from ledgerstone.protocols.running import Running, sources
-from ledgerstone.protocols.tables import tables
+from ledgerstone.protocols.tables import retention_tables, tables
 from ledgerstone.room import Opened, Room
 from ledgerstone.settings import Settings
 from ledgerstone.settings.protocols import ProtocolSettings
@@ -21,6 +21,7 @@ from ledgerstone.store.schema.columns import names_in
 from ledgerstone.store.transaction import Transaction
 
 KEYS_EVERY_SECONDS = 60.0
+TABLES = (*names_in(tables), *names_in(retention_tables))
 
 
 def _open(settings: Settings) -> Registry:
@@ -74,13 +75,13 @@ PROTOCOLS: Room[Protocols, Registry] = Room(
     enabled=lambda settings: settings.protocols.enabled,
     open=_open,
     calls=_calls,
-    tables=names_in(tables),
+    tables=TABLES,
     migrations="ledgerstone.protocols.migrations",
     settings=ProtocolSettings,
     sources=_sources,
     duties=_duties,
     begin=_begin,
-    security=RowSecurity(refused=names_in(tables)),
+    security=RowSecurity(refused=TABLES),
     failpoints=frozenset(
         {
             "protocols.projected",
@@ -91,6 +92,10 @@ PROTOCOLS: Room[Protocols, Registry] = Room(
             "protocols.drained",
             "protocols.job_ran",
             "protocols.imported",
+            "protocols.snapshot_part",
+            "protocols.snapshot_copied",
+            "protocols.snapshot_cleaned",
+            "protocols.pruned",
         }
     ),
     status={"protocols": _facts},

@@ -28,6 +28,14 @@ from ledgerstone.protocols.outgoing import OutgoingSource
 from ledgerstone.protocols.protocol import Protocol, load
 from ledgerstone.protocols.rechecking import RecheckSource
 from ledgerstone.protocols.registry import Registry
+from ledgerstone.protocols.retention.rebuilding import Verified, verify
+from ledgerstone.protocols.retention.source import (
+    Retained,
+    RetentionSource,
+    Wanted,
+    declare,
+    prunes,
+)
 from ledgerstone.protocols.tail import EventTail
 from ledgerstone.protocols.ticking import Ticked, Ticker
 from ledgerstone.settings import Settings
@@ -45,6 +53,7 @@ class Worked(msgspec.Struct, frozen=True):
     rechecks: int = 0
     deferred: int = 0
     outgoing: int = 0
+    retention: int = 0
 
 
 class Running:
@@ -65,6 +74,8 @@ class Running:
             msgspec.structs.replace(settings.protocols, folders=[]), [protocol]
         )
         self.installed = install(database, protocol)
+        if prunes(self._registry.retention(protocol)):
+            declare(database, protocol.name)
         self._commands = Commands(
             database,
             protocol,
@@ -112,9 +123,11 @@ class Running:
         )
         return importer.run(envelopes, name=name, progress=progress)
 
-    def export_events(self, *, after: int = 0) -> Iterator[tuple[int, Envelope]]:
-        """Every event of the log behind a number, with its number."""
-        return exported(self.database, self.protocol, after=after)
+    def export_events(
+        self, *, after: int = 0, kept_only: bool = False
+    ) -> Iterator[tuple[int, Envelope]]:
+        """Every event of the log behind a number; `kept_only` passes over those without content."""
+        return exported(self.database, self.protocol, after=after, kept_only=kept_only)
 
     def tail(self, *, after: int = 0) -> EventTail:
         """What follows the log behind a position."""
@@ -129,13 +142,37 @@ class Running:
         """Run the jobs that are due, unless another process does."""
         return self._ticker.tick()
 
+    def snapshot(self, *, progress: Callable[[int], None] = lambda _: None) -> Retained:
+        """Copy its tables now; `progress` is told how many rows were copied."""
+        return self._retain(Wanted(snapshot=True, progress=progress))
+
+    def prune(self, *, keep_days: float) -> Retained:
+        """Remove the content of events that a snapshot has, and that are so old."""
+        return self._retain(Wanted(keep_days=keep_days))
+
+    def verify(self, *, progress: Callable[[int], None] = lambda _: None) -> Verified:
+        """Make its tables anew from snapshot and log, beside the live ones, and compare."""
+        return verify(self.database, self.protocol, progress=progress)
+
+    def _retain(self, wanted: Wanted) -> Retained:
+        declare(self.database, self.protocol.name, now=True)
+        source = RetentionSource(self._registry, self.database, wanted=wanted)
+        self._drain([source])
+        if source.trouble is not None:
+            raise source.trouble
+        return source.did
+
     def sources(self, *, together: int = 1) -> list[Source]:
         """What a worker claims from; `together` items of `incoming` share a transaction."""
         return sources(self._registry, self.database, together=together)
 
     def work(self, *, together: int = 1, rounds_max: int = ROUNDS_MAX) -> Worked:
         """Do what is due in its queues, here, until nothing is left."""
-        worker = Worker(self.database, self.sources(together=together), self._settings.engine)
+        return Worked(**self._drain(self.sources(together=together), rounds_max=rounds_max))
+
+    def _drain(self, sources: Sequence[Source], *, rounds_max: int = ROUNDS_MAX) -> dict[str, int]:
+        """What was claimed of each, until nothing is left."""
+        worker = Worker(self.database, sources, self._settings.engine)
         counted: dict[str, int] = {}
         try:
             for _ in range(rounds_max):
@@ -147,7 +184,7 @@ class Running:
                     break
         finally:
             worker.stop(grace_seconds=0)
-        return Worked(**counted)
+        return counted
 
 
 def sources(registry: Registry, database: Database[Any], *, together: int = 1) -> list[Source]:
@@ -161,6 +198,8 @@ def sources(registry: Registry, database: Database[Any], *, together: int = 1) -
     ]
     if any(protocol.send is not None for protocol in registry):
         made.append(OutgoingSource(registry, database))
+    if any(prunes(registry.retention(protocol)) for protocol in registry):
+        made.append(RetentionSource(registry, database))
     return made
 
 

@@ -255,6 +255,53 @@ protocol_schema = Table(
 event_position = log_table("event_position", tables)
 protocol_progress = progress_table("protocol_progress", tables)
 
+retention_tables = metadata()
+
+protocol_retention = Table(
+    "protocol_retention",
+    retention_tables,
+    Column("protocol", String(NAME_CHARS_MAX), primary_key=True),
+    Column("due_ms", BigInteger),
+    *_leased(),
+    Index("idx_protocol_retention__due", "due_ms"),
+    **MYSQL_TABLE,
+)
+protocol_snapshot = Table(
+    "protocol_snapshot",
+    retention_tables,
+    Column("protocol", String(NAME_CHARS_MAX), primary_key=True),
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    Column("made_at_ms", BigInteger, nullable=False),
+    Column("completed_at_ms", BigInteger),
+    Column("removed_at_ms", BigInteger),
+    Column("parts", Integer, nullable=False, server_default="0"),
+    Column("row_count", BigInteger, nullable=False, server_default="0"),
+    Column("parts_hash", String(64), nullable=False, server_default=""),
+    **MYSQL_TABLE,
+)
+protocol_snapshot_part = Table(
+    "protocol_snapshot_part",
+    retention_tables,
+    Column("protocol", String(NAME_CHARS_MAX), primary_key=True),
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("table_name", String(NAME_CHARS_MAX), nullable=False),
+    Column("body", _bytes(), nullable=False),
+    **MYSQL_TABLE,
+)
+event_pruned = Table(
+    "event_pruned",
+    retention_tables,
+    Column("protocol", String(NAME_CHARS_MAX), primary_key=True),
+    Column("snapshot_position", BigInteger, primary_key=True, autoincrement=False),
+    Column("after_position", BigInteger, nullable=False),
+    Column("to_position", BigInteger, nullable=False),
+    Column("events", BigInteger, nullable=False),
+    Column("pruned_at_ms", BigInteger, nullable=False),
+    **MYSQL_TABLE,
+)
+"""Which events have lost their content, and the snapshot that has what came of them."""
+
 ADOPTED = {
     "events": "id event_type created_at_ms payload",
     "incoming": "id blob created_at_ms",
@@ -263,5 +310,7 @@ ADOPTED = {
     "recheck_queue": "partition_key reason_type available_at_ms attempts",
 }
 """Documented tables that another program may have made: they get what they lack."""
-OURS = frozenset({*names_in(tables), "leases", "worker", "history_permit"})
+OURS = frozenset(
+    {*names_in(tables), *names_in(retention_tables), "leases", "worker", "history_permit"}
+)
 """Tables that no protocol has, and that no handler writes."""

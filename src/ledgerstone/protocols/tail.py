@@ -13,24 +13,19 @@ from typing import Any, NamedTuple, Self
 from sqlalchemy import BigInteger, bindparam, select
 
 from ledgerstone.engine.duties import Duty
+from ledgerstone.errors import EventsPruned
 from ledgerstone.items.positions import LIMIT_MAX, POLL_SECONDS, Positions
-from ledgerstone.items.sequence import Sequence
 from ledgerstone.items.sequencer import Sequencer
 from ledgerstone.protocols import log
 from ledgerstone.protocols.events import Envelope
-from ledgerstone.protocols.tables import event_position, events, protocol_progress
+from ledgerstone.protocols.log import SEQUENCE
+from ledgerstone.protocols.retention.records import pruned_to
+from ledgerstone.protocols.tables import events
 from ledgerstone.store.database import Database
 from ledgerstone.store.sql.statement import Row, Statement
 from ledgerstone.store.transaction import Transaction
 from ledgerstone.store.wakeup import WakeSignal
 
-SEQUENCE = Sequence(
-    name="events",
-    number=events.c.id,
-    position=event_position.c.position,
-    numbered=event_position.c.number,
-    progress=protocol_progress,
-)
 _COLUMNS = (
     events.c.protocol,
     events.c.id,
@@ -70,7 +65,7 @@ class EventTail:
                 …
 
     `after` is the position up to which everything was answered: a reader that keeps it goes on
-    there after a restart, and misses nothing.
+    there after a restart, and misses nothing. EventsPruned if that was pruned meanwhile.
     """
 
     def __init__(self, database: Database[Any], protocol: str, *, after: int = 0) -> None:
@@ -113,15 +108,28 @@ class EventTail:
         while True:
             with self._database.reading() as tx:
                 rows = self._rows(tx, limit)
+            try:
+                found = [
+                    Followed(position, log.envelope_of(row[1:]))
+                    for position, row in rows
+                    if row[0] == self._protocol
+                ]
+            except EventsPruned as error:
+                raise self._behind_pruned() from error
             if rows:
                 self.after = rows[-1][0]
-            found = [
-                Followed(position, log.envelope_of(row[1:]))
-                for position, row in rows
-                if row[0] == self._protocol
-            ]
             if found or len(rows) < limit:
                 return found
+
+    def _behind_pruned(self) -> EventsPruned:
+        with self._database.reading() as tx:
+            to = pruned_to(tx, self._protocol)
+        message = (
+            f"events of {self._protocol} up to position {to:,} were pruned,"
+            f" and this reader stands at {self.after:,}"
+        )
+        hint = f"read what came of them from the protocol's tables, and go on behind {to}"
+        return EventsPruned(message, hint=hint)
 
     def _rows(self, tx: Transaction, limit: int) -> list[tuple[int, Row]]:
         if self._database.dialect.one_writer:

@@ -8,6 +8,22 @@ import msgspec
 from msgspec import Meta
 
 
+class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long the content of a protocol's events is kept; without `keep_days` for ever."""
+
+    keep_days: Annotated[
+        Annotated[float, Meta(ge=0, le=36_500)] | None,
+        Meta(
+            description="How long the content of events is kept behind a snapshot of the"
+            " protocol's tables; without it everything is kept."
+        ),
+    ] = None
+    snapshot_days: Annotated[
+        float,
+        Meta(ge=0.001, le=366, description="How often a snapshot is made, where events came in."),
+    ] = 1.0
+
+
 class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which protocols a ledger runs, and how."""
 
@@ -41,3 +57,7 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(ge=0, le=36_500, description="How long the key of a command is remembered."),
     ] = 30.0
+    retention: Annotated[
+        dict[str, Retention],
+        Meta(description="By the name of a protocol, in place of what it declares itself."),
+    ] = {}

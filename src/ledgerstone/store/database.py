@@ -290,6 +290,30 @@ class Database(Generic[Tx]):
                 tx.end()
         self.outage.succeeded()
 
+    @contextmanager
+    def snapshot(self) -> Iterator[Tx]:
+        """A transaction that only reads, and all whose statements see one state."""
+        if self.dialect.one_writer:
+            # A transaction of SQLite sees the state in which it first read.
+            with self.reading() as tx:
+                yield tx
+            return
+        cancellation.check()
+        try:
+            with self.engine.connect() as connection:
+                connection.execution_options(isolation_level="REPEATABLE READ")
+                with connection.begin():
+                    tx = self._wrap(self, connection)
+                    try:
+                        yield tx
+                    finally:
+                        tx.end()
+        except Exception as error:
+            fault = translated(error)
+            if fault is error:
+                raise
+            raise fault from error
+
     def run(self, work: Callable[[Tx], T], *, tries_max: int | None = None) -> T:
         """Runs `work(tx)` in a transaction, and again after a deadlock or serialization failure."""
         tries = tries_max or self.settings.transaction_tries_max

@@ -18,7 +18,7 @@ from ledgerstone.console.groups import group
 from ledgerstone.console.output import Text
 from ledgerstone.console.pages import LIST_ROWS, CursorOption, LimitOption
 from ledgerstone.errors import BadInput
-from ledgerstone.protocols.cli.protocols import NameArgument, registry_of
+from ledgerstone.protocols.cli.arguments import NameArgument, registry_of
 from ledgerstone.protocols.events import Envelope, decode, encode
 from ledgerstone.protocols.moving import BATCH_EVENTS_MAX
 from ledgerstone.protocols.read.status import EVENTS
@@ -98,6 +98,9 @@ def export(
     after: Annotated[
         int, typer.Option("--after", metavar="ID", min=0, help="Begin behind this event.")
     ] = 0,
+    kept: Annotated[
+        bool, typer.Option("--kept", help="Pass over events whose content was pruned.")
+    ] = False,
 ) -> None:
     """Write the log of a protocol as JSON lines that `import` takes.
 
@@ -109,7 +112,7 @@ def export(
         _output(output_) as target,
         count_bar("export", None, json=call.json) as shown,
     ):
-        for _, event in ledger.protocol(name).export_events(after=after):
+        for _, event in ledger.protocol(name).export_events(after=after, kept_only=kept):
             target.write(encode(event) + b"\n")
             count += 1
             if count % BATCH_EVENTS_MAX == 0:

@@ -16,16 +16,12 @@ from ledgerstone.console.groups import group
 from ledgerstone.console.output import Text
 from ledgerstone.console.pages import LIST_ROWS, CursorOption, LimitOption
 from ledgerstone.errors import BadInput
-from ledgerstone.ledger import Ledger
 from ledgerstone.protocols import cases, load
 from ledgerstone.protocols.cases import CaseResult
+from ledgerstone.protocols.cli import retention
+from ledgerstone.protocols.cli.arguments import NameArgument, registry_of
 from ledgerstone.protocols.read.status import BLOCKED, QueueFacts, Waiting, facts_of
-from ledgerstone.protocols.registry import Registry
-from ledgerstone.protocols.room import PROTOCOLS
 
-NameArgument = Annotated[
-    str, typer.Argument(metavar="[NAME]", help="The protocol; not needed where there is one.")
-]
 ParamsOption = Annotated[
     str, typer.Option("--params", metavar="JSON", help="What the command is given, as an object.")
 ]
@@ -40,11 +36,6 @@ FollowOption = Annotated[
 AfterOption = Annotated[
     int, typer.Option("--after", metavar="POSITION", min=0, help="Begin behind this position.")
 ]
-
-
-def registry_of(ledger: Ledger) -> Registry:
-    """The protocols of a ledger."""
-    return ledger.rooms.state(PROTOCOLS)
 
 
 def listed(call: Call) -> None:
@@ -207,3 +198,5 @@ app.command("list")(command(listed))
 app.command("test")(command(run_tests))
 for function in (run, tick, blocked, retry, tail):
     app.command(function.__name__)(command(function))
+for title, kept in retention.COMMANDS.items():
+    app.command(title)(kept)

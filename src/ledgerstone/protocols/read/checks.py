@@ -11,7 +11,7 @@ from ledgerstone.store.schema import migrate as migrating
 
 
 def protocols(opened: Opened[Registry]) -> Iterator[Check]:
-    """Parked items, and jobs that fail, of each protocol."""
+    """Parked items, jobs that fail and retention that fails, of each protocol."""
     database = opened.database
     with database.reading() as tx:
         if not migrating.look(tx.connection, database.namespace, database.rooms).up_to_date:
@@ -29,5 +29,8 @@ def protocols(opened: Opened[Registry]) -> Iterator[Check]:
             yield Check(
                 name, CheckStatus.WARNING, f"jobs fail: {', '.join(facts.failing_jobs)}", todo
             )
+        elif facts.retention_error is not None:
+            todo = f"`ledgerstone protocols snapshot {facts.protocol}` tries again and says why"
+            yield Check(name, CheckStatus.WARNING, f"retention: {facts.retention_error}", todo)
         else:
             yield Check(name, CheckStatus.OK, waiting)

@@ -10,7 +10,15 @@ from sqlalchemy import BigInteger, Table, bindparam, func, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from ledgerstone.protocols.states import ItemState
-from ledgerstone.protocols.tables import blocked, deferred, events, incoming, outgoing, protocol_job
+from ledgerstone.protocols.tables import (
+    blocked,
+    deferred,
+    events,
+    incoming,
+    outgoing,
+    protocol_job,
+    protocol_retention,
+)
 from ledgerstone.store.sql.expressions import now_ms
 from ledgerstone.store.sql.pages import Keyset
 from ledgerstone.store.sql.statement import Statement
@@ -29,6 +37,7 @@ class QueueFacts(msgspec.Struct, frozen=True):
     outgoing: int
     parked: int
     failing_jobs: list[str]
+    retention_error: str | None = None
     counted_max: int = COUNTED_MAX
 
 
@@ -83,6 +92,12 @@ _failing = Statement(
     )
     .order_by(protocol_job.c.name),
 )
+_retention = Statement(
+    "protocols.retention_error",
+    select(protocol_retention.c.last_error).where(
+        protocol_retention.c.protocol == bindparam("protocol_")
+    ),
+)
 _overdue = Statement(
     "protocols.overdue",
     select(func.count())
@@ -134,8 +149,15 @@ def _facts(tx: Transaction, name: str) -> QueueFacts:
     }
     unsent = counts.pop("unsent")
     failing = [row[0] for row in _failing.rows(tx, protocol_=name)]
+    retention = _retention.one(tx, protocol_=name)
     parked = min(counts.pop("parked") + unsent, COUNTED_MAX)
-    return QueueFacts(protocol=name, parked=parked, failing_jobs=failing, **counts)
+    return QueueFacts(
+        protocol=name,
+        parked=parked,
+        failing_jobs=failing,
+        retention_error=None if retention is None else retention[0],
+        **counts,
+    )
 
 
 def waits(tx: Transaction) -> bool:
