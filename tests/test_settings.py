@@ -92,6 +92,7 @@ EXAMPLES: dict[str, Any] = {
     "messaging.queues": {"orders": {"bindings": {"events": ["order.#"]}}},
     "blobs.folder": "files",
     "protocols.enabled": False,
+    "protocols.retention": {"groups": {"keep_days": 30.0, "snapshot_days": 7.0}},
     "blobs.enabled": False,
     "protocols.folders": ["protocols/chat"],
     "signing.data_dir": "data",

@@ -229,6 +229,24 @@ def test_a_decoder(ledger: Ledger) -> None:
         "INSERT OR REPLACE INTO events (id) VALUES (1)",
         'DELETE FROM "incoming"',
         "UPDATE leases SET token = 0",
+        "DELETE FROM job",
+        "DELETE FROM main.events",
+        "DELETE FROM ONLY events",
+        "DELETE FROM seat, incoming USING seat, incoming",
+        "UPDATE seat, incoming SET status = 'parked'",
+        "UPDATE seat JOIN incoming ON 1 = 1 SET status = 'parked'",
+        "UPDATE OR REPLACE incoming SET attempts = 0",
+        "REPLACE seat (name) VALUES ('x')",
+        "MERGE INTO seat USING job ON 1 = 1",
+        "WITH gone AS (DELETE FROM job RETURNING id) SELECT id FROM gone",
+        "SELECT name INTO other FROM seat",
+        "SELECT name FROM seat INTO OUTFILE 'x'",
+        "SELECT $$'$$; COMMIT; SELECT $$'$$",
+        "SELECT $a$'$a$; COMMIT; SELECT $a$'$a$",
+        "SELECT E'\\''; COMMIT --'",
+        "DELETE FROM # it's\n incoming # '",
+        "DELETE /* ' */ FROM incoming /* ' */",
+        "SELECT 1 --1; COMMIT",
     ],
 )
 def test_a_projector_cannot_end_the_transaction(ledger: Ledger, sql: str) -> None:
@@ -248,3 +266,50 @@ def test_a_projector_cannot_end_the_transaction(ledger: Ledger, sql: str) -> Non
     assert (count(running, "seat"), count(running, "events")) == (0, 0)
     ((error,),) = rows(running, "SELECT last_error FROM incoming")
     assert "not_allowed_now" in error
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "INSERT INTO seat (name) SELECT 'x; -- it''s' WHERE NOT EXISTS (SELECT 1 FROM seat)",
+        "INSERT INTO seat (name) VALUES (REPLACE('y', 'y', 'x')) -- job",
+        "UPDATE seat SET name = (SELECT MAX(event_type) FROM events) WHERE name = 'delete job'",
+        "update seat set name = 'x' where name = 'y'",
+        "DELETE FROM seat",
+        "DELETE FROM seat WHERE name IN (SELECT 'update') ;",
+        "SELECT name FROM seat FOR UPDATE",
+    ],
+)
+def test_what_a_projector_may_send(ledger: Ledger, sql: str) -> None:
+    """What changes only its tables passes, whatever stands in its texts."""
+    protocol = Protocol("sender", schema="CREATE TABLE seat (name TEXT PRIMARY KEY);")
+    if ledger.database.dialect.one_writer:
+        sql = sql.removesuffix("FOR UPDATE")
+
+    @protocol.projector("send")
+    def send(db: Projecting, _event: Envelope) -> None:
+        db.execute(sql)
+
+    running = ledger.protocol(protocol)
+    arrive(running, Envelope(type="send"))
+
+    running.work()
+
+    assert rows(running, "SELECT last_error FROM incoming") == []
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT name INTO other FROM seat",
+        "SELECT 1; DELETE FROM seat",
+        "DELETE FROM seat",
+        "SHOW x",
+    ],
+)
+def test_a_command_only_reads(running: Running, sql: str) -> None:
+    """What would change or make a table is refused, and values are not changed by a command."""
+    with pytest.raises(errors.NotAllowedNow):
+        running.read(lambda db: db.rows(sql))
+    assert running.read(lambda db: hasattr(db.values, "set")) is False
+    assert running.read(lambda db: db.rows("SELECT REPLACE('a', 'a', 'b')")) == [("b",)]

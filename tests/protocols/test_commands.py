@@ -190,7 +190,7 @@ def test_a_schema(ledger: Ledger) -> None:
     """The tables are made as they are written, and adding to them keeps their rows."""
     before = ledger.protocol(Protocol("things", schema=SCHEMA))
     with ledger.transaction() as tx:
-        db = Projecting(tx, "things", 0)
+        db = Projecting(tx, before.protocol, 0)
         assert db.insert("thing", name="x", weight=1.5, data=b"\0\xff")
         assert not db.insert("thing", name="x", weight=1.5, data=b"")
     more = SCHEMA.replace("data BLOB,", "data BLOB, color TEXT NOT NULL DEFAULT 'red',")

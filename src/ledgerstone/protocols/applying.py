@@ -76,7 +76,7 @@ def apply(tx: Transaction, protocol: Protocol, envelope: Envelope, now: int) -> 
     if not log.append(tx, protocol.name, event, payload):
         return Applied.KNOWN
     if projector is not None:
-        db = Projecting(tx, protocol.name, now)
+        db = Projecting(tx, protocol, now)
         projector(db, event)
         hit("protocols.projected")
         if db.unblocked:
@@ -121,7 +121,7 @@ def apply_all(
     events = log.append_all(tx, protocol, envelopes, now)
     if events is None:
         raise Mixed
-    db = Projecting(tx, protocol.name, now)
+    db = Projecting(tx, protocol, now)
     try:
         # Events that are only kept are not made a second time.
         for event in events if any(projectors.values()) else ():

@@ -240,7 +240,7 @@ def _projected_again(running: Running, expected: State) -> Iterator[str]:
     """Each projector is called again with the events of the log."""
 
     def work(tx: Transaction) -> None:
-        db = Projecting(tx, running.protocol.name, log.now_of(tx))
+        db = Projecting(tx, running.protocol, log.now_of(tx))
         for row in log.rows_after(tx, running.protocol.name, 0, limit=_EVENTS_READ):
             event = log.envelope_of(row)
             projector = running.protocol.projectors[event.type]

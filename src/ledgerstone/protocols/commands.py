@@ -54,7 +54,7 @@ class Transactions:
         def fenced(tx: Transaction) -> T:
             if self._fence is not None:
                 self._fence(tx)
-            db = Projecting(tx, self._protocol.name, log.now_of(tx))
+            db = Projecting(tx, self._protocol, log.now_of(tx))
             value = work(db)
             if db.unblocked:
                 rechecks.wake(tx, self._protocol.name, db.unblocked)

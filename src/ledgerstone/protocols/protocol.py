@@ -23,6 +23,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -101,6 +102,11 @@ class Protocol:
     def schema(self) -> Schema:
         """Its tables."""
         return self._schema
+
+    @cached_property
+    def tables(self) -> frozenset[str]:
+        """The names of its tables, in lower case."""
+        return frozenset(each.name.lower() for each in self._schema.tables)
 
     @property
     def jobs(self) -> list[Command]:

@@ -31,8 +31,8 @@ _put = PutRow(
 _drop = Statement("protocols.drop_value", delete(kept).where(_here))
 
 
-class Values:
-    """The values of one protocol, in one transaction."""
+class KeptValues:
+    """The values of one protocol, as a transaction sees them."""
 
     def __init__(self, tx: Transaction, protocol: str) -> None:
         self._tx = tx
@@ -42,6 +42,10 @@ class Values:
         """The value of this name."""
         row = _get.one(self._tx, protocol_=self._protocol, name_=name)
         return default if row is None else decode(row[0])
+
+
+class Values(KeptValues):
+    """The same where they may be changed."""
 
     def set(self, name: str, value: Any) -> None:
         """Give the name a value; None takes it away."""

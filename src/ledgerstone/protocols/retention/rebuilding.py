@@ -227,7 +227,7 @@ def _one(tx: Transaction, protocol: Protocol, event: Envelope) -> bool:
         return True
     try:
         with tx.savepoint():
-            projector(Projecting(tx, protocol.name, log.now_of(tx)), event)
+            projector(Projecting(tx, protocol, log.now_of(tx)), event)
     except Blocked:
         return False
     except Exception as error:
