@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -57,6 +59,68 @@ def test_pipes(program: Program, stored: Ledger) -> None:
     assert got.stdout == DATA
     assert hash_of(DATA[:1000]) in put.stdout.decode()
     assert stored.blobs.verify(hash_of(DATA[:1000]))
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_pipe_is_no_file(program: Program) -> None:
+    """A pipe is stored as a stream, and a pipe or a device is written as it stands."""
+    pipe = program.folder / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        given = pool.submit(pipe.write_bytes, DATA[:1000])
+        put = program.run("blobs", "put", "pipe", "--json")
+        given.result()
+        taken = pool.submit(pipe.read_bytes)
+        got = program.run("blobs", "get", ID, "-o", "pipe")
+
+        assert taken.result() == DATA
+    assert put.json["file_id"] == hash_of(DATA[:1000])
+    assert got.code == 0
+    assert pipe.is_fifo()
+
+
+def test_the_beginning_of_an_id(program: Program, stored: Ledger) -> None:
+    """A file is found by the beginning of its id; what fits to several, or to none, is refused."""
+    shown = program.run("blobs", "list").out
+    got = program.run("blobs", "get", ID[:16], "-o", "b.png")
+    checked = program.run("blobs", "verify", ID[:4])
+    other = ID[:5] + "0" * 59
+    stored.run(lambda tx: tx.blobs.begin(other, total_size=10))
+    several = program.run("blobs", "get", ID[:4], "-o", "c.png")
+    none = program.run("blobs", "get", "0000", "-o", "c.png")
+
+    assert ID[:16] in shown
+    assert (got.code, checked.code, several.code, none.code) == (0, 0, 1, 1)
+    assert (program.folder / "b.png").read_bytes() == DATA
+    assert "give more digits" in several.err
+    assert "ledgerstone blobs list" in none.err
+
+
+@pytest.mark.parametrize("to", ["folder", "none/x"])
+@pytest.mark.usefixtures("stored")
+def test_what_cannot_be_written(program: Program, to: str) -> None:
+    """A place that cannot be written is named with the reason, and nothing is left beside it."""
+    (program.folder / "folder").mkdir()
+    before = sorted(path.name for path in program.folder.iterdir())
+
+    ended = program.run("blobs", "get", ID, "-o", to)
+
+    assert ended.code == 1
+    assert f"error: {to} cannot be written" in ended.err
+    assert sorted(path.name for path in program.folder.iterdir()) == before
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_link_and_a_neighbour(program: Program) -> None:
+    """What is written goes where a link leads, and spares a file that has a similar name."""
+    (program.folder / "b.png.part").write_text("mine")
+    (program.folder / "link.png").symlink_to("b.png")
+
+    program.run("blobs", "get", ID, "-o", "link.png")
+
+    assert (program.folder / "b.png").read_bytes() == DATA
+    assert (program.folder / "link.png").is_symlink()
+    assert (program.folder / "b.png.part").read_text() == "mine"
 
 
 def test_list(program: Program, stored: Ledger) -> None:
@@ -140,6 +204,7 @@ def test_a_folder_that_is_closed(program: Program, embedded: Ledger) -> None:
     ("words", "code", "said"),
     [
         (("put", "none.png"), 1, "there is no file none.png"),
+        (("put", "."), 1, ". cannot be read: Is a directory"),
         (("get", "none"), 1, "SHA-256"),
         (("get", hash_of(b"none"), "-o", "x"), 1, "there is no file"),
         (("get", ID, "--json"), 2, ""),

@@ -21,6 +21,7 @@ from ledgerstone.store.sql.statement import Statement
 if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
+_BEGINNING = re.compile(r"[0-9a-f]{4,63}\Z")
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
 _UPLOAD = re.compile(r"upload-[0-9a-f]{57}\Z")
 UPLOAD_PREFIX = "upload-"
@@ -59,6 +60,13 @@ _stored = Statement(
 _size = bindparam("total_size_", type_=BigInteger())
 _set_size = Statement(
     "blobs.set_size", update(blobs).where(blobs.c.file_id == file_id_).values(total_size=_size)
+)
+_begin_so = Statement(
+    "blobs.begin_so",
+    select(blobs.c.file_id)
+    .where(blobs.c.file_id >= file_id_, blobs.c.file_id < bindparam("behind", type_=Text()), alive)
+    .order_by(blobs.c.file_id)
+    .limit(2),
 )
 _extend = Statement(
     "blobs.extend",
@@ -181,6 +189,20 @@ def lock_known(tx: Transaction, file_id: str, *, or_overdue: bool = False) -> Bl
     """The row, locked; NotFound if it is not there or has expired."""
     row = lock(tx, file_id)
     return known(row if or_overdue else _alive(row), file_id)
+
+
+def id_of(tx: Transaction, beginning: str) -> str:
+    """The id of the one file whose id begins so, or what is an id; BadInput for several."""
+    if not _matches(_BEGINNING, beginning):
+        return checked_id(beginning)
+    # No digit comes behind an f.
+    found = _begin_so.rows(tx, file_id_=beginning, behind=f"{beginning}g")
+    if len(found) > 1:
+        raise BadInput(f"several files begin with {beginning}", hint="give more digits of one")
+    if not found:
+        message = f"no file begins with {beginning}"
+        raise NotFound(message, hint="`ledgerstone blobs list` shows how they begin")
+    return str(found[0][0])
 
 
 def known(row: BlobRow | None, file_id: str) -> BlobRow:

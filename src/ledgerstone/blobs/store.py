@@ -125,6 +125,11 @@ class BlobStore:
         with self.database.reading() as tx:
             return self._calls(tx).progress(file_id)
 
+    def id_of(self, beginning: str) -> str:
+        """The id of the one file or upload whose id begins so; BadInput if there are several."""
+        with self.database.reading() as tx:
+            return rows.id_of(tx, beginning)
+
     def find(self, *, limit: int = 100, cursor: str | None = None) -> Page[Progress]:
         """Files and uploads, the newest first."""
         with self.database.reading() as tx:

@@ -48,5 +48,6 @@ def _bar(
         transient=True,
         disable=json or not console.is_terminal,
     ) as progress:
-        task = progress.add_task(output.visible(words), total=total)
-        yield lambda done: progress.update(task, completed=done)
+        # Until the first of it is done the bar only moves: a file may be hashed before.
+        task = progress.add_task(output.visible(words), total=None)
+        yield lambda done: progress.update(task, completed=done, total=total)

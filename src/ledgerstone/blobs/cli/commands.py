@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import mimetypes
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import typer
 
+from ledgerstone.blobs import Progress
 from ledgerstone.blobs.cli import views
 from ledgerstone.console import output
 from ledgerstone.console.application import ledger_of
 from ledgerstone.console.bars import byte_bar
+from ledgerstone.console.byte_files import STDIO, read_from, written_to
 from ledgerstone.console.call import EXIT_REFUSED, Call, command
 from ledgerstone.console.groups import group
 from ledgerstone.console.pages import LIST_ROWS, CursorOption, LimitOption
-from ledgerstone.errors import BadInput, NotFound
+from ledgerstone.errors import NotFound
 from ledgerstone.ledger import Ledger
 
-STDIO = "-"
 PAGE_ROWS = 1000
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The SHA-256 of the file.")]
+IdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="The SHA-256 of the file, or its beginning.")
+]
 IdsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[ID]...", help="Which; otherwise every file.")
 ]
@@ -57,13 +58,15 @@ def put(
 
     Example: ledgerstone blobs put film.mp4 --owner message:7
     """
-    source = sys.stdin.buffer if file == STDIO else _there(Path(file))
-    named = mime or mimetypes.guess_type(file)[0]
-    size = source.stat().st_size if isinstance(source, Path) else None
-    with ledger_of(call) as ledger, byte_bar(f"put {file}", size, json=call.json) as shown:
-        put_ = ledger.blobs.put(
-            source, mime=named, owner=owner, on_progress=lambda told: shown(told.bytes)
-        )
+    path, named = Path(file), mime or mimetypes.guess_type(file)[0]
+    with read_from(file) as stream:
+        # A file is read twice, and goes on where it stopped; a pipe can be read once.
+        source = path if file != STDIO and path.is_file() else stream
+        size = path.stat().st_size if source is path else None
+        with ledger_of(call) as ledger, byte_bar(f"put {file}", size, json=call.json) as shown:
+            put_ = ledger.blobs.put(
+                source, mime=named, owner=owner, on_progress=lambda told: shown(told.bytes)
+            )
     output.show(views.facts(put_), views.one(put_), json=call.json)
 
 
@@ -81,12 +84,10 @@ def get(
     if to == STDIO and call.json:
         raise typer.BadParameter("--json needs --output: stdout has the bytes of the file")
     with ledger_of(call, tell=to != STDIO) as ledger:
-        pieces = ledger.blobs.read(file_id, start, end)
-        found = ledger.blobs.get(file_id)
-        if found is None:
-            raise NotFound(f"there is no file {file_id}")
+        found = _found(ledger, file_id)
+        pieces = ledger.blobs.read(found.file_id, start, end)
         size = (found.bytes if end is None else end) - start
-        with _written(to) as file, byte_bar("get", size, json=call.json or to == STDIO) as shown:
+        with written_to(to) as file, byte_bar("get", size, json=call.json or to == STDIO) as shown:
             written = 0
             for piece in pieces:
                 file.write(piece)
@@ -117,15 +118,11 @@ def verify(call: Call, ids: IdsArgument = None) -> None:
     checked, damaged = 0, []
     with ledger_of(call) as ledger, byte_bar("verify", None, json=call.json) as shown:
         size = 0
-        for file_id in ids or _every(ledger):
-            found = ledger.blobs.get(file_id)
-            if found is None:
-                if ids:
-                    raise NotFound(f"there is no file {file_id}")
-                continue
+        for found in (_found(ledger, each) for each in ids) if ids else _every(ledger):
             checked += 1
-            if not ledger.blobs.verify(file_id):
-                damaged.append(file_id)
+            # One that was removed meanwhile is not damaged.
+            if not ledger.blobs.verify(found.file_id) and ledger.blobs.get(found.file_id):
+                damaged.append(found.file_id)
             size += found.bytes
             shown(size)
     facts = {"checked": checked, "damaged": damaged}
@@ -149,36 +146,21 @@ def gc(call: Call) -> None:
         raise typer.Exit(EXIT_REFUSED)
 
 
-def _there(path: Path) -> Path:
-    if not path.is_file():
-        raise BadInput(f"there is no file {path}", hint="name a file, or - for stdin")
-    return path
+def _found(ledger: Ledger, file_id: str) -> Progress:
+    """The file of this id, or the one whose id begins so; NotFound if there is none."""
+    whole = ledger.blobs.id_of(file_id)
+    found = ledger.blobs.get(whole)
+    if found is None:
+        raise NotFound(f"there is no file {whole}")
+    return found
 
 
-@contextmanager
-def _written(to: str) -> Iterator[BinaryIO]:
-    """Where the bytes go; a file has its name when all of them are there."""
-    if to == STDIO:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    path, part = Path(to), Path(f"{to}.part")
-    try:
-        with part.open("wb") as file:
-            yield file
-        part.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            part.unlink()
-        raise
-
-
-def _every(ledger: Ledger) -> Iterator[str]:
+def _every(ledger: Ledger) -> Iterator[Progress]:
     """Every completed file."""
     cursor = None
     while True:
         page = ledger.blobs.find(limit=PAGE_ROWS, cursor=cursor)
-        yield from (each.file_id for each in page.rows if each.completed)
+        yield from (each for each in page.rows if each.completed)
         cursor = page.next
         if cursor is None:
             return

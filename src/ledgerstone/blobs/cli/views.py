@@ -13,11 +13,14 @@ from ledgerstone.blobs.progress import Progress
 from ledgerstone.console import output
 from ledgerstone.console.output import Text
 
+SHOWN_CHARS = 16
+
 
 def facts(blob: Progress) -> dict[str, object]:
     """A file for programs."""
     found = msgspec.structs.asdict(blob)
-    return found | {"percent": blob.percent, "seconds_left": blob.seconds_left}
+    rate = {"bytes_per_second": blob.bytes_per_second, "seconds_left": blob.seconds_left}
+    return found | {"percent": blob.percent} | rate
 
 
 def one(blob: Progress) -> RenderableType:
@@ -25,7 +28,7 @@ def one(blob: Progress) -> RenderableType:
     return output.pairs(
         {
             "file": Text(blob.file_id),
-            "size": Text(f"{decimal(blob.bytes)} in {blob.slices:,} slices"),
+            "size": Text(decimal(blob.bytes)),
             "type": Text(blob.mime or "not said"),
             "state": Text(_state(blob)),
         }
@@ -33,13 +36,13 @@ def one(blob: Progress) -> RenderableType:
 
 
 def table(found: Sequence[Progress]) -> Table:
-    """Files, one in a row."""
+    """Files, one in a row, by the beginnings of their ids: a whole one does not fit in a line."""
     made = output.table("Files", "file", "size", "state", "left", "type", numbers=("size", "left"))
     for blob in found:
         left = blob.seconds_left if not blob.completed else None
         size = blob.total_size if blob.total_size is not None else blob.bytes
         made.add_row(
-            Text(blob.file_id),
+            Text(blob.file_id[:SHOWN_CHARS]),
             decimal(size),
             _state(blob),
             "" if left is None else output.lasting(left * 1000),
