@@ -33,7 +33,7 @@ from tests.contract.jobs.limits import (
 )
 from tests.contract.jobs.retention import RetentionContract
 from tests.contract.jobs.rivals import RivalContract
-from tests.harness.ledgers import hung
+from tests.harness.ledgers import subscribed
 from tests.harness.threads import aside, signaled
 
 WAITING = {
@@ -78,14 +78,14 @@ def test_a_key_that_another_holds(ledger: Ledger) -> None:
     ledger.run(enqueue({"customer": before}))
     ledger.run(lambda tx: limits.lock(tx, (before, behind)))
 
-    with ledger.transaction() as other, hung(ledger, source.channel) as wake_signal:
+    with ledger.transaction() as other, subscribed(ledger, source.channel) as wake_signal:
         limits.lock(other, [before])
         first = claimed(ledger, source)
-        rung, again = wake_signal.wait(0), TransactionalWork(source, ledger.database).due_seconds()
+        woken, again = wake_signal.wait(0), TransactionalWork(source, ledger.database).due_seconds()
     second = claimed(ledger, source)
 
-    # A bell would be rung until the key is free.
-    assert not rung
+    # A wake-up would repeat until the key is free.
+    assert not woken
     assert again <= limits.AGAIN_SECONDS
     assert [claim.limit_key for claim in first] == [behind]
     assert [claim.limit_key for claim in second] == [before]

@@ -49,7 +49,7 @@ class TestMeasures(MeasureContract):
 
 
 class TestWakeups(WakeupContract):
-    """A commit rings."""
+    """A commit wakes waiting threads."""
 
 
 class TestMigrations(MigrationContract):

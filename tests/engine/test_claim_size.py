@@ -144,7 +144,7 @@ def test_no_pause_while_there_is_more() -> None:
 
 
 def test_pauses_of_the_prompt() -> None:
-    """Where a bell rings for what is committed, nobody looks more often than they have to."""
+    """Where commits of other processes are noticed, the pump polls no more often than it must."""
     pace = PollSchedule(EngineSettings(poll_seconds_min=0.5, poll_seconds_max=3), lambda: True)
 
     pace.found(0, 10)

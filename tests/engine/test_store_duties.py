@@ -76,17 +76,17 @@ def test_turns(shelf: Shelf) -> None:
     assert shelf.channels == ["commits"]
 
 
-def test_a_bell(shelf: Shelf) -> None:
-    """A bell makes a prompt duty due, and no other one."""
+def test_a_wake_up(shelf: Shelf) -> None:
+    """A wake-up makes a prompt duty due, and no other one."""
     duties = steady(shelf)
     duties.tick()
-    shelf.wake_signal.ring()
+    shelf.wake_signal.notify()
 
     duties.wait(0)
-    rung = duties.tick()
+    woken = duties.tick()
     duties.wait(0)
 
-    assert rung == {"prompt": 1}
+    assert woken == {"prompt": 1}
     assert duties.tick() == {}
 
 
@@ -130,11 +130,11 @@ def test_a_worker(ledger: Ledger, shelf: Shelf) -> None:
     worker.start()
     until(lambda: worker.report().duties.get("prompt") == 1, what="the first turn")
     shelf.locked = True
-    shelf.wake_signal.ring()
+    shelf.wake_signal.notify()
     until(lambda: "prompt" in worker.report().duty_troubles, what="the locked store")
     worker.stop()
     shelf.locked = False
-    shelf.wake_signal.ring()
+    shelf.wake_signal.notify()
 
     assert worker.report().duties["prompt"] == 1
     assert worker.failure is None

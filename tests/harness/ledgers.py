@@ -30,14 +30,14 @@ def opened(url: str, *, clock: Clock | None = None, **settings: Any) -> Ledger:
 
 
 @contextmanager
-def hung(ledger: Ledger, channel: str) -> Iterator[WakeSignal]:
-    """A bell that hangs at a channel."""
+def subscribed(ledger: Ledger, channel: str) -> Iterator[WakeSignal]:
+    """A wake-up signal of a channel."""
     wake_signal = WakeSignal()
-    ledger.database.wake_signals.hang(channel, wake_signal)
+    ledger.database.wake_signals.subscribe(channel, wake_signal)
     try:
         yield wake_signal
     finally:
-        ledger.database.wake_signals.take_down(channel, wake_signal)
+        ledger.database.wake_signals.unsubscribe(channel, wake_signal)
 
 
 @contextmanager

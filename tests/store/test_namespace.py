@@ -303,7 +303,7 @@ def test_two_ledgers_of_one_server(server: Home, place: str) -> None:
 
 @on_postgres
 def test_wake_ups_of_two_ledgers(server: Home, place: str) -> None:
-    """What is announced in one schema rings nobody who works in another one."""
+    """What is announced in one schema wakes nobody who works in another one."""
     with opened(server.url) as first, opened(server.url, place) as second:
         first.migrate()
         second.migrate()

@@ -225,11 +225,11 @@ def test_a_wrong_password_on_mysql(quick_mariadb: PrivateMariaDB) -> None:
 @pytest.mark.postgres
 @pytest.mark.xdist_group("mortal-p")
 def test_a_watcher_survives_a_restart(mortal_postgres: PrivatePostgres) -> None:
-    """The watcher of PostgreSQL finds its way back, rings for what it missed, and is prompt."""
+    """The watcher of PostgreSQL connects again, notifies for what it missed, and is prompt."""
     url = mortal_postgres.create_database("watched")
     with opened(url) as ledger:
         wake_signal = WakeSignal()
-        ledger.database.wake_signals.hang("chores", wake_signal)
+        ledger.database.wake_signals.subscribe("chores", wake_signal)
         watcher = ledger.database.watcher()
         assert watcher is not None
         watcher.start()

@@ -19,7 +19,7 @@ LOOKS_AHEAD = 4
 
 
 class PollSchedule:
-    """When to look for work: at once while there is more, at the bell, or at the next poll."""
+    """When to look for work: at once while there is more, after a wake-up, or at the next poll."""
 
     def __init__(self, settings: EngineSettings, prompt: Callable[[], bool]) -> None:
         self._settings = settings
@@ -29,7 +29,7 @@ class PollSchedule:
         self.more = True
 
     def seconds(self, room: Callable[[], int]) -> float:
-        """How long to wait for the bell."""
+        """How long to wait for a wake-up."""
         if self.more:
             return 0.0 if room() > 0 else self._settings.poll_seconds_max
         return self._settings.poll_seconds_max if self._prompt() else self._idle

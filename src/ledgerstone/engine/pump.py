@@ -137,15 +137,15 @@ class Pump:
             let_go=lambda outcome: self._release([outcome]),
         )
         self._ahead = ClaimAhead(settings, self._executor)
-        self._claim_bell = WakeSignal()
+        self._claim_signal = WakeSignal()
         self._suspects = QuarantineQueue(
             quarantine,
             crashes_max=settings.crashes_max,
-            wake_signal=self._claim_bell,
+            wake_signal=self._claim_signal,
             monotonic=self._monotonic,
         )
-        # With one writer a single thread does both, and both kinds of news ring for it.
-        self._settle_bell = self._claim_bell if self._work.one_writer else WakeSignal()
+        # With one writer a single thread does both, and waits for one signal.
+        self._settle_signal = self._claim_signal if self._work.one_writer else WakeSignal()
         self._pace = PollSchedule(settings, prompt)
         self._stopping = threading.Event()
         self._halted = threading.Event()
@@ -187,7 +187,7 @@ class Pump:
 
     def start(self) -> None:
         """Begin to move work, in threads of its own."""
-        self._database.wake_signals.hang(self.source.channel, self._claim_bell)
+        self._database.wake_signals.subscribe(self.source.channel, self._claim_signal)
         self._work.start()
         loops = [self._turn_both] if self._work.one_writer else [self._claims, self._settles]
         for loop in loops:
@@ -205,8 +205,8 @@ class Pump:
         self._stopping.set()
         self._return(self._unbegun())
         self._work.stop()
-        self._claim_bell.ring()
-        self._settle_bell.ring()
+        self._claim_signal.notify()
+        self._settle_signal.notify()
 
     def finish(self, seconds: float) -> bool:
         """Wait for the running handlers; False if the time was not enough for all."""
@@ -228,12 +228,12 @@ class Pump:
         """Settle everything, end the threads."""
         self.stop_claiming()
         self._halted.set()
-        self._claim_bell.ring()
-        self._settle_bell.ring()
+        self._claim_signal.notify()
+        self._settle_signal.notify()
         for thread in self._threads:
             thread.join(STOP_SECONDS)
         self._return(self._unbegun())
-        self._database.wake_signals.take_down(self.source.channel, self._claim_bell)
+        self._database.wake_signals.unsubscribe(self.source.channel, self._claim_signal)
         why: object = "their items are locked"
         try:
             until = monotonic() + STOP_SECONDS
@@ -255,7 +255,7 @@ class Pump:
         """Whether something is locked that may be free soon; waits a moment for it."""
         if not self._settlements.locked or monotonic() >= until:
             return False
-        self._settle_bell.wait(self._settlements.seconds())
+        self._settle_signal.wait(self._settlements.seconds())
         return True
 
     def held(self) -> dict[str, Claim]:
@@ -287,7 +287,7 @@ class Pump:
         if before is None and self.counters.stalled is not None:
             _log.error("%s: %s", self.source.name, self.counters.stalled)
         elif before is not None and self.counters.stalled is None:
-            self._claim_bell.ring()
+            self._claim_signal.notify()
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -335,7 +335,7 @@ class Pump:
 
     def _turn_both(self) -> None:
         while not self._halted.is_set():
-            self._claim_bell.wait(self._wait_seconds())
+            self._claim_signal.wait(self._wait_seconds())
             if self._suspects:
                 self._begin_suspect()
             room = self._room()
@@ -357,7 +357,7 @@ class Pump:
 
     def _claims(self) -> None:
         while not self._halted.is_set():
-            self._claim_bell.wait(self._wait_seconds())
+            self._claim_signal.wait(self._wait_seconds())
             if self._suspects:
                 self._begin_suspect()
             room = self._room()
@@ -376,7 +376,7 @@ class Pump:
 
     def _settles(self) -> None:
         while not self._halted.is_set():
-            self._settle_bell.wait(
+            self._settle_signal.wait(
                 min(self._settings.poll_seconds_max, self._settlements.seconds())
             )
             self._linger()
@@ -399,7 +399,7 @@ class Pump:
         return Ask(room, self._worker, lease, avoid)
 
     def _wait_seconds(self) -> float:
-        """How long to wait for the bell."""
+        """How long to wait for a wake-up."""
         seconds = self._pace.seconds(self._room)
         return min(seconds, self._work.due_seconds()) if self._room() > 0 else seconds
 
@@ -473,7 +473,7 @@ class Pump:
         self._count(refused, -1)
         if self._pace.more:
             # Claiming may have stopped because too much was unsettled.
-            self._claim_bell.ring()
+            self._claim_signal.notify()
         self.counters.refused += len(refused)
         self.counters.trouble = None
         for outcome in refused:
@@ -508,7 +508,7 @@ class Pump:
             if self._breakers:
                 self._breakers.succeeded(claim.target or self.source.name)
             if self._pace.more and (not self._work.local or self._room() > 0):
-                self._claim_bell.ring()
+                self._claim_signal.notify()
             return
         if claim.target is not None or outcome.verdict is OutcomeKind.RETURNED or self._breakers:
             outcome = self._told_breaker(claim, outcome)
@@ -523,9 +523,9 @@ class Pump:
             return
         count = self._settlements.add(outcome)
         if count == 1 or count >= self._settings.batch_max or not self._executor.waiting:
-            self._settle_bell.ring()
+            self._settle_signal.notify()
             if self._pace.more:
-                self._claim_bell.ring()
+                self._claim_signal.notify()
 
     def _came_out(self, claim: Claim, value: Any) -> Outcome | None:
         if isinstance(value, Settled):
@@ -588,7 +588,7 @@ class Pump:
         """Give other outcomes a moment to come along, if any are on their way."""
         some = 0 < self._settlements.waiting < self._settings.batch_max
         if some and self._executor.waiting and not self._halted.is_set():
-            self._settle_bell.wait(self._settings.flush_ms / 1000)
+            self._settle_signal.wait(self._settings.flush_ms / 1000)
 
     def _trouble(self, error: LedgerstoneError) -> None:
         """Wait a little if waiting can help, otherwise give up."""

@@ -42,8 +42,8 @@ class Quarantine:
         self._lock = threading.Lock()
         self._wake_signals: list[WakeSignal] = []
 
-    def hang(self, wake_signal: WakeSignal) -> None:
-        """From now on `wake_signal` rings when somebody left."""
+    def subscribe(self, wake_signal: WakeSignal) -> None:
+        """From now on `leave` notifies the signal."""
         self._wake_signals.append(wake_signal)
 
     def enter(self, claim: Claim) -> bool:
@@ -74,7 +74,7 @@ class Quarantine:
             if left:
                 self.begun = tuple(each.mark for each, _ in left)
         for wake_signal in self._wake_signals:
-            wake_signal.ring()
+            wake_signal.notify()
 
 
 class QuarantineQueue:
@@ -88,7 +88,7 @@ class QuarantineQueue:
         wake_signal: WakeSignal,
         monotonic: Callable[[], float],
     ) -> None:
-        quarantine.hang(wake_signal)
+        quarantine.subscribe(wake_signal)
         self.quarantine = quarantine
         self._crashes_max = crashes_max
         self._wake_signal = wake_signal
@@ -111,7 +111,7 @@ class QuarantineQueue:
         since = self._monotonic()
         with self._lock:
             self._waiting.extend((claim, since) for claim in claims if self.are(claim))
-        self._wake_signal.ring()
+        self._wake_signal.notify()
         return [claim for claim in claims if not self.are(claim)]
 
     def admitted(self) -> Claim | None:
@@ -139,7 +139,7 @@ class QuarantineQueue:
         moment = self._monotonic() - WAIT_SECONDS_MAX
         dropped = self._drop(lambda task: task[1] < moment)
         if self._waiting:
-            self._wake_signal.ring()
+            self._wake_signal.notify()
         return dropped
 
     def drop_beyond(self, most: int) -> list[Claim]:

@@ -216,7 +216,7 @@ class Handler(msgspec.Struct, frozen=True):
 class Source(Protocol):
     """A kind of work. All its methods write inside the transaction they are given.
 
-    - `name` names it in reports; `channel` is rung when something of it becomes due.
+    - `name` names it in reports; commits that make something due notify `channel`.
     - `claim` takes at most `limit` due items, each by one worker; a claim holds for its lease.
     - `settle` writes how claims came out, and waits for no item; a claim that is no longer held
       changes nothing, is recorded, and is answered back. Settling what this same claim settled
@@ -229,8 +229,7 @@ class Source(Protocol):
     - `handler` answers what runs a claim.
     - A source may have `close`: its worker has stopped, and it lets go of its connections and
       threads. Another worker may use it later.
-    - A source may have `due_seconds`: how long until it wants to be asked without a ring of
-      `channel`.
+    - A source may have `due_seconds`: how long until it wants to be asked without a wake-up.
     - A source may have `held_by`: the claims that a worker holds, for one that was not told what it
       has claimed, because the answer to the commit was lost.
     - A source may have `batches`: what one `claim` answers is then handled by one call, and its
@@ -275,7 +274,7 @@ class Work(Protocol):
     - `exchange` settles outcomes, and claims if it is asked to; `one_writer` says that both happen
       in one call, from one thread. Otherwise they come from two threads, each with its own calls.
     - `extend` renews the lease of claims, as that of a `Source`.
-    - `due_seconds` says when something becomes due without a ring of `channel`.
+    - `due_seconds` says when something becomes due without a wake-up.
     - `local`: what is due waits in this process, claimed or not, so all of it is claimed at once.
     - `places` are the handlers that run at once; None: as many as `engine.concurrency` says.
     - `start` begins to look for work, where that has to be begun. After `stop` nothing is claimed,

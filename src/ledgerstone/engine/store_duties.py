@@ -28,7 +28,7 @@ class DutyStore(Protocol[T_co]):
 
     - `monotonic` never goes back; turns are counted by it.
     - `one_writer` says that one process at a time can write: a turn needs no lease then.
-    - `signal` answers a bell that rings after commits of this process in the channel.
+    - `signal` answers a signal that commits of this process in the channel notify.
     - `run` calls `work` with what the store lends for it, and answers what `work` does.
     - `rest` gives back what others may wait for: nothing is due for now. `run` may follow.
     - What cannot be had now is raised as an error of the one tree, and tried again a turn later.
@@ -49,7 +49,7 @@ class DutyStore(Protocol[T_co]):
 class StoreDuty(msgspec.Struct, Generic[T], frozen=True):
     """Something to be done every so often, a bounded piece at a time; answers how much it did.
 
-    One that is `prompt` is also due when the store's bell has rung.
+    One that is `prompt` is also due after a wake-up of the store.
     """
 
     name: str
@@ -86,7 +86,7 @@ class StoreDuties(Generic[T]):
         return self._turns.trouble
 
     def wait(self, seconds: float) -> None:
-        """Until the bell of the store rings, at most so long: then what is prompt is due."""
+        """Wait for a wake-up of the store, at most so long; `prompt` duties are due after one."""
         if self._wake_signal.wait(seconds):
             for duty in self._duties:
                 if duty.prompt:

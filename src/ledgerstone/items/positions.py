@@ -74,7 +74,7 @@ class Tail:
         self._watcher = database.watcher()
 
     def __enter__(self) -> Self:
-        self._database.wake_signals.hang(self._positions.sequence.channel, self._wake_signal)
+        self._database.wake_signals.subscribe(self._positions.sequence.channel, self._wake_signal)
         if self._watcher is not None:
             self._watcher.start()
         return self
@@ -82,7 +82,7 @@ class Tail:
     def __exit__(self, *_: object) -> None:
         if self._watcher is not None:
             self._watcher.stop()
-        self._database.wake_signals.take_down(self._positions.sequence.channel, self._wake_signal)
+        self._database.wake_signals.unsubscribe(self._positions.sequence.channel, self._wake_signal)
 
     def wait(self, *, seconds: float, limit: int = 1000) -> list[Positioned]:
         """What comes next, as soon as there is something; nothing if that takes longer."""

@@ -32,7 +32,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def channel(self) -> str:
-        """What rings when positions were given."""
+        """The channel of wake-ups for new positions."""
         return f"positions:{self.name}"
 
 

@@ -208,7 +208,7 @@ _content = Statement(
 
 
 def channel_of(queue: str) -> str:
-    """What is rung when a job of this queue becomes due."""
+    """The channel of wake-ups for jobs of this queue that become due."""
     return f"jobs:{queue}"
 
 

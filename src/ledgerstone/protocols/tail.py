@@ -76,7 +76,7 @@ class EventTail:
         self._watcher = database.watcher()
 
     def __enter__(self) -> Self:
-        self._database.wake_signals.hang(SEQUENCE.channel, self._wake_signal)
+        self._database.wake_signals.subscribe(SEQUENCE.channel, self._wake_signal)
         if self._watcher is not None:
             self._watcher.start()
         return self
@@ -89,7 +89,7 @@ class EventTail:
     ) -> None:
         if self._watcher is not None:
             self._watcher.stop()
-        self._database.wake_signals.take_down(SEQUENCE.channel, self._wake_signal)
+        self._database.wake_signals.unsubscribe(SEQUENCE.channel, self._wake_signal)
 
     def wait(self, *, seconds: float, limit: int = 1000) -> list[Followed]:
         """What comes next, as soon as there is something; nothing if that takes longer."""

@@ -66,7 +66,7 @@ class OpenStore:
 
     def signal(self, channel: str) -> WakeSignal:
         wake_signal = WakeSignal()
-        self._signing.store.wake_signals.hang(channel, wake_signal)
+        self._signing.store.wake_signals.subscribe(channel, wake_signal)
         return wake_signal
 
     def run(self, work: Callable[[Access], R], /) -> R:
@@ -107,7 +107,7 @@ class StoreOnDemand:
         self._writer: Signing | None = None
 
     def signal(self, channel: str) -> WakeSignal:
-        # Nobody else commits in this process: nothing ever rings.
+        # Nobody else commits in this process: nothing ever notifies this signal.
         return WakeSignal()
 
     def run(self, work: Callable[[Access], R], /) -> R:

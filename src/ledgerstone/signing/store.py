@@ -243,7 +243,7 @@ class Store:
         self.settings = settings or SigningSettings()
         self.read_only = read_only
         self.wake_signals = WakeSignals()
-        """They ring after each commit of this process."""
+        """Notified after each commit of this process."""
         if read_only:
             self.database = _opened_for_reading(folder, self.settings)
             self._reads: Readable | Database = _Unchanging(self.database)
@@ -317,7 +317,7 @@ class Store:
         return StoreTransaction(
             transaction,
             value_bytes_max=self.settings.value_bytes_max,
-            committed=lambda: self.wake_signals.ring((ALL,)),
+            committed=lambda: self.wake_signals.notify((ALL,)),
         )
 
     def run(self, work: Callable[[StoreTransaction], T]) -> T:

@@ -216,7 +216,7 @@ class Database(Generic[Tx]):
         idle_seconds_max: int | None = None,
         call_seconds_max: float | None = None,
     ) -> Database[Tx]:
-        """The same database, bells, clock and measure, with so many connections of its own.
+        """The same database, wake-up signals, clock and measure, with its own connections.
 
         What keeps the work going must not wait until a handler gives a connection back. Where a
         call may take `call_seconds_max`, it waits for a lock for half of that at most.
@@ -250,7 +250,7 @@ class Database(Generic[Tx]):
         return twin
 
     def watcher(self) -> Watcher | None:
-        """What rings the bells when other processes commit, if there is such a thing here."""
+        """What notices commits of other processes, if this kind of database allows it."""
         return self.dialect.watcher(self._url_to_open, self.settings, self.wake_signals)
 
     @contextmanager
@@ -274,7 +274,7 @@ class Database(Generic[Tx]):
         self.outage.succeeded()
         hit("transaction.after_commit")
         if tx.woken:
-            self.wake_signals.ring(tx.woken)
+            self.wake_signals.notify(tx.woken)
         for work in tx.committed:
             work()
 

@@ -75,7 +75,7 @@ class Dialect(Protocol):
       transaction over an error that was caught, and would keep nothing of it.
     - `under_way` answers the transactions of others that have written and are not over, as numbers;
       `NotVisible` where that cannot be known. One that ends is never answered again.
-    - `announce` makes channels ring in other processes when the transaction commits.
+    - `announce` wakes waiting threads of other processes when the transaction commits.
     - `watcher` answers what listens for them, or None where only polling can tell.
     - `namespace` answers where the tables of a ledger lie, of its URL, `store.schema`, and the
       schema in which a new connection finds the tables of the user.

@@ -27,7 +27,7 @@ class Transaction:
     - A joined transaction is the caller's: it is never committed, rolled back or closed here.
     - One of ours ends with its block: what ends it inside is refused, or noticed and raised. Used
       after that, in any thread, it raises NotAllowedNow.
-    - Channels woken inside it ring once each, and only if it commits.
+    - Its commit wakes each channel that `wake` was called for, once; a rollback wakes none.
     - What is left for its end (`at_commit`) is done last, inside it; `notes` is where a room keeps
       what it needs for that.
     """
@@ -179,7 +179,7 @@ class Transaction:
             self._ending.finish()
 
     def wake(self, channel: str) -> None:
-        """Ring whoever waits for work on this channel, once this transaction has committed."""
+        """Wake the threads that wait for this channel, when this transaction has committed."""
         if channel in self.woken:
             return
         self.woken.add(channel)

@@ -1,9 +1,9 @@
-"""Wake-ups: polling is the truth, a bell only makes it prompt.
+"""Wake-up signals: polling finds all work, a signal only makes a waiting thread look sooner.
 
-A pump waits for its bell with a time limit. Bells are rung by transactions of the same process
-after they commit, and by a watcher, which sees what other processes committed: one file each under
-`wakeups/`. A watcher may be missing (MySQL), cut off or lose a ring; work is then found at the next
-poll.
+A thread waits for its `WakeSignal` with a time limit. Transactions of the same process notify the
+signals after they commit. A watcher notifies them of commits of other processes (one module for
+each kind under `wakeups/`). MySQL has no watcher, and a watcher may be cut off or miss a
+notification: the next poll finds the work then.
 """
 
 from __future__ import annotations
@@ -14,73 +14,74 @@ from contextlib import suppress
 from typing import Protocol
 
 ALL = "*"
-"""A ring for every channel: something was committed, it is not known what."""
+"""Notifies the signals of every channel: something was committed, it is not known what."""
 
 
 class WakeSignal:
-    """Rings for one waiter; a ring before the wait is kept."""
+    """Wakes one waiting thread; a notification that comes before the wait is kept."""
 
     __slots__ = ("_silence",)
 
     def __init__(self) -> None:
-        # A lock that is free for a moment is the shortest way from one thread to another.
+        # Releasing a lock is the fastest way to wake another thread.
         self._silence = threading.Lock()
         self._silence.acquire()
 
-    def ring(self) -> None:
-        # If it is free it rings already. Asked first: a thread may ring once for each item.
+    def notify(self) -> None:
+        """End the current wait, or the next one."""
+        # A free lock means: notified already. Looked at first, since a thread may notify once an
+        # item.
         if self._silence.locked():
             with suppress(RuntimeError):
-                # Somebody else rang in between.
+                # Another thread has notified in between.
                 self._silence.release()
 
     def wait(self, seconds: float) -> bool:
-        """Until it rings or the time is up; says which, and is silent again."""
+        """Wait for a notification, at most so long; answers whether there was one."""
         return self._silence.acquire(timeout=max(seconds, 0.0))
 
 
 class WakeSignals:
-    """The bells of one process on one database, by channel."""
+    """The signals of one process on one database, by channel."""
 
     def __init__(self) -> None:
         self._wake_signals: dict[str, set[WakeSignal]] = {}
         self._lock = threading.Lock()
 
     def after_fork(self) -> None:
-        """Another thread of the parent may have held the lock: here it would for ever."""
+        """Replace the lock.
+
+        A thread of the parent may have held it, and the child has no such thread.
+        """
         self._lock = threading.Lock()
 
-    def hang(self, channel: str, wake_signal: WakeSignal) -> None:
-        """From now on `wake_signal` rings for this channel."""
+    def subscribe(self, channel: str, wake_signal: WakeSignal) -> None:
+        """From now on `notify` of this channel notifies the signal."""
         with self._lock:
             self._wake_signals.setdefault(channel, set()).add(wake_signal)
 
-    def take_down(self, channel: str, wake_signal: WakeSignal) -> None:
+    def unsubscribe(self, channel: str, wake_signal: WakeSignal) -> None:
+        """Undo `subscribe`."""
         with self._lock:
             self._wake_signals.get(channel, set()).discard(wake_signal)
 
-    def ring(self, channels: Iterable[str]) -> None:
+    def notify(self, channels: Iterable[str]) -> None:
+        """Notify the signals of these channels, each signal once; ALL stands for every channel."""
         with self._lock:
             names = list(channels)
             if ALL in names:
-                wake_signals = {
-                    wake_signal for hung in self._wake_signals.values() for wake_signal in hung
-                }
+                found = {each for signals in self._wake_signals.values() for each in signals}
             else:
-                wake_signals = {
-                    wake_signal
-                    for name in names
-                    for wake_signal in self._wake_signals.get(name, ())
-                }
-        for wake_signal in wake_signals:
-            wake_signal.ring()
+                found = {each for name in names for each in self._wake_signals.get(name, ())}
+        for wake_signal in found:
+            wake_signal.notify()
 
 
 class Watcher(Protocol):
-    """Sees what other processes commit and rings.
+    """Notices commits of other processes, and notifies the signals of this one.
 
-    - `start` returns when it listens; what commits after that rings.
-    - `prompt` says whether it works at this moment; while not, its waiters poll faster.
+    - `start` returns when it listens; later commits are noticed.
+    - `prompt` says whether it works at this moment; while it does not, waiting threads poll faster.
     - `stop` ends its thread and closes its connection.
     """
 

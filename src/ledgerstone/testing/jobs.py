@@ -278,14 +278,14 @@ def inline(ledger: Ledger, *, jobs_max: int = JOBS_MAX) -> Iterator[None]:
       commit of the ledger's own, or at the end of the block.
     """
     wake_signals = ledger.database.wake_signals
-    if isinstance(wake_signals, _InlineBells):
+    if isinstance(wake_signals, _InlineSignals):
         message = "the jobs of this ledger are run inline already"
         raise NotAllowedNow(message, hint="leave the inner block out")
-    ringing = _InlineBells(ledger, wake_signals, jobs_max)
-    ledger.database.wake_signals = ringing
+    signals = _InlineSignals(ledger, wake_signals, jobs_max)
+    ledger.database.wake_signals = signals
     try:
         yield
-        ringing.run_new()
+        signals.run_new()
     finally:
         ledger.database.wake_signals = wake_signals
 
@@ -312,32 +312,32 @@ def moved(ledger: Ledger, url: str, *, clock: Clock | None = None) -> Iterator[L
         vars(ledger).update({name: kept[name] for name in (*there, "_checked")})
 
 
-class _InlineBells(WakeSignals):
-    """The bells of a ledger, in whose ringing the jobs are run.
+class _InlineSignals(WakeSignals):
+    """The wake-up signals of a ledger; notifying them runs the jobs.
 
-    They ring in the thread that has committed, when its transaction is over. While jobs are run,
-    also those that other threads or the jobs themselves enqueue are left to who runs them.
+    `notify` is called in the thread that has committed, when its transaction is over. While jobs
+    are run, the same thread also runs those that other threads or the jobs themselves enqueue.
     """
 
     def __init__(self, ledger: Ledger, wake_signals: WakeSignals, jobs_max: int) -> None:
         super().__init__()
         self._jobs_max = jobs_max
         self._ledger = ledger
-        self._hung = wake_signals
+        self._subscribed = wake_signals
         self._turn = threading.Lock()
         self._news = self._running = False
         self._seen: set[str] = set()
         self._new()
 
-    def hang(self, channel: str, wake_signal: WakeSignal) -> None:
-        self._hung.hang(channel, wake_signal)
+    def subscribe(self, channel: str, wake_signal: WakeSignal) -> None:
+        self._subscribed.subscribe(channel, wake_signal)
 
-    def take_down(self, channel: str, wake_signal: WakeSignal) -> None:
-        self._hung.take_down(channel, wake_signal)
+    def unsubscribe(self, channel: str, wake_signal: WakeSignal) -> None:
+        self._subscribed.unsubscribe(channel, wake_signal)
 
-    def ring(self, channels: Iterable[str]) -> None:
+    def notify(self, channels: Iterable[str]) -> None:
         names = list(channels)
-        self._hung.ring(names)
+        self._subscribed.notify(names)
         if any(name.startswith(channel_of("")) for name in names):
             self.run_new()
 

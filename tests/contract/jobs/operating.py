@@ -35,7 +35,7 @@ from tests.contract.jobs.examples import (
     standing,
     tick,
 )
-from tests.harness.ledgers import hung, undone
+from tests.harness.ledgers import subscribed, undone
 
 UNKNOWN = "01890a5d-ac96-774b-bcce-b302099a8057"
 MALFORMED = ("", "7", "not an id", "01890a5d-ac96-774b-bcce", "\0", "é" * 36)
@@ -173,12 +173,12 @@ class OperatingContract:
             clock.advance(600)
         channel = source.channel
 
-        with hung(ledger, channel) as wake_signal:
+        with subscribed(ledger, channel) as wake_signal:
             ledger.run(lambda tx: tx.jobs.retry(job_id, by="ada"))
-            rung = wake_signal.wait(0)
+            woken = wake_signal.wait(0)
 
         row, event = standing(ledger, job_id), history_of(ledger, job_id)[-1]
-        assert rung
+        assert woken
         assert (row.status, row.attempt, row.finished_at) == (Status.QUEUED, 0, None)
         assert row.run_at.timestamp() == clock.now_ms() / 1000
         assert (row.last_error_code, row.crashes) == ("test", 0)
@@ -312,12 +312,12 @@ class OperatingContract:
         ledger.run(lambda tx: tx.jobs.pause("default"))
         ended = settle(ledger, source, taken, OutcomeKind.DONE)
         paused = [step.claimed for step in tick(ledger)]
-        with hung(ledger, source.channel) as wake_signal:
+        with subscribed(ledger, source.channel) as wake_signal:
             ledger.run(lambda tx: tx.jobs.resume("default"))
-            rung = wake_signal.wait(0)
+            woken = wake_signal.wait(0)
         tick(ledger)
 
-        assert (ended, sum(paused), rung) == ([], 1, True)
+        assert (ended, sum(paused), woken) == ([], 1, True)
         assert standing(ledger, other).status is Status.SUCCEEDED
         assert standing(ledger, waiting).status is Status.SUCCEEDED
 

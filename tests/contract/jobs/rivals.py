@@ -28,7 +28,7 @@ from tests.contract.jobs.examples import (
     standing,
     statement,
 )
-from tests.harness.ledgers import hung, opened
+from tests.harness.ledgers import opened, subscribed
 from tests.harness.threads import aside, signaled, still_waits
 
 BY_CUSTOMER = Limit(key=lambda customer: customer)
@@ -78,7 +78,7 @@ class RivalContract:
         ledger.kinds.add("plain", nothing)
         source = ledger.job_source()
         woken: dict[str, bool] = {}
-        with hung(ledger, source.channel) as wake_signal:
+        with subscribed(ledger, source.channel) as wake_signal:
 
             def after(act: str) -> None:
                 woken[act] = wake_signal.wait(0)
@@ -113,7 +113,7 @@ class RivalContract:
             after("a place")
 
         silent = {"claim", "rescue of nothing", "failure", "pause"}
-        assert {act for act, rung in woken.items() if not rung} == silent
+        assert {act for act, found in woken.items() if not found} == silent
 
     def test_a_place_wakes_its_queue(self, ledger: Ledger, clock: ManualClock) -> None:
         """A place that is free wakes the workers of the queue whose job is let in for it."""
@@ -125,7 +125,7 @@ class RivalContract:
         waiting = [enqueue(ledger, "b", {"customer": "ada"}) for _ in range(2)]
         assert claim(ledger, ours) == []
 
-        with hung(ledger, ours.channel) as wake_signal:
+        with subscribed(ledger, ours.channel) as wake_signal:
             settle(ledger, theirs, taken, OutcomeKind.DONE)
             settled = wake_signal.wait(0)
             ledger.run(lambda tx: tx.jobs.cancel(waiting[0]))
@@ -192,14 +192,14 @@ class RivalContract:
         ledger.run(lambda tx: tx.jobs.enqueue_many(jobs))
         free = enqueue(ledger, "served", {"customer": "zoe"})
         wake_signal = WakeSignal()
-        ledger.database.wake_signals.hang(source.channel, wake_signal)
+        ledger.database.wake_signals.subscribe(source.channel, wake_signal)
 
-        rings = []
+        woken = []
         while not (taken := claim(ledger, source, limit=1)):
-            rings.append(wake_signal.wait(0))
+            woken.append(wake_signal.wait(0))
 
         assert [each.key for each in taken] == [free]
-        assert rings == [True] * 3
+        assert woken == [True] * 3
 
     def test_equal_moments(self, ledger: Ledger, clock: ManualClock) -> None:
         """Of jobs that were enqueued together the last one is behind all others."""

@@ -229,22 +229,22 @@ class HeldRowsContract(Opened):
         relay = shop.source()
         wake_signal = WakeSignal()
         shop.publish(*range(5))
-        shop.ledger.database.wake_signals.hang(relay.channel, wake_signal)
+        shop.ledger.database.wake_signals.subscribe(relay.channel, wake_signal)
         counts: list[int] = []
 
         def claim() -> Sequence[Claim]:
             return shop.ledger.run(lambda tx: relay.claim(tx, ask()))
 
-        rang = []
+        woken = []
         first, *_ = claim()
         shop.shelf.meanwhile = lambda: counts.append(len(claim()))
         for _ in range(3):
             relay.handler(first).call(first)
-            rang.append(wake_signal.wait(0))
+            woken.append(wake_signal.wait(0))
 
         assert counts == [BATCHES_MAX - 1]
         assert len(claim()) == 0
-        assert rang == [True, True, False]
+        assert woken == [True, True, False]
         assert shop.shelf.batches == [2, 2, 1]
 
     def test_silence_is_an_outage(self, opening: Opening) -> None:

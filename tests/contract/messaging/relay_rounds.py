@@ -200,14 +200,14 @@ class RelayRoundContract(Opened):
         assert list(claims) == []
         assert shop.lane("ann").held_by is None
 
-    def test_what_becomes_due_rings(self, opening: Opening, clock: ManualClock) -> None:
+    def test_what_becomes_due_wakes(self, opening: Opening, clock: ManualClock) -> None:
         """Whatever makes a lane due wakes its relays: they need not wait for their next look."""
         shop = opening(batch_max=1)
         source = shop.source()
         wake_signal = WakeSignal()
-        shop.ledger.database.wake_signals.hang(f"outbox:{SHOP}", wake_signal)
+        shop.ledger.database.wake_signals.subscribe(f"outbox:{SHOP}", wake_signal)
 
-        def rings(act: Callable[[], Any]) -> bool:
+        def wakes(act: Callable[[], Any]) -> bool:
             wake_signal.wait(0)
             act()
             return wake_signal.wait(0)
@@ -217,22 +217,22 @@ class RelayRoundContract(Opened):
             source.handler(claim).call(claim)
             shop.ledger.run(lambda tx: source.settle(tx, [Outcome(claim, Out.DONE)]))
 
-        published = rings(lambda: shop.publish(1, 2, partition="ann"))
+        published = wakes(lambda: shop.publish(1, 2, partition="ann"))
         claims = shop.ledger.run(lambda tx: source.claim(tx, ask()))
-        more = rings(settle)
+        more = wakes(settle)
         claims = shop.ledger.run(lambda tx: source.claim(tx, ask()))
-        done = rings(settle)
+        done = wakes(settle)
         shop.publish(3, partition="ann")
         shop.publish(4, partition="bob")
-        another = rings(lambda: claimed(shop))
+        another = wakes(lambda: claimed(shop))
         clock.advance(LEASE + 1)
-        rescue = rings(lambda: rescued(shop))
+        rescue = wakes(lambda: rescued(shop))
         call(shop, lambda tx: tx.outbox.pause(SHOP))
         call(shop, lambda tx: tx.outbox.pause(SHOP, partition="ann"))
-        lane = rings(lambda: call(shop, lambda tx: tx.outbox.resume(SHOP, partition="ann")))
-        whole = rings(lambda: call(shop, lambda tx: tx.outbox.resume(SHOP)))
+        lane = wakes(lambda: call(shop, lambda tx: tx.outbox.resume(SHOP, partition="ann")))
+        whole = wakes(lambda: call(shop, lambda tx: tx.outbox.resume(SHOP)))
         write(shop, clock, "5", symfony(NAME), "cid")
-        sweep = rings(lambda: shop.ledger.run(sweeping.Sweep(shop.ledger.registry, SHOP)))
+        sweep = wakes(lambda: shop.ledger.run(sweeping.Sweep(shop.ledger.registry, SHOP)))
 
         assert (published, more, another, rescue) == (True, True, True, True)
         assert (lane, whole, sweep) == (True, True, True)
@@ -242,7 +242,7 @@ class RelayRoundContract(Opened):
     def test_retried_into_a_quiet_partition(
         self, opening: Opening, clock: ManualClock, removed: bool
     ) -> None:
-        """A message that is retried makes its lane due and rings, also if that was removed."""
+        """A retried message makes its lane due and wakes its relay; the lane may be gone."""
         shop = opening(on_failure="skip", max_attempts=1)
         shop.shelf.tell("poison", REFUSED, times=1)
         shop.publish("poison", 1, partition="ann")
@@ -251,15 +251,15 @@ class RelayRoundContract(Opened):
             clock.advance(8 * DAY_SECONDS)
             shop.tick()
         wake_signal = WakeSignal()
-        shop.ledger.database.wake_signals.hang(f"outbox:{SHOP}", wake_signal)
+        shop.ledger.database.wake_signals.subscribe(f"outbox:{SHOP}", wake_signal)
 
         with shop.ledger.transaction() as tx:
             before = [row.due_at for row in tx.outbox.lanes(SHOP).rows]
             (failed,) = tx.failed.find().rows
             tx.failed.retry(failed.id)
-        due, rang = shop.lane("ann").due_at, wake_signal.wait(0)
+        due, woken = shop.lane("ann").due_at, wake_signal.wait(0)
         shop.tick()
 
         assert before == ([] if removed else [None])
-        assert (due is not None, rang) == (True, True)
+        assert (due is not None, woken) == (True, True)
         assert shop.shelf.bodies == [1, "poison"]

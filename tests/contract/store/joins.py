@@ -31,7 +31,7 @@ from tests.contract.store.batches import add, change
 from tests.contract.store.batches import tables as batch_tables
 from tests.contract.store.wakeups import WATCHED, watched
 from tests.harness.joinable import GUESTS, Guest, guest_on, url_for
-from tests.harness.ledgers import another, hung
+from tests.harness.ledgers import another, subscribed
 from tests.harness.own_table import notes, notes_kept, tables
 from tests.harness.threads import PATIENCE_SECONDS, together
 
@@ -239,18 +239,18 @@ class JoinedWorkContract:
         with guest_on("driver", home.url) as guest:
             yield guest
 
-    def test_the_users_commit_rings(self, ledger: Ledger, guest: Guest, home: Home) -> None:
-        """Where there is a watcher it rings at the user's commit, not before and not without."""
-        with watched(ledger) as watcher, hung(ledger, CHANNEL) as wake_signal:
+    def test_the_users_commit_wakes(self, ledger: Ledger, guest: Guest, home: Home) -> None:
+        """A watcher notices the user's commit, not earlier and not without it."""
+        with watched(ledger) as watcher, subscribed(ledger, CHANNEL) as wake_signal:
             enqueue(guest, ledger, 1)
             guest.rollback()
             enqueue(guest, ledger, 2)
             early = wake_signal.wait(PATIENCE_SECONDS)
             guest.commit()
-            rang = watcher is not None and wake_signal.wait(WAIT_SECONDS_MAX)
+            woken = watcher is not None and wake_signal.wait(WAIT_SECONDS_MAX)
 
         assert not early
-        assert rang == WATCHED[home.kind]
+        assert woken == WATCHED[home.kind]
 
     @pytest.mark.parametrize("what", SIDE_BY_SIDE)
     def test_side_by_side(self, ledger: Ledger, home: Home, what: str) -> None:

@@ -1,4 +1,4 @@
-"""The wake-up contract: a commit rings, a rollback does not, and polling finds all the same."""
+"""The wake-up contract: a commit wakes waiting threads, a rollback does not, polling finds all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.chores import Chores, Status
 from tests.chores.chores import CHANNEL
 from tests.chores.workshop import worker_process
 from tests.harness.child import Child
-from tests.harness.ledgers import hung, undone
+from tests.harness.ledgers import subscribed, undone
 from tests.harness.threads import PATIENCE_SECONDS
 
 ENQUEUE = """
@@ -28,15 +28,15 @@ with Ledger(sys.argv[1]) as ledger:
 """
 
 WATCHED = {"sqlite": True, "postgres": True, "mysql": False}
-"""Whether a commit of another process rings: elsewhere work is found by polling."""
+"""Whether a commit of another process wakes threads here: elsewhere work is found by polling."""
 
 
 class WakeupContract:
-    """What holds for bells and watchers. Fixtures: `ledger`, `home`."""
+    """What holds for signals and watchers. Fixtures: `ledger`, `home`."""
 
-    def test_a_commit_rings(self, ledger: Ledger) -> None:
-        """Who waits in the same process for a channel is rung by the commit, and not before."""
-        with hung(ledger, CHANNEL) as wake_signal:
+    def test_a_commit_wakes(self, ledger: Ledger) -> None:
+        """A commit wakes the threads of its process that wait for its channel, and not earlier."""
+        with subscribed(ledger, CHANNEL) as wake_signal:
             with ledger.transaction() as tx:
                 Chores(tx).enqueue(1)
                 before = wake_signal.wait(0)
@@ -44,70 +44,70 @@ class WakeupContract:
             assert not before
             assert wake_signal.wait(0)
 
-    def test_what_rings_is_committed(self, ledger: Ledger) -> None:
-        """Whoever is rung finds what was committed: the bell does not ring too early."""
+    def test_what_wakes_is_committed(self, ledger: Ledger) -> None:
+        """A woken thread finds what was committed."""
         wake_signal = Looking(ledger)
-        ledger.database.wake_signals.hang(CHANNEL, wake_signal)
+        ledger.database.wake_signals.subscribe(CHANNEL, wake_signal)
 
         ledger.run(lambda tx: Chores(tx).enqueue(1))
 
         assert wake_signal.seen == [1]
 
-    def test_a_rollback_does_not_ring(self, ledger: Ledger) -> None:
-        """What was undone rings nobody."""
-        with hung(ledger, CHANNEL) as wake_signal:
+    def test_a_rollback_wakes_nobody(self, ledger: Ledger) -> None:
+        """A rollback wakes nobody."""
+        with subscribed(ledger, CHANNEL) as wake_signal:
             with undone(ledger) as tx:
                 Chores(tx).enqueue(1)
 
             assert not wake_signal.wait(0)
 
-    def test_only_its_channel_rings(self, ledger: Ledger) -> None:
-        """A bell rings for its own channel; and for none once it is taken down."""
-        with hung(ledger, "elsewhere") as other, hung(ledger, CHANNEL) as wake_signal:
+    def test_only_its_channel_is_woken(self, ledger: Ledger) -> None:
+        """A signal is notified for its own channel, and for none after `unsubscribe`."""
+        with subscribed(ledger, "elsewhere") as other, subscribed(ledger, CHANNEL) as wake_signal:
             ledger.run(lambda tx: tx.wake("elsewhere"))
-            rang = (other.wait(0), wake_signal.wait(0))
+            woken = (other.wait(0), wake_signal.wait(0))
 
         ledger.run(lambda tx: tx.wake("elsewhere"))
-        assert rang == (True, False)
+        assert woken == (True, False)
         assert not other.wait(0)
 
-    def test_siblings_ring_the_same_bells(self, ledger: Ledger) -> None:
-        """A commit through other connections of the same process rings too."""
+    def test_siblings_share_their_signals(self, ledger: Ledger) -> None:
+        """A commit through other connections of the same process wakes threads, too."""
         sibling = ledger.database.sibling(connections=1)
-        with hung(ledger, CHANNEL) as wake_signal:
+        with subscribed(ledger, CHANNEL) as wake_signal:
             sibling.run(lambda tx: tx.wake(CHANNEL))
 
             assert wake_signal.wait(0)
         sibling.close()
 
-    def test_a_ring_before_the_wait_is_kept(self) -> None:
-        """A ring while nobody waits ends the next wait at once, and only that one."""
+    def test_a_notification_before_the_wait_is_kept(self) -> None:
+        """A notification while nobody waits ends the next wait at once, and only that one."""
         wake_signals, wake_signal = WakeSignals(), WakeSignal()
-        wake_signals.hang("a", wake_signal)
-        wake_signals.hang("b", wake_signal)
+        wake_signals.subscribe("a", wake_signal)
+        wake_signals.subscribe("b", wake_signal)
 
-        wake_signals.ring(("a", "b"))
+        wake_signals.notify(("a", "b"))
         first, second = wake_signal.wait(0), wake_signal.wait(0)
-        wake_signals.ring((ALL,))
+        wake_signals.notify((ALL,))
 
         assert (first, second) == (True, False)
         assert wake_signal.wait(0)
 
-    def test_another_process_rings(self, ledger: Ledger, home: Home) -> None:
-        """What another process commits rings here, except on MySQL, where it is polled."""
+    def test_another_process_wakes(self, ledger: Ledger, home: Home) -> None:
+        """A commit of another process wakes threads here, except on MySQL, where they poll."""
         child = Child(ENQUEUE, home.url)
-        with child, watched(ledger) as watcher, hung(ledger, CHANNEL) as wake_signal:
+        with child, watched(ledger) as watcher, subscribed(ledger, CHANNEL) as wake_signal:
             child.go()
-            rang = watcher is not None and wake_signal.wait(WAIT_SECONDS_MAX)
+            woken = watcher is not None and wake_signal.wait(WAIT_SECONDS_MAX)
             child.go()
             code, _ = child.ended()
 
         assert code == 0
-        assert rang == WATCHED[home.kind]
+        assert woken == WATCHED[home.kind]
 
-    def test_a_rollback_elsewhere_does_not_ring(self, ledger: Ledger) -> None:
-        """What another connection undid rings nobody, by whatever way the watcher looks."""
-        with watched(ledger), hung(ledger, CHANNEL) as wake_signal:
+    def test_a_rollback_elsewhere_wakes_nobody(self, ledger: Ledger) -> None:
+        """A rollback of another connection wakes nobody, with every kind of watcher."""
+        with watched(ledger), subscribed(ledger, CHANNEL) as wake_signal:
             with undone(ledger) as tx:
                 Chores(tx).enqueue(1)
 
@@ -125,7 +125,7 @@ class WakeupContract:
             assert watcher is None or not watcher.prompt
 
     def test_a_worker_elsewhere_finds_it(self, ledger: Ledger, home: Home) -> None:
-        """What is committed here is done by a worker in another process, rung or polled."""
+        """What is committed here is done by a worker in another process, woken or polling."""
         with worker_process(home.url, settings={"engine_poll_seconds_max": 0.2}) as worker:
             worker.ready()
             chore = ledger.run(lambda tx: Chores(tx).enqueue(1))
@@ -138,7 +138,7 @@ class WakeupContract:
 
 
 class Looking(WakeSignal):
-    """A bell that looks how many chores are there when it is rung."""
+    """A signal that counts the chores when it is notified."""
 
     __slots__ = ("_ledger", "seen")
 
@@ -147,10 +147,10 @@ class Looking(WakeSignal):
         self._ledger = ledger
         self.seen: list[int] = []
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         with self._ledger.reading() as tx:
             self.seen.append(sum(Chores(tx).counts().values()))
-        super().ring()
+        super().notify()
 
 
 @contextmanager

@@ -248,7 +248,7 @@ class Deliveries:
             # It goes back with the connection.
             self._count("returned")
         elif entered:
-            self._database.wake_signals.ring([self.channel])
+            self._database.wake_signals.notify([self.channel])
 
     def _task(self, delivery: Delivery) -> _Task:
         number = next(self._numbers)
@@ -414,7 +414,7 @@ class Deliveries:
         task.delivery.ack()
         self._count("acknowledged")
         if self._waiting.leave(task):
-            self._database.wake_signals.ring([self.channel])
+            self._database.wake_signals.notify([self.channel])
 
     def _vain(self, task: _Task, failure: Failure) -> _Pause:
         """Not the message's doing: how long to wait."""

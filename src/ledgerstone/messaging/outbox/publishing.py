@@ -88,7 +88,7 @@ def lane_id(queue: str, partition: str) -> str:
 
 
 def channel_of(queue: str) -> str:
-    """What is rung when something waits for this destination."""
+    """The channel of wake-ups for messages that wait for this destination."""
     return f"outbox:{queue}"
 
 

@@ -141,7 +141,7 @@ class CompetingRelay:
             with self._lock:
                 self._calls -= 1
         if more:
-            self._database.wake_signals.ring({self.channel})
+            self._database.wake_signals.notify({self.channel})
         return Settled()
 
     def _carry_batch(self) -> bool:

@@ -62,7 +62,7 @@ class DataVersionWatcher:
             self.prompt = True
             if version != seen:
                 seen = version
-                self._wake_signals.ring((ALL,))
+                self._wake_signals.notify((ALL,))
         self.prompt = False
         connection.close()
 

@@ -35,7 +35,7 @@ _log = logging.getLogger("ledgerstone.store")
 
 
 class ListenWatcher:
-    """Rings the channel that each notification names."""
+    """Wakes the threads that wait for the channel that a notification names."""
 
     def __init__(
         self, url: URL, wake_signals: WakeSignals, *, channel: str, connect_timeout_seconds: float
@@ -101,8 +101,8 @@ class ListenWatcher:
                 self.prompt = True
                 break
         if self.prompt:
-            # What was committed before the LISTEN rang nobody.
-            self._wake_signals.ring((ALL,))
+            # A commit before the LISTEN woke nobody.
+            self._wake_signals.notify((ALL,))
         self._tried.set()
         if not self.prompt:
             if not self._undelivered:
@@ -112,6 +112,6 @@ class ListenWatcher:
         while not self._stop.is_set():
             for notification in connection.notifies(timeout=LISTEN_SECONDS):
                 if not notification.payload.startswith(PROBE):
-                    self._wake_signals.ring((notification.payload,))
+                    self._wake_signals.notify((notification.payload,))
                 if self._stop.is_set():
                     return
