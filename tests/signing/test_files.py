@@ -12,8 +12,9 @@ import pytest
 
 from ledgerstone.errors import BadInput, DiskFailed, LedgerstoneError, StoreDenied, StoreFull
 from ledgerstone.signing import Signing, upkeep
-from ledgerstone.signing.rocksdb import file_errors
+from ledgerstone.signing.rocksdb import file_errors, files
 from ledgerstone.signing.rocksdb.files import check_room
+from ledgerstone.signing.values import Stored
 from tests.harness.limits import small_files
 from tests.signing.people import payment
 from tests.signing.world import Worlds
@@ -37,6 +38,26 @@ def test_health_notices_that_nothing_can_be_written(worlds: Worlds) -> None:
     with Signing(world.store.folder) as reopened:
         assert reopened.health_check().ok
         assert reopened.list_requests(rows_max=1).requests[0].request_id == "r0"
+
+
+def test_little_room_stops_a_write_before_it_begins(
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is StoreFull and changes nothing, reads go on, and with more room writes do, too."""
+    world = worlds()
+    request = world.signed()
+    before = world.rows()
+    monkeypatch.setattr(files, "WRITING_BYTES", 2**62)
+
+    with pytest.raises(StoreFull, match="bytes are free, too few to write"):
+        world.finalize(request)
+    found = world.signing.health_check()
+
+    assert world.rows() == before
+    assert found.problems[0].startswith("nothing can be written: ")
+    monkeypatch.undo()
+    assert world.finalize(request) is Stored.NEW
+    assert world.signing.health_check().ok
 
 
 def test_health_leaves_nothing(worlds: Worlds) -> None:

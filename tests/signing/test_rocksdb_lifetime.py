@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,7 @@ from ledgerstone.signing.rocksdb.lifetime import Children, Rank
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from tests.harness.sizes import sized
 from tests.signing.conftest import FAMILIES
+from tests.signing.processes import started
 
 MIB = 1024 * 1024
 
@@ -376,6 +378,56 @@ def test_an_interrupted_call_leaves_nothing_behind(folder: Path) -> None:
     # What was raised inside a finalizer Python can only print; the process must go on and close.
     for _ in range(sized(1, full=50)):
         closes_itself(code, folder, "100")
+
+
+@pytest.mark.torture
+def test_processes_that_open_at_once(folder: Path) -> None:
+    """Each opens the database, or is told that it is open; no file of one fails another."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from ledgerstone.errors import StoreLocked\n"
+        "from ledgerstone.signing.rocksdb import *\n"
+        "folder, number, rounds = Path(sys.argv[1]), sys.argv[2].encode(), int(sys.argv[3])\n"
+        "done = 0\n"
+        "while done < rounds:\n"
+        "    try: database = Database(folder, {'rows': FamilyOptions()})\n"
+        "    except StoreLocked: continue\n"
+        "    batch = Batch(); batch.put('rows', number + b'-%d' % done, b'1')\n"
+        "    database.write(batch); database.close(); done += 1\n"
+    )
+    folder.mkdir()
+    rounds = sized(15, full=50)
+
+    with ExitStack() as stack:
+        codes = [["-c", code, str(folder), str(number), str(rounds)] for number in range(4)]
+        children = [stack.enter_context(started(each)) for each in codes]
+        ended = [child.wait(WAIT_SECONDS_MAX) for child in children]
+
+    assert ended == [0] * 4
+    with Database(folder, FAMILIES) as database:
+        assert sum(1 for _ in database.scan("rows")) == 4 * rounds
+    old_logs = [path for path in folder.iterdir() if path.name.startswith("LOG")]
+    assert len(old_logs) <= 5
+
+
+def test_a_forked_child_keeps_no_lock(folder: Path) -> None:
+    """What the parent closes can be opened again, while its child lives on."""
+    database = Database(folder, FAMILIES)
+    (hold, let_go), (heard, say) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(let_go)
+        os.write(say, b"forked")
+        os.read(hold, 1)
+        os._exit(0)
+    os.read(heard, 1)
+
+    database.close()
+    Database(folder, FAMILIES).close()
+
+    for pipe in (hold, let_go, heard, say):
+        os.close(pipe)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.torture

@@ -31,8 +31,8 @@ from ledgerstone.signing.folder import store_folder
 if TYPE_CHECKING:
     from ledgerstone.signing.signing import Signing
 
-LOCKED_SECONDS = (0.2, 0.4, 0.8)
-"""Pauses before a store that is locked is tried again. Few: each try begins a new file LOG."""
+LOCKED_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6)
+"""Pauses before a store that is locked is tried again: a worker or a command has it for moments."""
 
 _STANDING = "`ledgerstone signing request show REQUEST` shows where it stands"
 HINTS: dict[type[LedgerstoneError], str] = {

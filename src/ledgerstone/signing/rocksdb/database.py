@@ -64,17 +64,6 @@ class Database:
         self.library = load(library_file)
         self.guard = Guard(str(folder))
         self.children = Children(self.library)
-        options = options or DatabaseOptions(create=not read_only)
-        found = family_names(folder, self.library) if exists(folder) else []
-        if not found:
-            _check_new(folder)
-            if not options.create:
-                raise NotFound(f"there is no database in {folder}")
-        wanted = dict.fromkeys([DEFAULT_FAMILY, *found], FamilyOptions()) | dict(families)
-        if not read_only and folder.is_dir():
-            check_room(folder)
-        if read_only:
-            wanted = {name: wanted[name] for name in found}
         self._handles = Handles(
             self.library,
             self.guard,
@@ -84,8 +73,31 @@ class Database:
         )
         # Before it is opened: what is opened by a call that a signal interrupts is closed, too.
         self._finalizer = weakref.finalize(self, self._handles.close_forgotten)
-        self._handles.open(folder, options.text, wanted)
+        try:
+            self._open(families, options or DatabaseOptions(create=not read_only))
+        except BaseException:
+            # Now, and not when the error is forgotten: the folder may be opened again.
+            self._finalizer()
+            raise
         self.read_options = self._handles.read_options
+
+    def _open(self, families: Mapping[str, FamilyOptions], options: DatabaseOptions) -> None:
+        folder = self.folder
+        if options.create and not folder.exists():
+            with file_errors(folder):
+                folder.mkdir(exist_ok=True)
+        if not self.read_only and folder.is_dir():
+            self._handles.folder_lock.take(folder)
+            check_room(folder)
+        found = family_names(folder, self.library) if exists(folder) else []
+        if not found:
+            _check_new(folder)
+            if not options.create:
+                raise NotFound(f"there is no database in {folder}")
+        wanted = dict.fromkeys([DEFAULT_FAMILY, *found], FamilyOptions()) | dict(families)
+        if self.read_only:
+            wanted = {name: wanted[name] for name in found}
+        self._handles.open(folder, options.text, wanted)
 
     @property
     def families(self) -> list[str]:

@@ -25,6 +25,9 @@ _WITHOUT_NAMELESS_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVA
 OPENING_BYTES = 1024 * 1024
 """Room for what opening writes beside data files; it was a twentieth of that."""
 
+WRITING_BYTES = 2 * 1024 * 1024
+"""Room that a write leaves free beside twice its own size: others write meanwhile."""
+
 
 @contextmanager
 def file_errors(what: Path) -> Iterator[None]:
@@ -57,6 +60,23 @@ def check_room(folder: Path) -> None:
     if not room:
         message = f"{folder}: opening it needs {needed:,} bytes of free space"
         raise StoreFull(message, hint="make room on its disk")
+
+
+def check_free(folder: Path, size: int) -> None:
+    """StoreFull unless the file system has room for a write of so many bytes.
+
+    A write that meets a full disk leaves a database that only reads until it is opened again; as
+    Debian builds RocksDB, it may also end the process.
+    """
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        # Writing tells what is wrong.
+        return
+    free = found.f_bavail * found.f_frsize
+    if free < WRITING_BYTES + 2 * size:
+        message = f"{folder}: {free:,} bytes are free, too few to write {size:,}"
+        raise StoreFull(message, hint="make room on its disk; nothing was written")
 
 
 def _allocated(probe: int, size: int) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ledgerstone.errors import StoreBusy
 from ledgerstone.signing.rocksdb.files import path_bytes
+from ledgerstone.signing.rocksdb.folder_lock import FolderLock
 from ledgerstone.signing.rocksdb.library import Call, Library
 from ledgerstone.signing.rocksdb.lifetime import Children, Guard, Slot, empty, fill
 from ledgerstone.signing.rocksdb.options import FamilyOptions, c_options
@@ -35,6 +36,7 @@ class Handles:
     ) -> None:
         self.slot: Slot = []
         self.families: dict[str, int] = {}
+        self.folder_lock = FolderLock()
         self._undestroyed: Iterator[int] = iter(())
         self._library = library
         self._guard = guard
@@ -112,6 +114,7 @@ class Handles:
             while next(map(library.column_family_handle_destroy, self._undestroyed), end) is None:
                 pass
             empty(self.slot, library.close if self._read_only else library.transactiondb_close)
+            self.folder_lock.release()
             for slot, destroy in self._options:
                 empty(slot, destroy)
 

@@ -8,6 +8,7 @@ from ctypes import byref, c_size_t
 from typing import TYPE_CHECKING, Self
 
 from ledgerstone.errors import NotAllowedNow, StoreClosed, WrongProcess
+from ledgerstone.signing.rocksdb.files import check_free
 from ledgerstone.signing.rocksdb.library import checked
 from ledgerstone.signing.rocksdb.lifetime import Child
 from ledgerstone.signing.rocksdb.scan import Scan
@@ -33,6 +34,7 @@ class Transaction:
         self._lock = threading.Lock()
         self._size = c_size_t()
         self._scans: list[Child] = []
+        self._bytes = 0
         self._child = database.begin(lock_timeout_seconds)
 
     def get(self, family: str, key: bytes) -> bytes | None:
@@ -99,13 +101,16 @@ class Transaction:
         """Make the writes durable and visible, all of them, and end the transaction.
 
         If it raises, nothing was written, with one exception: after `DiskFailed` or `StoreFull`
-        the writes may be found when the database is opened again.
+        the writes may be found when the database is opened again. Where little room is left it
+        raises `StoreFull` before anything is written.
         """
         with self._guard.here, self._lock, self._guard:
             pointer = self._open_pointer()
             self._close_scans()
             what = self._database.guard.what
             try:
+                if self._bytes:
+                    check_free(self._database.folder, self._bytes)
                 checked(self._library, what, self._library.transaction_commit, pointer)
             finally:
                 self._database.children.destroy(self._child)
@@ -127,6 +132,7 @@ class Transaction:
             handle = database.family(family)
             what = database.guard.what
             checked(self._library, what, call, pointer, handle, key, len(key), *value)  # type: ignore[arg-type]
+            self._bytes += len(key) + sum(len(each) for each in value if isinstance(each, bytes))
 
     def _open_pointer(self) -> int:
         if not self._child.slot:
