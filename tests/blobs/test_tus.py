@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import io
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 from tusclient.client import TusClient
@@ -21,6 +24,7 @@ from tests.blobs.serving import asked_of, read, serving, told
 from tests.blobs.tus_client import BODY_TYPE, Client, metadata
 from tests.contract.blobs.contents import content, hash_of
 from tests.contract.blobs.slices import rows
+from tests.harness.limits import small_files
 from tests.harness.sizes import sized
 
 MEBIBYTE = 1_048_576
@@ -30,6 +34,8 @@ MEMORY_GROWTH_MAX = 16 * MEBIBYTE
 DATA = content(300_000)
 ID = hash_of(DATA)
 HOUR = 3600
+
+T = TypeVar("T")
 
 pytestmark = pytest.mark.slow
 
@@ -157,6 +163,20 @@ def test_a_client_of_others(client: Client, file_home: Home) -> None:
         owners = ledger.run(lambda tx: tx.blobs.owners(ID))
     assert found is not None
     assert (found.mime, owners) == ("image/png", ["ann"])
+
+
+def test_a_client_of_others_goes_on(client: Client, file_home: Home) -> None:
+    """Another client of others goes on where the first one stopped."""
+    there = TusClient(f"http://127.0.0.1:{client.port}/files", headers={"X-User": "ann"})
+    first = there.uploader(file_stream=io.BytesIO(DATA), chunk_size=70_000)
+    first.upload(stop_at=140_000)
+
+    second = there.uploader(file_stream=io.BytesIO(DATA), chunk_size=70_000, url=first.url)
+    begun_at = second.offset
+    second.upload()
+
+    assert begun_at == 140_000
+    assert read(file_home.url, ID) == DATA
 
 
 def test_what_it_can(client: Client) -> None:
@@ -368,3 +388,62 @@ def test_a_silent_client(file_home: Home) -> None:
         offset = asked_of(app, "HEAD", path)[1]["upload-offset"]
 
     assert (answer[0], answer[1]["connection"], offset) == (408, "close", "3")
+
+
+class BreaksOff(UploadApp):
+    """The server cancels the request when so many calls have begun, which go on."""
+
+    at = 0
+    begun = 0
+
+    async def _aside(self, work: Callable[..., T], *arguments: Any) -> T:
+        self.begun += 1
+        if self.begun == self.at:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        return await super()._aside(work, *arguments)
+
+    def wait(self) -> None:
+        """Until the calls that have begun are done."""
+        self._threads.shutdown()
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_request_that_is_broken_off(file_home: Home, at: int) -> None:
+    """A server that cancels a request leaves the upload to the next one, at the offset it tells."""
+    data = b"abcdefghij"
+    with Ledger(file_home.url) as ledger:
+        app = UploadApp(ledger.blobs, authorize=lambda _: "ann")
+        path = asked_of(app, "POST", "/files", upload_length=str(len(data))).headers["location"]
+        said = {"content_type": BODY_TYPE}
+        broken = BreaksOff(ledger.blobs, authorize=lambda _: "ann")
+        broken.at = at
+
+        with pytest.raises(asyncio.CancelledError):
+            asked_of(broken, "PATCH", path, data, **said, upload_offset="0")
+        broken.wait()
+        found = asked_of(app, "HEAD", path).headers["upload-offset"]
+        asked_of(app, "PATCH", path, data[int(found) :], **said, upload_offset=found)
+        end = asked_of(app, "HEAD", path)
+
+    # A call that no thread had begun yet is not made.
+    assert found in {"0", "10"}
+    assert end.headers["ledgerstone-file"] == hash_of(data)
+
+
+def test_no_room_for_a_body_with_a_checksum(file_home: Home) -> None:
+    """A body that cannot be kept until it is checked is told 507, and nothing of it is stored."""
+    data = content(3 * MEBIBYTE)
+    right = base64.b64encode(hashlib.sha256(data).digest()).decode()
+    said = {"content_type": BODY_TYPE, "upload_offset": "0", "upload_checksum": f"sha256 {right}"}
+    with Ledger(file_home.url) as ledger:
+        app = UploadApp(ledger.blobs, authorize=lambda _: "ann")
+        path = asked_of(app, "POST", "/files", upload_length=str(len(data))).headers["location"]
+
+        with small_files(MEBIBYTE):
+            full = asked_of(app, "PATCH", path, data, **said)
+        at = asked_of(app, "HEAD", path).headers["upload-offset"]
+        again = asked_of(app, "PATCH", path, data, **said)
+
+    assert (full.status, full.headers["retry-after"], at, again.status) == (507, "1", "0", 204)

@@ -156,6 +156,21 @@ def test_verify(program: Program, stored: Ledger) -> None:
     assert (unknown.code, "there is no file" in unknown.err) == (1, True)
 
 
+def test_verify_goes_on(program: Program, stored: Ledger) -> None:
+    """A row that another program named by no hash is damaged, obeyed by no terminal, and passed."""
+    with stored.transaction() as tx:
+        add = "INSERT INTO blobs (file_id, total_size, completed) VALUES (?, 5, 1)"
+        tx.connection.exec_driver_sql(add, ("\x1b[31mred",))
+
+    told = program.run("blobs", "verify")
+    shown = program.run("blobs", "list")
+
+    assert (told.code, shown.code) == (1, 0)
+    assert "1 of 2 files are damaged" in told.out
+    assert "\\x1b[31mred" in told.out
+    assert "\x1b" not in told.out + shown.out
+
+
 def test_gc(program: Program, stored: Ledger) -> None:
     """Uploads that have expired are removed, and files stay."""
     begun = hash_of(b"begun")

@@ -11,6 +11,7 @@ import typer
 
 from ledgerstone.blobs import Progress
 from ledgerstone.blobs.cli import views
+from ledgerstone.blobs.rows import is_hash
 from ledgerstone.console import output
 from ledgerstone.console.application import ledger_of
 from ledgerstone.console.bars import byte_bar
@@ -120,8 +121,7 @@ def verify(call: Call, ids: IdsArgument = None) -> None:
         size = 0
         for found in (_found(ledger, each) for each in ids) if ids else _every(ledger):
             checked += 1
-            # One that was removed meanwhile is not damaged.
-            if not ledger.blobs.verify(found.file_id) and ledger.blobs.get(found.file_id):
+            if not _is_sound(ledger, found.file_id):
                 damaged.append(found.file_id)
             size += found.bytes
             shown(size)
@@ -153,6 +153,12 @@ def _found(ledger: Ledger, file_id: str) -> Progress:
     if found is None:
         raise NotFound(f"there is no file {whole}")
     return found
+
+
+def _is_sound(ledger: Ledger, file_id: str) -> bool:
+    """Whether a file is as its hash says, or was removed meanwhile."""
+    # Another program may name a file by what is no hash.
+    return is_hash(file_id) and (ledger.blobs.verify(file_id) or ledger.blobs.get(file_id) is None)
 
 
 def _every(ledger: Ledger) -> Iterator[Progress]:
