@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import io
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from ledgerstone.blobs.tus import app as tus_app
 from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.blobs.serving import Answer, asked, asked_of
 from tests.blobs.tus_client import BODY_TYPE
 from tests.contract.blobs.contents import content, cut, hash_of
@@ -87,6 +89,36 @@ def test_an_upload_that_is_locked(server_home: Home, monkeypatch: pytest.MonkeyP
     # None of them has waited for the database, which says something else.
     assert {(each.status, each.body) for each in refused} == {(423, BUSY)}
     assert (other.status, last.status) == (204, 204)
+
+
+def test_files_that_take_long_to_finish(server_home: Home) -> None:
+    """While applications take long over their finished files, other uploads go on."""
+    may_end = threading.Event()
+    said = {"content_type": BODY_TYPE, "upload_offset": "0"}
+    with Ledger(server_home.url) as ledger:
+
+        def finished(_: object, __: object) -> None:
+            may_end.wait(WAIT_SECONDS_MAX)
+
+        app = UploadApp(ledger.blobs, authorize=lambda _: "ann", finished=finished)
+
+        async def while_they_finish() -> tuple[Answer, list[Answer]]:
+            new = [await asked(app, "POST", "/files", upload_length="4") for _ in range(CLIENTS)]
+            paths = [each.headers["location"] for each in new]
+            slow = [
+                asyncio.create_task(asked(app, "PATCH", path, b"abc%d" % number, **said))
+                for number, path in enumerate(paths[1:])
+            ]
+            other = await asked(app, "PATCH", paths[0], b"abc", **said)
+            while app._finishing._work_queue.qsize() < len(slow) - tus_app.FINISHING_MAX:
+                other = await asked(app, "HEAD", paths[0])
+            may_end.set()
+            return other, await asyncio.gather(*slow)
+
+        other, ended = asyncio.run(while_they_finish())
+
+    assert other.headers["upload-offset"] == "3"
+    assert {each.status for each in ended} == {204}
 
 
 def test_a_process_that_holds_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

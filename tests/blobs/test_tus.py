@@ -7,10 +7,10 @@ import base64
 import hashlib
 import io
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from tusclient.client import TusClient
@@ -34,8 +34,6 @@ MEMORY_GROWTH_MAX = 16 * MEBIBYTE
 DATA = content(300_000)
 ID = hash_of(DATA)
 HOUR = 3600
-
-T = TypeVar("T")
 
 pytestmark = pytest.mark.slow
 
@@ -390,23 +388,20 @@ def test_a_silent_client(file_home: Home) -> None:
     assert (answer[0], answer[1]["connection"], offset) == (408, "close", "3")
 
 
-class BreaksOff(UploadApp):
+class BreaksOff(ThreadPoolExecutor):
     """The server cancels the request when so many calls have begun, which go on."""
 
-    at = 0
-    begun = 0
+    def __init__(self, at: int) -> None:
+        super().__init__(1)
+        self.left = at
 
-    async def _aside(self, work: Callable[..., T], *arguments: Any) -> T:
-        self.begun += 1
-        if self.begun == self.at:
+    def submit(self, work: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        self.left -= 1
+        if self.left == 0:
             task = asyncio.current_task()
             assert task is not None
             task.cancel()
-        return await super()._aside(work, *arguments)
-
-    def wait(self) -> None:
-        """Until the calls that have begun are done."""
-        self._threads.shutdown()
+        return super().submit(work, *given, **named)
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
@@ -417,12 +412,12 @@ def test_a_request_that_is_broken_off(file_home: Home, at: int) -> None:
         app = UploadApp(ledger.blobs, authorize=lambda _: "ann")
         path = asked_of(app, "POST", "/files", upload_length=str(len(data))).headers["location"]
         said = {"content_type": BODY_TYPE}
-        broken = BreaksOff(ledger.blobs, authorize=lambda _: "ann")
-        broken.at = at
+        broken = UploadApp(ledger.blobs, authorize=lambda _: "ann")
+        broken._threads = broken._finishing = threads = BreaksOff(at)
 
         with pytest.raises(asyncio.CancelledError):
             asked_of(broken, "PATCH", path, data, **said, upload_offset="0")
-        broken.wait()
+        threads.shutdown()
         found = asked_of(app, "HEAD", path).headers["upload-offset"]
         asked_of(app, "PATCH", path, data[int(found) :], **said, upload_offset=found)
         end = asked_of(app, "HEAD", path)

@@ -348,6 +348,7 @@ class FileContract:
         with pytest.raises(errors.HashMismatch):
             ledger.blobs.complete(ID)
 
+    @pytest.mark.torture
     def test_memory_stays_flat(self, ledger: Ledger, tmp_path: Path) -> None:
         """To store and read a file takes a few slices of memory, however large it is."""
         path = tmp_path / "large.bin"

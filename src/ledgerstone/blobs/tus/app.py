@@ -15,13 +15,13 @@ import asyncio
 import hmac
 import tempfile
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import copy_context
 from email.utils import formatdate
 from functools import partial
 from inspect import isawaitable
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Concatenate, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from ledgerstone.blobs.paths import told
@@ -57,6 +57,7 @@ from ledgerstone.errors import (
 )
 
 T = TypeVar("T")
+Given = ParamSpec("Given")
 
 BUFFER_BYTES = 1_048_576
 """What is gathered of a body before it is stored."""
@@ -64,6 +65,8 @@ IDLE_SECONDS_MAX = 60.0
 """How long a body may stand still before its connection is given up."""
 THREADS_MAX = 4
 """Calls of the database at once: a few, so that connections are left for the application."""
+FINISHING_MAX = 2
+"""Files that are hashed, joined or told of at once: it takes long, and keeps no upload waiting."""
 TURN_SECONDS_MAX = 5.0
 """How long a call waits for another one of the same upload."""
 EXTENSIONS = (
@@ -118,6 +121,7 @@ class UploadApp:
         self._authorize = authorize
         self._idle_seconds_max = idle_seconds_max
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="uploads")
+        self._finishing = ThreadPoolExecutor(FINISHING_MAX, thread_name_prefix="uploads-finish")
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,7 +172,7 @@ class UploadApp:
         if request.method == "PATCH":
             return await self._patch(request, upload, receive)
         if request.method == "DELETE":
-            await self._in_turn(upload, self._uploads.terminate, upload)
+            await self._in_turn(self._threads, self._uploads.terminate, upload)
             return 204, {}
         raise _not_allowed(request)
 
@@ -187,11 +191,8 @@ class UploadApp:
         if concat is not None and concat != PARTIAL:
             if request.body_size:
                 raise Refused(400, "an upload that is made of others takes no bytes")
-            upload = await self._aside(
-                lambda: self._uploads.join(
-                    parts_of(concat), owner=owner, metadata=metadata, concat=concat
-                )
-            )
+            join = partial(self._uploads.join, owner=owner, metadata=metadata, concat=concat)
+            upload = await _in_thread(self._finishing, join, parts_of(concat))
             return 201, self._place(request, upload)
         size = request.upload_size
         if request.body_size and not request.has_content:
@@ -283,15 +284,22 @@ class UploadApp:
         most = self._store.state.settings.slice_bytes
         pieces = [bytes(buffer[at : at + most]) for at in range(0, len(buffer), most)]
         buffer.clear()
-        return await self._in_turn(upload, self._uploads.append, upload, pieces)
+        return await self._in_turn(self._threads, self._uploads.append, upload, pieces)
 
     async def _finish(self, upload: Upload) -> Upload:
         """The upload as it is now, and a file if every byte is there."""
         if upload.to_finish:
-            return await self._in_turn(upload, self._uploads.finish, upload)
+            return await self._in_turn(self._finishing, self._uploads.finish, upload)
         return await self._aside(self._uploads.get, upload.upload_id, upload.owner or "")
 
-    async def _in_turn(self, upload: Upload, work: Callable[..., T], *arguments: Any) -> T:
+    async def _in_turn(
+        self,
+        threads: Executor,
+        work: Callable[Concatenate[Upload, Given], T],
+        upload: Upload,
+        *arguments: Given.args,
+        **named: Given.kwargs,
+    ) -> T:
         """The answer of a call that may wait for another one of this upload: 423 after a while."""
         turn = self._turns.setdefault(upload.upload_id, asyncio.Lock())
         try:
@@ -301,14 +309,14 @@ class UploadApp:
             headers = {"Retry-After": RETRY_SECONDS}
             raise Refused(423, "another request is busy with this upload", headers) from error
         try:
-            return await self._aside(work, *arguments)
+            return await _in_thread(threads, work, upload, *arguments, **named)
         finally:
             turn.release()
 
-    async def _aside(self, work: Callable[..., T], *arguments: Any) -> T:
-        """The answer of a call that waits for a disk or a database, while the loop goes on."""
-        loop, context = asyncio.get_running_loop(), copy_context()
-        return await loop.run_in_executor(self._threads, partial(context.run, work, *arguments))
+    async def _aside(
+        self, work: Callable[Given, T], *arguments: Given.args, **named: Given.kwargs
+    ) -> T:
+        return await _in_thread(self._threads, work, *arguments, **named)
 
     def _most(self, size: int | None) -> int:
         """What an upload may have: its size, where that is known, and never more than a file."""
@@ -323,6 +331,15 @@ class UploadApp:
 
     def _place(self, request: UploadRequest, upload: Upload) -> Headers:
         return {"Location": f"{request.base}/{upload.upload_id}"} | _ends(upload)
+
+
+async def _in_thread(
+    threads: Executor, work: Callable[Given, T], *arguments: Given.args, **named: Given.kwargs
+) -> T:
+    """The answer of a call that waits for a disk or a database, while the loop goes on."""
+    loop, context = asyncio.get_running_loop(), copy_context()
+    call = partial(context.run, work, *arguments, **named)
+    return await loop.run_in_executor(threads, call)
 
 
 def _not_allowed(request: UploadRequest) -> Refused:
