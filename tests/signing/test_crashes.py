@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 
 import pytest
 
+from ledgerstone import Ledger
 from ledgerstone.signing import Signing
 from ledgerstone.signing.rocksdb import Batch, Database
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.harness.sizes import sized
 from tests.signing import checker
-from tests.signing.people import NOW, payment
+from tests.signing.people import NOW, group, payment
 from tests.signing.processes import started
-from tests.signing.world import Worlds
+from tests.signing.world import World, Worlds
 
 FAILPOINTS = ("signing.committing", "signing.committed")
 
@@ -60,29 +60,34 @@ with Signing(sys.argv[1]) as signing:
 """
 
 
-def test_killed_while_deleting(worlds: Worlds) -> None:
+@pytest.mark.torture
+def test_killed_while_deleting(folder: Path) -> None:
     """A deletion that is cut off anywhere is taken up again, and leaves nothing behind."""
-    world = worlds()
-    for name, number in product(("a", "b"), (1, 2)):
-        request = world.signed(f"{name}{number}", payment(int(number), event_id=f"{name}{number}"))
-        world.abort(request)
-    kept = world.propose("kept", payment(9))
-    world.signing.archive_old_requests(NOW + 1)
-    folder = world.store.folder
-    world.signing.close()
-
-    for step in (1, 2, 4):
-        failpoint = f"signing.deleting=kill@{step}"
+    with World(folder, group(2, 3)).signing:
+        pass
+    for number in range(sized(3, full=100)):
+        archive_two(folder, number)
+        failpoint = f"signing.deleting=kill@{1 + number % 5}"
         with started(["-c", DELETE, str(folder)], failpoint=failpoint) as child:
             assert child.wait(WAIT_SECONDS_MAX) == -9
     with started(["-c", DELETE, str(folder)]) as child:
         assert child.wait(WAIT_SECONDS_MAX) == 0
 
     files = checker.read(folder)
-    assert list(files.requests) == [kept.encode()]
+    assert list(files.requests) == [b"kept"]
     assert list(files.request) == [b"req:kept"]
     assert files.partial_sig == {}
     assert checker.problems(folder, ["proposed kept"], threshold=2) == []
+
+
+def archive_two(folder: Path, number: int) -> None:
+    """Two requests of this round that are archived with signatures, beside one that stays."""
+    world = World(folder, group(2, 3))
+    with world.signing:
+        world.propose("kept", payment(0, event_id="kept"))
+        for name in (f"a{number}", f"b{number}"):
+            world.abort(world.signed(name, payment(event_id=name)))
+        world.signing.archive_old_requests(NOW + 1)
 
 
 RELAY = """
@@ -94,21 +99,27 @@ with Signing(sys.argv[1]) as signing, Ledger(sys.argv[2]) as ledger:
 """
 
 
-def test_killed_between_publish_and_confirm(worlds: Worlds, tmp_path: Path) -> None:
+@pytest.mark.torture
+def test_killed_between_publish_and_confirm(folder: Path, tmp_path: Path) -> None:
     """The message was committed, is published again, and is in the outbox once."""
-    world = worlds()
-    world.finalize(world.signed())
-    folder, url = world.store.folder, f"sqlite:///{tmp_path}/ledger.db"
-    world.signing.close()
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    rounds = sized(1, full=100)
+    new = []
+    for number in range(rounds):
+        world = World(folder, group(2, 3))
+        with world.signing:
+            world.finalize(world.signed(f"r{number}", payment(number)))
+        with started(["-c", RELAY, str(folder), url], failpoint="signing.published=kill") as child:
+            assert child.wait(WAIT_SECONDS_MAX) == -9
+        with started(["-c", RELAY, str(folder), url]) as child:
+            said, _ = child.communicate(timeout=WAIT_SECONDS_MAX)
+        new += said.split()
 
-    with started(["-c", RELAY, str(folder), url], failpoint="signing.published=kill") as child:
-        assert child.wait(WAIT_SECONDS_MAX) == -9
-    with started(["-c", RELAY, str(folder), url]) as child:
-        said, _ = child.communicate(timeout=WAIT_SECONDS_MAX)
-
-    assert said.split() == [b"0"]
+    assert new == [b"0"] * rounds
     with Signing(folder) as signing:
         assert signing.list_outgoing() == []
+    with Ledger(url) as ledger, ledger.reading() as tx:
+        assert len(tx.outbox.find(limit=2 * rounds).rows) == rounds
 
 
 @pytest.mark.parametrize(

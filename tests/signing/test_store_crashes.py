@@ -75,32 +75,39 @@ with Store(Path(sys.argv[1])) as store:
 @pytest.mark.torture
 def test_killed_while_migrating(folder: Path) -> None:
     """Each row is in one family or the other after a kill, and the next run moves the rest."""
-    with Store(folder) as store:
-        batch = Batch()
-        for number in range(1200):
-            batch.put(Family.DEFAULT, b"evt:%05d" % number, b"%d" % number)
-        for day in range(300):
-            batch.put(Family.DEFAULT, b"vol:%08d" % day, (7).to_bytes(8, "big"))
-            batch.put(Family.VOLUME, b"vol:%08d" % day, (5).to_bytes(8, "big"))
-        store.database.write(batch)
-
-    for step in range(1, 4):
-        failpoint = f"signing.migrating=kill@{step}"
+    expected = {b"evt:%05d" % number: b"%d" % number for number in range(1200)}
+    rounds = sized(3, full=100)
+    for number in range(rounds):
+        put_old_rows(folder, expected)
+        failpoint = f"signing.migrating=kill@{1 + number % 3}"
         with started(["-c", MIGRATE, str(folder)], failpoint=failpoint) as child:
-            child.wait(WAIT_SECONDS_MAX)
+            assert child.wait(WAIT_SECONDS_MAX) == -9
         with Store(folder) as store:
-            events = {
-                row.key: row.value
+            found = [
+                row
                 for family in (Family.DEFAULT, Family.EVENT)
                 for row in store.database.scan_prefix(family, b"evt:")
-            }
-            assert events == {b"evt:%05d" % number: b"%d" % number for number in range(1200)}
-    with started(["-c", MIGRATE, str(folder)]) as child:
-        assert child.wait(WAIT_SECONDS_MAX) == 0
+            ]
+            assert {row.key: row.value for row in found} == expected
+            assert len(found) == len(expected)
+        with started(["-c", MIGRATE, str(folder)]) as child:
+            assert child.wait(WAIT_SECONDS_MAX) == 0
 
     with Store(folder) as store:
         assert list(store.database.scan(Family.DEFAULT)) == []
-        assert {store.volume(b"vol:%08d" % day) for day in range(300)} == {12}
+        assert {store.volume(b"vol:%08d" % day) for day in range(300)} == {7 * rounds}
+
+
+def put_old_rows(folder: Path, events: dict[bytes, bytes]) -> None:
+    """Rows as they lay before there were families."""
+    batch = Batch()
+    for key, value in events.items():
+        batch.put(Family.DEFAULT, key, value)
+        batch.delete(Family.EVENT, key)
+    for day in range(300):
+        batch.put(Family.DEFAULT, b"vol:%08d" % day, (7).to_bytes(8, "big"))
+    with Store(folder) as store:
+        store.database.write(batch)
 
 
 RESTORE = """
@@ -111,21 +118,24 @@ restore_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
+@pytest.mark.torture
 def test_killed_while_restoring(folder: Path, tmp_path: Path) -> None:
     """A restore that is cut off leaves no half of a store; the next one succeeds."""
     with Store(folder) as store:
         store.insert(Family.EVENT, b"evt:a", b"1")
         upkeep.checkpoint(store, tmp_path / "checkpoint")
-    arguments = [str(tmp_path / "checkpoint"), str(tmp_path / "restored")]
+    for number in range(sized(1, full=100)):
+        target = tmp_path / f"restored{number}"
+        code = ["-c", RESTORE, str(tmp_path / "checkpoint"), str(target)]
 
-    with started(["-c", RESTORE, *arguments], failpoint="signing.restoring=kill") as child:
-        assert child.wait(WAIT_SECONDS_MAX) == -9
-    assert not (tmp_path / "restored").exists()
-    with started(["-c", RESTORE, *arguments]) as child:
-        assert child.wait(WAIT_SECONDS_MAX) == 0
+        with started(code, failpoint="signing.restoring=kill") as child:
+            assert child.wait(WAIT_SECONDS_MAX) == -9
+        assert not target.exists()
+        with started(code) as child:
+            assert child.wait(WAIT_SECONDS_MAX) == 0
 
-    with Store(tmp_path / "restored") as store:
-        assert store.get(Family.EVENT, b"evt:a") == b"1"
+        with Store(target) as store:
+            assert store.get(Family.EVENT, b"evt:a") == b"1"
 
 
 FILL = """
