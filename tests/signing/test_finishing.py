@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from ledgerstone.errors import (
+    BadInput,
     KeyConflict,
     LockTimeout,
     MoveNotAllowed,
@@ -45,6 +47,18 @@ def test_once(worlds: Worlds) -> None:
 
     with world.store.transaction() as tx:
         assert volume.volume_since(tx, 0) == 10 * KAS
+
+
+@pytest.mark.parametrize("final", [b"", b"f" * 31, "ff" * 32])
+def test_what_is_no_transaction_id(worlds: Worlds, final: Any) -> None:
+    """It is BadInput, and the request is as it was."""
+    world = worlds()
+    request = world.signed()
+
+    with pytest.raises(BadInput, match="32 bytes"):
+        world.finalize(request, final)
+
+    assert world.decision(request) == Approved()
 
 
 def test_signatures_that_are_missing(worlds: Worlds) -> None:

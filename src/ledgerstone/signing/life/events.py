@@ -44,8 +44,8 @@ def insert_event(tx: Transaction, event: SigningEvent) -> InsertedEvent:
     - EventReplayed if its source gave the same id to an event with other content: the second one
       could be the first one, to be paid twice. Also if its request was archived with signatures.
     """
+    event_hash = hashes.event_hash(event)  # Refuses values that do not fit their fields.
     check_event(event)
-    event_hash = hashes.event_hash(event)
     records.lock(tx, EventLink, EventIdKey(source_hash=hashes.source_hash(event)))
     known = is_accepted(tx, event, event_hash)
     use = records.lock(tx, EventUse, EventUseKey(event_hash=event_hash))

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ledgerstone.errors import KeyConflict, NotAllowedNow, ThresholdNotMet, TooLarge
+from ledgerstone.errors import BadInput, KeyConflict, NotAllowedNow, ThresholdNotMet, TooLarge
+from ledgerstone.signing import hashes
 from ledgerstone.signing.access import Reader, Transaction
 from ledgerstone.signing.keys import DueKey, RequestKey, parse
 from ledgerstone.signing.life import records, volume
@@ -44,6 +45,8 @@ def update_request_final_tx(
     - ThresholdNotMet unless every input has M verified signatures.
     - It may happen after the time of the request: the transaction has been sent.
     """
+    if type(final_tx_id) is not bytes or len(final_tx_id) != hashes.HASH_BYTES:
+        raise BadInput(f"a transaction id has {hashes.HASH_BYTES} bytes, not {final_tx_id!r:.80}")
     opened = open_request(tx, request_id)
     known = opened.request.final_tx_id
     if opened.request.decision.status is Status.FINALIZED:
