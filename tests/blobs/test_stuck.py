@@ -21,11 +21,12 @@ from ledgerstone.blobs.tus import app as tus_app
 from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
-from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from tests.blobs.serving import Answer, asked, asked_of
 from tests.blobs.tus_client import BODY_TYPE
 from tests.contract.blobs.contents import content, cut, hash_of
 from tests.contract.blobs.slices import rows
+from tests.harness.lock_waits import REFRESHED_SECONDS, WAITING
 from tests.harness.sizes import sized
 
 HOUR = 3600
@@ -89,6 +90,30 @@ def test_an_upload_that_is_locked(server_home: Home, monkeypatch: pytest.MonkeyP
     # None of them has waited for the database, which says something else.
     assert {(each.status, each.body) for each in refused} == {(423, BUSY)}
     assert (other.status, last.status) == (204, 204)
+
+
+def test_begun_while_it_is_removed(server_home: Home) -> None:
+    """An upload that waits for the end of one that is being removed is begun after that."""
+    data = CONTENTS[0]
+    file_id = hash_of(data)
+    with Ledger(server_home.url) as ledger, ThreadPoolExecutor(1) as pool:
+        ledger.blobs.put(io.BytesIO(data))
+
+        def begin() -> bool:
+            with ledger.transaction() as tx:
+                return tx.blobs.begin(file_id, total_size=len(data)).completed
+
+        def waits() -> bool:
+            with ledger.reading() as tx:
+                return bool(tx.connection.execute(text(WAITING[server_home.kind])).scalar())
+
+        with ledger.transaction() as tx:
+            tx.blobs.remove(file_id)
+            begun = pool.submit(begin)
+            until(waits, every_seconds=REFRESHED_SECONDS)
+
+        assert not begun.result()
+        assert ledger.blobs.get(file_id) is not None
 
 
 def test_files_that_take_long_to_finish(server_home: Home) -> None:

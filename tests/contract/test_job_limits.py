@@ -34,18 +34,9 @@ from tests.contract.jobs.limits import (
 from tests.contract.jobs.retention import RetentionContract
 from tests.contract.jobs.rivals import RivalContract
 from tests.harness.ledgers import subscribed
+from tests.harness.lock_waits import REFRESHED_SECONDS, WAITING
 from tests.harness.threads import aside, signaled
 
-WAITING = {
-    "postgres": "SELECT COUNT(*) FROM pg_stat_activity "
-    "WHERE datname = current_database() AND wait_event_type = 'Lock'",
-    "mysql": "SELECT COUNT(*) FROM information_schema.innodb_trx "
-    "JOIN information_schema.processlist ON id = trx_mysql_thread_id "
-    "WHERE trx_state = 'LOCK WAIT' AND db = DATABASE()",
-}
-"""How many transactions of this database wait for a lock."""
-REFRESHED_SECONDS = 0.3
-"""MariaDB shows the same transactions again to those who look more often than every 0.1 s."""
 ON_SERVERS = pytest.mark.parametrize(
     "home",
     [

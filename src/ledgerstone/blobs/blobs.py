@@ -24,7 +24,14 @@ from ledgerstone.blobs.progress import Progress
 from ledgerstone.blobs.rows import UNKNOWN, BlobRow, file_id_
 from ledgerstone.blobs.slots import SLICE_BYTES_MAX, Slice
 from ledgerstone.blobs.tables import MIME_CHARS_MAX, OWNER_CHARS_MAX, blobs, owners, slices
-from ledgerstone.errors import BadInput, ContentMissing, KeyConflict, NotAllowedNow, TooLarge
+from ledgerstone.errors import (
+    BadInput,
+    ContentMissing,
+    KeyConflict,
+    NotAllowedNow,
+    StoreBusy,
+    TooLarge,
+)
 from ledgerstone.settings import BlobSettings
 from ledgerstone.store.sql.batch import InsertEach
 from ledgerstone.store.sql.expressions import now_ms
@@ -39,6 +46,7 @@ HOUR_MS = 3_600_000
 MISSING_MAX = 1000
 """Missing slices that are told at once."""
 OWNED_ROWS_MAX = 1000
+BEGIN_TRIES_MAX = 10
 
 _owner = bindparam("owner_", type_=Text())
 _new_id = bindparam("new_id", type_=Text())
@@ -148,8 +156,7 @@ class Blobs:
         rows.checked_hash(file_id)
         self._check_size(total_size)
         wanted = self._slice_size(slice_size)
-        self._insert(file_id, total_size, mime, wanted)
-        row = rows.lock_known(self._tx, file_id, or_overdue=True)
+        row = self._inserted(file_id, total_size, mime, wanted)
         given = (mime, wanted)
         if row.overdue or (row.empty and (row.mime, row.slice_size) != given):
             size = total_size if row.overdue else row.total_size
@@ -337,6 +344,18 @@ class Blobs:
         except ContentMissing:
             return None
         return digest.hexdigest()
+
+    def _inserted(
+        self, file_id: str, size: int, mime: str | None, slice_size: int | None
+    ) -> BlobRow:
+        """The row, added or found, locked."""
+        for _ in range(BEGIN_TRIES_MAX):
+            self._insert(file_id, size, mime, slice_size)
+            # A row that was in the way may be removed while this transaction waits for it.
+            if (row := rows.lock(self._tx, file_id)) is not None:
+                return row
+        message = f"{file_id} is begun and removed by others all the time"
+        raise StoreBusy(message, hint="run the transaction again")
 
     def _insert(self, file_id: str, size: int, mime: str | None, slice_size: int | None) -> None:
         """Add a row, unless there is one."""

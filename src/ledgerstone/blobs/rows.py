@@ -185,10 +185,9 @@ def lock(tx: Transaction, file_id: str) -> BlobRow | None:
     return BlobRow(*row) if row is not None else None
 
 
-def lock_known(tx: Transaction, file_id: str, *, or_overdue: bool = False) -> BlobRow:
+def lock_known(tx: Transaction, file_id: str) -> BlobRow:
     """The row, locked; NotFound if it is not there or has expired."""
-    row = lock(tx, file_id)
-    return known(row if or_overdue else _alive(row), file_id)
+    return known(_alive(lock(tx, file_id)), file_id)
 
 
 def id_of(tx: Transaction, beginning: str) -> str:
