@@ -520,7 +520,7 @@ class Ledger:
             names = self.database.namespace
             schema = migrating.look(tx.connection, names, self.database.rooms)
             if schema.up_to_date or not self._migrates_itself:
-                migrating.check(tx.connection, names, self.database.url, self.database.rooms)
+                migrating.check(schema, self.database.url)
         if not schema.up_to_date:
             self.migrate()
         self._checked = True

@@ -43,15 +43,20 @@ def subscribed(ledger: Ledger, channel: str) -> Iterator[WakeSignal]:
 @contextmanager
 def another(home: Home, folder: Path) -> Iterator[Ledger]:
     """A ledger on another database of the same kind."""
+    with empty_beside(home, folder) as url, opened(url) as ledger:
+        yield ledger
+
+
+@contextmanager
+def empty_beside(home: Home, folder: Path) -> Iterator[str]:
+    """The URL of another database of the same kind; it is empty."""
     if home.server is None:
-        with opened(f"sqlite:///{folder}/another.db") as ledger:
-            yield ledger
+        yield f"sqlite:///{folder}/another.db"
         return
     name = f"another_{os.getpid()}_{next(_numbers)}"
     url = home.server.create_database(name)
     try:
-        with opened(url) as ledger:
-            yield ledger
+        yield url
     finally:
         home.server.drop_database(name)
 

@@ -278,7 +278,7 @@ def _wakeups(database: Examined, _: Settings) -> Iterator[Check]:
 def _schema(database: Examined, _: Settings) -> Iterator[Check]:
     with database.reading() as tx:
         names = database.namespace
-        migrating.check(tx.connection, names, database.url, database.rooms)
+        migrating.check(migrating.look(tx.connection, names, database.rooms), database.url)
         there = inspect(tx.connection).get_table_names(schema=names.own)
         gone = present.missing(there, list(migrating.titles()))
     if gone:

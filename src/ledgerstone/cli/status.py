@@ -88,7 +88,7 @@ def look(database: Database[Transaction], settings: Settings) -> StatusFacts:
         names = database.namespace
         schema = migrating.look(tx.connection, names, database.rooms)
         if schema.current is None or schema.moves:
-            migrating.check(tx.connection, names, database.url, database.rooms)
+            migrating.check(schema, database.url)
         return StatusFacts(
             url=settings.url_masked,
             database=dict(database.dialect.describe(tx.connection)),

@@ -23,7 +23,8 @@ from ledgerstone.store.schema.tables import tables as store_tables
 from ledgerstone.testing.fixtures import Home
 from tests.harness import drivers
 from tests.harness.child import Child
-from tests.harness.ledgers import opened
+from tests.harness.ledgers import empty_beside, opened
+from tests.harness.threads import together
 
 MIGRATE = """
 from pathlib import Path
@@ -176,6 +177,15 @@ class MigrationContract:
         assert ended == [(0, migrating.newest()), (0, "None")]
         assert asked(bare, REVISIONS) == [(migrating.newest(),)]
         assert len(asked(bare, FIRST_IDENTITY)) == 1
+
+    def test_two_databases_at_once(self, bare: Ledger, home: Home, tmp_path: Path) -> None:
+        """Two threads of one process migrate two databases at the same moment."""
+        with empty_beside(home, tmp_path) as url, never_migrating(url) as other:
+            reports = together(bare.migrate, other.migrate)
+
+            assert [len(report.pending) for report in reports] == [number(bare)] * 2
+            assert standing(bare).up_to_date
+            assert standing(other).up_to_date
 
     def test_killed_while_migrating(self, bare: Ledger, home: Home) -> None:
         """Killed with -9 in the middle, the next run completes it."""

@@ -17,13 +17,15 @@ numbered, and their numbers are the beginnings of their files' names.
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import Column, MetaData, String, Table, inspect, literal, select, union_all
+from sqlalchemy import inspect
 
 from ledgerstone.errors import BadInput, SchemaMissing, SchemaOutdated
 from ledgerstone.store.connections.faults import migrate_hint, translated
@@ -41,6 +43,10 @@ if TYPE_CHECKING:
     from ledgerstone.store.database import Database
 
 LOCATION = Path(__file__).parents[1] / "migrations"
+FOLDERS_MAX = 64
+"""Of how many folders the revisions are remembered."""
+_alembic = threading.Lock()
+"""Alembic's `op` and `context` are those of the process: it runs one upgrade at a time."""
 
 
 class RevisionLine(msgspec.Struct, frozen=True):
@@ -52,10 +58,16 @@ class RevisionLine(msgspec.Struct, frozen=True):
 
     def titles(self) -> dict[str, str]:
         """Each revision that is known, in order, and what it is about."""
-        files = sorted(self.folder.glob("[0-9]*_*.py"))
-        parts = [path.stem.partition("_") for path in files]
         prefix = f"{self.name}_" if self.name else ""
-        return {f"{prefix}{number}": words.replace("_", " ") for number, _, words in parts}
+        found = _titles(self.folder, self.folder.stat().st_mtime_ns)
+        return {f"{prefix}{number}": words for number, words in found}
+
+
+@lru_cache(FOLDERS_MAX)
+def _titles(folder: Path, _changed_at: int) -> list[tuple[str, str]]:
+    """The numbers and titles of a folder; it is read once, unless its files change."""
+    parts = [path.stem.partition("_") for path in sorted(folder.glob("[0-9]*_*.py"))]
+    return [(number, words.replace("_", " ")) for number, _, words in parts]
 
 
 class RoomSchema(msgspec.Struct, frozen=True):
@@ -152,14 +164,17 @@ def _current(
     there = [line for line in listed if found.has_table(line.version_table, schema=place)]
     if not there:
         return {}
-    rows = connection.execute(union_all(*(_selected(line, place) for line in there)))
-    return {str(name): str(revision) for name, revision in rows}
+    # As text: to compile it would take most of what it takes to open a ledger.
+    selected = (_selected(connection, number, line, place) for number, line in enumerate(there))
+    rows = connection.exec_driver_sql(" UNION ALL ".join(selected))
+    return {there[number].name: str(revision) for number, revision in rows}
 
 
-def _selected(line: RevisionLine, place: str | None) -> Any:
-    version = Column("version_num", String(32))
-    table = Table(line.version_table, MetaData(), version, schema=place)
-    return select(literal(line.name), table.c.version_num)
+def _selected(connection: Connection, number: int, line: RevisionLine, place: str | None) -> str:
+    quoted = connection.dialect.identifier_preparer
+    table = quoted.quote(line.version_table)
+    where = table if place is None else f"{quoted.quote_schema(place)}.{table}"
+    return f"SELECT {number}, version_num FROM {where}"  # noqa: S608 - names that are quoted
 
 
 def _schema(
@@ -203,9 +218,7 @@ def migrate(database: Database[Any], *, to: str = "head") -> Schema:
                 for line in lines(database.rooms if to == "head" else ()):
                     config = _config(line, names)
                     config.attributes["connection"] = within
-                    from alembic import command
-
-                    command.upgrade(config, to)
+                    _upgrade(config, to)
             connection.commit()
             if database.dialect.embedded:
                 # SQLite writes to a table three to four times slower on the connection that made
@@ -240,9 +253,7 @@ def script(
             continue
         config = _config(line, names, out)
         config.attributes["dialect"] = dialect_name
-        from alembic import command
-
-        command.upgrade(config, f"{since}:head" if since else "head", sql=True)
+        _upgrade(config, f"{since}:head" if since else "head", sql=True)
     return out.getvalue() + left
 
 
@@ -259,14 +270,11 @@ def _around(kind: str, names: Namespace) -> tuple[str, str, str]:
     return f"CREATE DATABASE IF NOT EXISTS `{names.own}`;\n\n", f"USE `{names.own}`;\n\n", left
 
 
-def check(
-    connection: Connection, names: Namespace, url: URL, rooms: Sequence[StoredRoom] = ()
-) -> None:
+def check(schema: Schema, url: URL) -> None:
     """An error that says what to do, unless the schema is the one this version needs.
 
     `url` is that of the database, as people named it.
     """
-    schema = look(connection, names, rooms)
     if schema.current is None:
         message = "Ledgerstone's tables are not in this database"
         raise SchemaMissing(message, hint=migrate_hint(url))
@@ -280,6 +288,13 @@ def check(
         if room.pending:
             message = f"the room {name} is at revision {room.current}, {room.newest} is needed"
             raise SchemaOutdated(message, hint=migrate_hint(url))
+
+
+def _upgrade(config: Config, to: str, *, sql: bool = False) -> None:
+    from alembic import command
+
+    with _alembic:
+        command.upgrade(config, to, sql=sql)
 
 
 def _config(line: RevisionLine, names: Namespace, out: io.StringIO | None = None) -> Config:
