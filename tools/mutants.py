@@ -23,8 +23,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,18 +40,19 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tests.harness.shared_servers import ADDRESS, SharedServers
+from tools.runs import Runs
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests" / "mutants"
 PACKAGE = Path("src/ledgerstone")
-SECONDS_MAX = 600.0
-"""How long the tests of one error may take. A test that hangs has noticed it."""
 ENVIRONMENT = {"TESTS_WAIT_SECONDS_MAX": "60"}
 """A test that notices an error by waiting in vain need not wait for minutes."""
 COPIED = ("src", "tests", "tools", "bench", "docs")
 OWN_SERVERS = ("store/dialects", "store/migrations", "store/migrating", "tables.py", "schema.py")
 """Errors in such files reach into the databases that other runs copy theirs from."""
-NO_TEST_RAN = 5
+OPTIONS = ("-x", "-q", "-n", "0", "-p", "no:cacheprovider")
+JOBS = 2 * (os.cpu_count() or 1)
+"""Some of the tests that notice an error wait for what never comes."""
 FAILED = 1
 
 
@@ -72,13 +71,21 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         path = ROOT / PACKAGE / self.file
         if not path.is_file():
             return f"there is no file {PACKAGE / self.file}"
-        found = path.read_text(encoding="utf-8").count(self.find)
+        text = path.read_text(encoding="utf-8")
+        found = text.count(self.find)
         if found != 1:
             return f"`find` stands {found} times in {self.file}, not once"
         if self.find == self.replace:
             return "`replace` changes nothing"
         if not self.tests:
             return "`tests` is empty"
+        return self._error_of_syntax(text) if path.suffix == ".py" else None
+
+    def _error_of_syntax(self, text: str) -> str | None:
+        try:
+            compile(text.replace(self.find, self.replace), self.file, "exec")
+        except SyntaxError as error:
+            return f"with `replace`, line {error.lineno} is no Python: {error.msg}"
         return None
 
 
@@ -121,7 +128,7 @@ def main() -> None:
     """Try the errors; exit status 1 if one of them is not noticed."""
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__.partition("\n")[0])
     parser.add_argument("words", nargs="*", help="only errors with one of these in name or file")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at once")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="how many at once")
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
     arguments = parser.parse_args()
     console = Console(stderr=True)
@@ -135,9 +142,9 @@ def main() -> None:
         sys.exit("mutants: no error has one of these words in its name or file")
     servers = SharedServers()
     try:
-        with _tree() as tree:
-            _require_sound(tree, chosen, arguments.jobs, console)
-            verdicts = _tried(tree, chosen, arguments.jobs, console)
+        with _tree() as tree, Runs() as runs:
+            _require_sound(runs, tree, chosen, arguments.jobs, console)
+            verdicts = _tried(runs, tree, chosen, arguments.jobs, console)
     finally:
         servers.stop()
     _say(verdicts, console, as_json=arguments.json)
@@ -148,12 +155,14 @@ def _is_chosen(mutant: Mutant, words: list[str]) -> bool:
     return not words or any(word in mutant.name or word in mutant.file for word in words)
 
 
-def _require_sound(tree: Path, mutants: list[Mutant], jobs: int, console: Console) -> None:
+def _require_sound(
+    runs: Runs, tree: Path, mutants: list[Mutant], jobs: int, console: Console
+) -> None:
     """The tests pass while nothing is wrong, or nothing can be learned from them."""
-    runs = merged({tuple(mutant.tests) for mutant in mutants})
+    wanted = merged({tuple(mutant.tests) for mutant in mutants})
     with Progress(console=console) as progress, ThreadPoolExecutor(jobs) as threads:
-        task = progress.add_task("without an error", total=len(runs))
-        running = {threads.submit(_run, tree, tests, own=False): tests for tests in runs}
+        task = progress.add_task("without an error", total=len(wanted))
+        running = {threads.submit(_run, runs, tree, tests, own=False): tests for tests in wanted}
         for done in as_completed(running):
             result, output = done.result()
             progress.advance(task)
@@ -186,11 +195,13 @@ def merged(selections: Iterable[tuple[str, ...]]) -> list[list[str]]:
     return runs
 
 
-def _tried(tree: Path, mutants: list[Mutant], jobs: int, console: Console) -> list[Verdict]:
+def _tried(
+    runs: Runs, tree: Path, mutants: list[Mutant], jobs: int, console: Console
+) -> list[Verdict]:
     with Progress(console=console) as progress, ThreadPoolExecutor(jobs) as threads:
         task = progress.add_task("with one error", total=len(mutants))
         verdicts = []
-        for done in as_completed([threads.submit(_try, tree, mutant) for mutant in mutants]):
+        for done in as_completed([threads.submit(_try, runs, tree, mutant) for mutant in mutants]):
             verdict = done.result()
             verdicts.append(verdict)
             progress.advance(task)
@@ -199,17 +210,18 @@ def _tried(tree: Path, mutants: list[Mutant], jobs: int, console: Console) -> li
     return sorted(verdicts, key=lambda each: (each.mutant.file, each.mutant.name))
 
 
-def _try(sound: Path, mutant: Mutant) -> Verdict:
+def _try(runs: Runs, sound: Path, mutant: Mutant) -> Verdict:
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="ledgerstone-mutant-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{sound.name}-", dir=sound.parent) as folder:
         tree = Path(folder) / "tree"
-        # With what was compiled: only the file with the error is compiled again.
-        shutil.copytree(sound, tree)
+        # The same files, and what was compiled of them: only the one with the error is another.
+        shutil.copytree(sound, tree, copy_function=os.link)
         path = tree / PACKAGE / mutant.file
         text = path.read_text(encoding="utf-8")
+        path.unlink()
         path.write_text(text.replace(mutant.find, mutant.replace), encoding="utf-8")
         own = any(part in mutant.file for part in OWN_SERVERS)
-        result, output = _run(tree, mutant.tests, own=own)
+        result, output = _run(runs, tree, mutant.tests, own=own)
     return Verdict(mutant, result, time.monotonic() - began, output)
 
 
@@ -225,31 +237,17 @@ def _tree() -> Iterator[Path]:
         yield tree
 
 
-def _run(tree: Path, tests: Iterable[str], *, own: bool) -> tuple[Result, str]:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
+def _run(runs: Runs, tree: Path, tests: Iterable[str], *, own: bool) -> tuple[Result, str]:
     environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(tree / "src")}
     if own:
         environment.pop(ADDRESS)
-    # PYTHONPATH comes before the project that is installed, which is the working tree.
-    process = subprocess.Popen(
-        [*command, *tests],
-        cwd=tree,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=SECONDS_MAX)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
+    code, output = runs.run(tree, [*OPTIONS, *tests], environment)
+    if code is None:
         return Result.HUNG, output
-    if process.returncode == 0:
+    if code == 0:
         return Result.MISSED, output
     # An error while tests are collected is one: the code does not import any more.
-    return (Result.NOTICED if process.returncode == FAILED else Result.BROKEN), output
+    return (Result.NOTICED if code == FAILED else Result.BROKEN), output
 
 
 def _say(verdicts: list[Verdict], console: Console, *, as_json: bool) -> None:

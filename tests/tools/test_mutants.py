@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 from tools import mutants
@@ -19,15 +20,24 @@ def test_every_entry_can_be_put_in() -> None:
 
 
 def test_every_entry_runs_tests_that_exist() -> None:
-    """The paths of its tests lead somewhere."""
-    paths = {
-        word.partition("::")[0]
-        for each in mutants.listed()
-        for word in each.tests
-        if word.startswith("tests/")
-    }
+    """The paths of its tests lead somewhere, and each name that selects some stands in a test."""
+    listed = mutants.listed()
+    paths = {word for each in listed for word in each.tests if word.startswith("tests/")}
+    files = {path.partition("::")[0] for path in paths}
+    sources = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("src/ledgerstone/testing/**/*.py")]
+    texts = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    known = f"{texts} {' '.join(files)} sqlite postgres mysql".lower()
+    selected = " ".join(
+        expression
+        for each in listed
+        for option, expression in pairwise(each.tests)
+        if option == "-k"
+    )
+    named = {name for path in paths for name in path.partition("[")[0].split("::")[1:]}
+    words = named | set(re.findall(r"\w+", selected)) - {"and", "or", "not"}
 
-    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+    assert [file for file in sorted(files) if not (ROOT / file).exists()] == []
+    assert [word for word in sorted(words) if word.lower() not in known] == []
 
 
 def test_every_promise_has_three() -> None:

@@ -238,6 +238,25 @@ class RelayRoundContract(Opened):
         assert (lane, whole, sweep) == (True, True, True)
         assert not done
 
+    def test_room_in_memory_wakes(self, opening: Opening) -> None:
+        """A relay whose memory was full claims nothing, and is woken by the next settlement."""
+        shop = opening(batch_max=1)
+        source, wake_signal = shop.source(), WakeSignal()
+        shop.ledger.database.wake_signals.subscribe(f"outbox:{SHOP}", wake_signal)
+        shop.publish(1, partition="ann")
+        shop.publish(2, partition="bob")
+        (claim,) = shop.ledger.run(lambda tx: source.claim(tx, ask()))
+        full = source.budget.share(source.budget.bytes_max)
+
+        refused = shop.ledger.run(lambda tx: source.claim(tx, ask()))
+        source.handler(claim).call(claim)
+        wake_signal.wait(0)
+        shop.ledger.run(lambda tx: source.settle(tx, [Outcome(claim, Out.DONE)]))
+
+        assert full is not None
+        assert list(refused) == []
+        assert wake_signal.wait(0)
+
     @pytest.mark.parametrize("removed", [False, True], ids=["quiet", "removed"])
     def test_retried_into_a_quiet_partition(
         self, opening: Opening, clock: ManualClock, removed: bool
