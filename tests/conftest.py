@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -71,6 +72,13 @@ def quick_mariadb() -> Iterator[PrivateMariaDB]:
     """The MariaDB of the run."""
     with shared("mariadb", PrivateMariaDB) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite() -> Iterator[Path]:
+    """A file that is ready, to be copied."""
+    with shared("sqlite", Path) as file:
+        yield file
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,8 @@
 
 A worker asks by name through a socket in a private folder. It gets a copy of the server that can
 make and remove databases and cannot end it. Without pytest-xdist the first process asks itself.
-Several runs may share the servers of a program that starts them (`tools/mutants.py`).
+Several runs may share the servers of a program that starts them (`tools/mutants.py`). The file of
+SQLite that is ready to be copied is lent out the same way.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ledgerstone.testing.fixtures import MIGRATED, prepare
+from ledgerstone.testing.fixtures import FILE, MIGRATED, prepare
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
 from tests.chores import install
 
-S = TypeVar("S", PrivatePostgres, PrivateMariaDB)
+S = TypeVar("S", PrivatePostgres, PrivateMariaDB, Path)
 
 ADDRESS = "TESTS_SERVERS"
 """The environment variable by which workers find the first process."""
@@ -62,7 +63,16 @@ def _mariadb() -> Iterator[PrivateMariaDB]:
         yield server
 
 
-STARTS: Mapping[str, Start] = {"postgres": _postgres, "mariadb": _mariadb}
+@contextmanager
+def _sqlite() -> Iterator[Path]:
+    """A file that is ready, to be copied."""
+    with tempfile.TemporaryDirectory(prefix="ledgerstone-sqlite-") as folder:
+        file = Path(folder) / FILE
+        prepare(f"sqlite:///{file}", [install])
+        yield file
+
+
+STARTS: Mapping[str, Start] = {"postgres": _postgres, "mariadb": _mariadb, "sqlite": _sqlite}
 
 
 class SharedServers:
@@ -70,13 +80,14 @@ class SharedServers:
 
     - Whoever asks while a server starts waits for that one start.
     - A start that failed fails again, with the same error, for everybody who asks.
+    - A start keeps nobody waiting who asks for another server.
     """
 
     def __init__(self, starts: Mapping[str, Start] = STARTS) -> None:
         self._starts = starts
         self._folder = Path(tempfile.mkdtemp(prefix="ledgerstone-servers-"))
         self._listener = Listener(str(self._folder / "socket"), FAMILY)
-        self._lock = threading.Lock()
+        self._locks = {name: threading.Lock() for name in starts}
         self._kept: dict[str, Any] = {}
         self._stack = ExitStack()
         os.environ[ADDRESS] = str(self._folder / "socket")
@@ -86,7 +97,9 @@ class SharedServers:
         """End every server that was started."""
         os.environ.pop(ADDRESS, None)
         self._listener.close()
-        with self._lock:
+        with ExitStack() as started:
+            for lock in self._locks.values():
+                started.enter_context(lock)
             self._stack.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -102,7 +115,7 @@ class SharedServers:
             asking.send(self._server(asking.recv()))
 
     def _server(self, name: str) -> Any:
-        with self._lock:
+        with self._locks[name]:
             if name not in self._kept:
                 try:
                     self._kept[name] = self._stack.enter_context(self._starts[name]())
@@ -113,7 +126,7 @@ class SharedServers:
 
 @contextmanager
 def shared(name: str, kind: type[S]) -> Iterator[S]:
-    """A copy of the server of this name; what kept it from starting is raised here."""
+    """A copy of the server of this name, or the file; what kept it from starting is raised here."""
     with Client(os.environ[ADDRESS], FAMILY) as first:
         first.send(name)
         answer = first.recv()
@@ -121,4 +134,5 @@ def shared(name: str, kind: type[S]) -> Iterator[S]:
         raise answer
     assert isinstance(answer, kind)
     yield answer
-    answer.disconnect()
+    if not isinstance(answer, Path):
+        answer.disconnect()

@@ -21,6 +21,8 @@ import pytest
 from ledgerstone.testing.server import STARTED
 
 ROWS_MAX = 40
+WHOLE = Path(__file__).resolve().parents[2] / ".leftovers" / "times.tsv"
+"""All rows: kind, name, how often, seconds, processor seconds."""
 TICKS = os.sysconf("SC_CLK_TCK")
 NAME = "ledgerstone_times"
 
@@ -45,7 +47,7 @@ class Times:
 
     def __init__(self) -> None:
         self.tables: dict[str, Table] = {
-            title: defaultdict(Spent) for title in ("file", "fixture", "server start")
+            title: defaultdict(Spent) for title in ("file", "test", "fixture", "server start")
         }
 
     def add(self, title: str, row: str, spent: Spent) -> None:
@@ -61,7 +63,9 @@ class Times:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         with_children = _stopwatch(_processor_seconds)
         answer = yield
-        self.add("file", item.nodeid.partition("::")[0], with_children())
+        spent = with_children()
+        self.add("file", item.nodeid.partition("::")[0], spent)
+        self.add("test", item.nodeid, spent)
         return answer
 
     @pytest.hookimpl(wrapper=True)
@@ -91,6 +95,14 @@ class Times:
         self.merge(getattr(node, "workeroutput", {}).get(NAME, {}))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        WHOLE.parent.mkdir(exist_ok=True)
+        WHOLE.write_text(
+            "".join(
+                f"{title}\t{row}\t{times}\t{seconds:.2f}\t{processor:.2f}\n"
+                for title, table in self.tables.items()
+                for row, (times, seconds, processor) in sorted(table.items())
+            )
+        )
         for title, table in self.tables.items():
             total = Spent()
             for spent in table.values():
