@@ -410,6 +410,29 @@ def test_processes_that_open_at_once(folder: Path) -> None:
     assert len(old_logs) <= 5
 
 
+def test_threads_with_small_stacks(folder: Path) -> None:
+    """A database is opened, written, read and closed in a thread of 32 KiB; errors come through."""
+    code = (
+        "import sys, threading; from pathlib import Path\n"
+        "from ledgerstone.errors import StoreLocked\n"
+        "from ledgerstone.signing.rocksdb import *\n"
+        "def use():\n"
+        "    folder = Path(sys.argv[1])\n"
+        "    with Database(folder, {'rows': FamilyOptions()}) as database:\n"
+        "        with database.transaction() as tx: tx.put('rows', b'a', b'1'); tx.commit()\n"
+        "        with Database(folder, {}, read_only=True) as reader: list(reader.scan('rows'))\n"
+        "        try: Database(folder, {})\n"
+        "        except StoreLocked: print('used')\n"
+        "threading.stack_size(32768)\n"
+        "thread = threading.Thread(target=use); thread.start(); thread.join()\n"
+    )
+
+    with started(["-c", code, str(folder)]) as child:
+        said, _ = child.communicate(timeout=WAIT_SECONDS_MAX)
+
+    assert (child.returncode, said) == (0, b"used\n")
+
+
 def test_a_forked_child_keeps_no_lock(folder: Path) -> None:
     """What the parent closes can be opened again, while its child lives on."""
     database = Database(folder, FAMILIES)

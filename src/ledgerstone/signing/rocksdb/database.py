@@ -31,6 +31,7 @@ from ledgerstone.signing.rocksdb.lifetime import (
 from ledgerstone.signing.rocksdb.options import DatabaseOptions, FamilyOptions, c_options
 from ledgerstone.signing.rocksdb.scan import Scan, prefix_end
 from ledgerstone.signing.rocksdb.snapshot import Snapshot
+from ledgerstone.signing.rocksdb.stack import with_stack
 from ledgerstone.signing.rocksdb.transaction import Transaction
 
 DEFAULT_FAMILY = "default"
@@ -61,7 +62,7 @@ class Database:
     ) -> None:
         self.folder = folder
         self.read_only = read_only
-        self.library = load(library_file)
+        self.library = with_stack(lambda: load(library_file))
         self.guard = Guard(str(folder))
         self.children = Children(self.library)
         self._handles = Handles(
@@ -73,8 +74,9 @@ class Database:
         )
         # Before it is opened: what is opened by a call that a signal interrupts is closed, too.
         self._finalizer = weakref.finalize(self, self._handles.close_forgotten)
+        options = options or DatabaseOptions(create=not read_only)
         try:
-            self._open(families, options or DatabaseOptions(create=not read_only))
+            with_stack(lambda: self._open(families, options))
         except BaseException:
             # Now, and not when the error is forgotten: the folder may be opened again.
             self._finalizer()
