@@ -155,22 +155,32 @@ def driver_per_item(url: str, count: int) -> Timing:
         return timing
 
 
-def pages(url: str, reads: int) -> tuple[float, float]:
-    """The last page of the log: the median in ms, by the ledger and by the bare statement."""
+def pages(url: str, reads: int) -> tuple[float, float, float]:
+    """The last page of the log: the median in ms, by the ledger and by the bare statement.
+
+    And by the ledger the page in the middle of the log.
+    """
     from ledgerstone.protocols.read.status import EVENTS
 
     with opened(url) as ledger, ledger.reading() as tx:
         raw = tx.connection.connection.driver_connection
         assert raw is not None
-        ours, bare = [], []
+        (count,) = raw.execute("SELECT MAX(id) FROM events").fetchone()
+        # A cursor is made of the row that a page ends with.
+        row = (count // 2, "kept", "", "", START_MS)
+        middle = EVENTS._behind(row, EVENTS._key(tx, {"protocol_": NAME}))  # noqa: SLF001
+        ours, bare, deep = [], [], []
         for _ in range(reads):
             began = perf_counter()
             EVENTS.read(tx, limit=PAGE, protocol_=NAME)
             between = perf_counter()
             raw.execute(LAST).fetchall()
             ours.append(between - began)
-            bare.append(perf_counter() - between)
-    return median(ours) * 1000, median(bare) * 1000
+            after = perf_counter()
+            EVENTS.read(tx, limit=PAGE, cursor=middle, protocol_=NAME)
+            deep.append(perf_counter() - after)
+            bare.append(after - between)
+    return median(ours) * 1000, median(bare) * 1000, median(deep) * 1000
 
 
 def ledger_append(url: str, count: int) -> Timing:

@@ -52,6 +52,7 @@ def test_it_tells_a_story(program: Program) -> None:
     assert f"1. {ITEMS} jobs were accepted" in ended.out
     assert "worker 1 was killed with -9" in ended.out
     assert "the lease of worker" in ended.out
+    assert "20 waited; when all had come, 20 could be read, each once" in ended.out
     assert "nothing lost, nothing done twice" in ended.out
     assert max(map(len, ended.out.splitlines())) <= COLUMNS
     assert list(program.folder.iterdir()) == []

@@ -170,6 +170,20 @@ def test_values(ledger: Ledger) -> None:
         )
 
 
+def test_values_are_fresh(ledger: Ledger) -> None:
+    """Each transaction sees what others have committed, also where it was read before."""
+    running = ledger.protocol(letters())
+    seen = []
+    with Ledger(str(ledger.settings.url)) as other:
+        there = other.protocol(letters())
+        for number in (1, 2):
+            with ledger.transaction() as tx:
+                tx.protocols.values().set("n", number)
+            seen += [each.read(lambda db: db.values.get("n")) for each in (running, there)]
+
+    assert seen == [1, 1, 2, 2]
+
+
 SCHEMA = """
 -- A comment, with; a semicolon
 CREATE TABLE IF NOT EXISTS thing (
@@ -214,6 +228,7 @@ def test_a_schema(ledger: Ledger) -> None:
         (("weight REAL", "weight TEXT"), "the column weight is changed or gone"),
         (("data BLOB,", ""), "the column data is changed or gone"),
         (("data BLOB,", "data BLOB, must TEXT NOT NULL,"), "the new column must needs a default"),
+        (("(name, id DESC)", "(name, id)"), "the index idx_thing_name is changed"),
     ],
 )
 def test_a_schema_that_cannot_be_reached(ledger: Ledger, change: tuple[str, str], why: str) -> None:
@@ -222,6 +237,29 @@ def test_a_schema_that_cannot_be_reached(ledger: Ledger, change: tuple[str, str]
 
     with Ledger(str(ledger.settings.url)) as other, pytest.raises(errors.NotAllowedNow, match=why):
         other.protocol(Protocol("things", schema=SCHEMA.replace(*change)))
+
+
+def test_indexes_of_a_schema(ledger: Ledger) -> None:
+    """One that is listed no more is dropped; a unique one that the rows do not allow is refused."""
+    running = ledger.protocol(Protocol("things", schema=SCHEMA))
+    ledger.run(lambda tx: _twice(Projecting(tx, running.protocol, 0)))
+    without = SCHEMA.replace("INDEX idx_thing_name (name, id DESC)\n  ,", ",")
+    unique = without + "CREATE UNIQUE INDEX one_of_a_name ON thing (name);"
+
+    with Ledger(str(ledger.settings.url)) as other:
+        done = other.protocol(Protocol("things", schema=without)).installed
+    with Ledger(str(ledger.settings.url)) as other, pytest.raises(errors.Duplicate):
+        other.protocol(Protocol("things", schema=unique))
+    with Ledger(str(ledger.settings.url)) as other:
+        again = other.protocol(Protocol("things", schema=SCHEMA)).installed
+
+    assert done == ["drop idx_thing_name of thing"]
+    assert again == ["make idx_thing_name on thing"]
+
+
+def _twice(db: Projecting) -> None:
+    db.insert("thing", name="x", weight=1.5)
+    db.insert("thing", name="x", weight=2.5)
 
 
 def test_a_table_of_others(ledger: Ledger) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ledgerstone import Ledger, errors
 from ledgerstone.protocols import Envelope, Reading, Running
+from ledgerstone.protocols.connection import _listing
 from tests.protocols.letters import count, given_key, letters, rows, seat, words_of, written
 
 
@@ -80,10 +82,14 @@ def test_an_export(running: Running) -> None:
     assert (len(exported), again.known, again.new) == (44, 44, 0)
 
 
-def test_pages(running: Running) -> None:
-    """Newest first, forward and back, without gaps and repetitions, also among equal times."""
+@pytest.mark.parametrize("tie", ["event_id", "id"])
+def test_pages(running: Running, tie: str) -> None:
+    """Newest first, forward and back, without gaps and repetitions, also among equal times.
+
+    Among equal times by the identity of the event, or by the number of the row.
+    """
     running.import_events(mixed())
-    columns, order = ("words", "sent_at_ms", "event_id"), ("sent_at_ms", "event_id")
+    columns, order = ("words", "sent_at_ms", tie), ("sent_at_ms", tie)
 
     def page(cursor: str | None = None, *, back: bool = False):  # type: ignore[no-untyped-def] # noqa: ANN202
         def read(db: Reading):  # type: ignore[no-untyped-def] # noqa: ANN202
@@ -113,3 +119,24 @@ def test_pages(running: Running) -> None:
     assert (back.next, front.previous) == (second.next, None)
     with pytest.raises(errors.BadInput, match="begins at a cursor"):
         page(back=True)
+
+
+@pytest.mark.parametrize("page", ["first", "next", "previous"])
+def test_a_page_reads_its_index_alone(tmp_path: Path, page: str) -> None:
+    """Columns that an index has are read from it, in its order: no row is looked up or sorted."""
+    columns, order = ("sent_at_ms", "event_id"), ("sent_at_ms", "event_id")
+    listed = _listing("letter", columns, order, ("received_by",), ascending=False)
+    statements = {"first": listed._first, "next": listed._next, "previous": listed._previous}
+    given = {"received_by_": "ann", "limit": 51, "after_0": 5, "after_1": "x"}
+
+    with Ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        ledger.migrate()
+        ledger.protocol(letters())
+        with ledger.reading() as tx:
+            compiled = statements[page].compiled(tx)
+            cursor = tx.cursor()
+            cursor.execute(f"EXPLAIN QUERY PLAN {compiled.text}", compiled.parameters(given))
+            plan = [row[3] for row in cursor.fetchall()]
+
+    assert len(plan) == 1
+    assert "USING COVERING INDEX idx_letter_page" in plan[0]

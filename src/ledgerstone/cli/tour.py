@@ -72,6 +72,8 @@ class TourFacts(msgspec.Struct, frozen=True):
     late_settlements_refused: int
     lost: int
     done_twice: int
+    events_waited: int = 0
+    events_applied: int = 0
 
     @property
     def kept(self) -> bool:

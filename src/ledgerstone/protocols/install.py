@@ -2,7 +2,8 @@
 
 Each definition that was applied is on record. A table that is there and is not on record belongs to
 another program, or to another protocol, and is refused by its name. New columns and indexes are
-added; what cannot be added to rows that are there is refused.
+added, and indexes that are listed no more are dropped; what cannot be done to rows that are there
+is refused. A table that is listed no more stays.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ledgerstone.errors import NotAllowedNow
 from ledgerstone.protocols.protocol import Protocol
 from ledgerstone.protocols.schema import Definition
 from ledgerstone.protocols.tables import protocol_schema as applied
+from ledgerstone.store.connections.faults import translated
 from ledgerstone.store.database import Database
 from ledgerstone.store.schema import ddl as shaping
 from ledgerstone.store.schema.ddl import Step
@@ -53,8 +55,12 @@ def install(database: Database[Any], protocol: Protocol) -> list[str]:
                 # MySQL keeps a table that was made before the record was written.
                 _check_left(connection, protocol, definition)
             steps += _steps(connection, protocol, definition, found, there)
-        shaping.run(connection, steps)
-        connection.commit()
+        try:
+            shaping.run(connection, steps)
+            connection.commit()
+        except Exception as error:
+            # A unique index that the rows do not allow, for example.
+            raise translated(error) from error
     database.run(lambda tx: _write(tx, protocol))
     return [step.words for step in steps]
 
@@ -114,14 +120,24 @@ def _steps(
         for field in definition.columns
         if field.name not in old and field.name not in columns
     ]
-    return [*added, *shaping.indexes(table, connection.dialect, but=made)]
+    kept = {index.name for index in definition.indexes}
+    gone = [
+        shaping.without_index(connection, table, index.name)
+        for index in before.indexes
+        if index.name not in kept and index.name in made
+    ]
+    return [*added, *gone, *shaping.indexes(table, connection.dialect, but=made)]
 
 
 def _check_added(protocol: Protocol, before: Definition, after: Definition) -> None:
     """NotAllowedNow unless the rows that are there can stay as they are."""
     old: Mapping[str, object] = {field.name: field for field in before.columns}
     new = {field.name: field for field in after.columns}
+    indexes = {index.name: index for index in after.indexes}
     why = None
+    for index in before.indexes:
+        if indexes.get(index.name, index) != index:
+            why = f"the index {index.name} is changed: give it another name"
     if before.key != after.key:
         why = "its key is another"
     for name, field in old.items():

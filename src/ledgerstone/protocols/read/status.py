@@ -54,7 +54,7 @@ class Waiting(msgspec.Struct, frozen=True):
     rechecks: int
 
 
-class Logged(msgspec.Struct, frozen=True):
+class Logged(msgspec.Struct, frozen=True, gc=False):
     """An event of the log, without its content."""
 
     id: int
@@ -122,7 +122,7 @@ BLOCKED: Keyset[Waiting] = Keyset(
     order=[blocked.c.id],
     make=lambda row: Waiting(*row),
 )
-EVENTS: Keyset[Logged] = Keyset(
+EVENTS: Keyset[Logged] = Keyset.of(
     "protocols.events",
     select(
         events.c.id,
@@ -133,7 +133,7 @@ EVENTS: Keyset[Logged] = Keyset(
     ).where(events.c.protocol == bindparam("protocol_")),
     order=[events.c.id],
     descending=True,
-    make=lambda row: Logged(*row),
+    fields=Logged,
 )
 
 

@@ -120,6 +120,14 @@ def added(connection: Connection, column: Column[Any], names: Namespace = NAMELE
     )
 
 
+def without_index(connection: Connection, table: Table, index: str) -> Step:
+    """The table, which is there, loses this index."""
+    name = _quoted(connection, index)
+    on = f" ON {table_name(table, connection.dialect, NAMELESS)}"
+    is_mysql = connection.dialect.name in {"mysql", "mariadb"}
+    return Step(f"drop {index} of {table.name}", f"DROP INDEX {name}{on if is_mysql else ''}")
+
+
 def _quoted(connection: Connection, name: str) -> str:
     """As it is written where it could be another name, or a word of SQL."""
     return str(connection.dialect.identifier_preparer.quote(name))

@@ -11,9 +11,10 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import msgspec
 from sqlalchemy import BigInteger, Select, and_, bindparam, or_, select, union_all
@@ -73,6 +74,7 @@ class Keyset(Generic[T]):
     ) -> None:
         self.name = name
         self._make = make
+        self._made: Callable[[list[Row]], Iterable[T]] = partial(map, make)
         selected = list(query.selected_columns)
         names = [column.key for column in selected]
         self._positions = [names.index(column.key) for column in order]
@@ -93,6 +95,13 @@ class Keyset(Generic[T]):
         before = behind(descending=not descending)
         self._previous = page("previous", before, descending=not descending)
 
+    @classmethod
+    def of(cls, name: str, query: Select[Any], *, fields: Callable[..., T], **options: Any) -> Self:
+        """A list whose rows are made by a class that takes the columns, one by one."""
+        made = cls(name, query, make=lambda row: fields(*row), **options)
+        made._made = partial(starmap, fields)
+        return made
+
     def read(
         self, tx: Transaction, *, limit: int, cursor: str | None = None, **filters: Any
     ) -> Page[T]:
@@ -101,7 +110,7 @@ class Keyset(Generic[T]):
         key = self._key(tx, filters)
         rows, more = self._rows(tx, limit, cursor, key, filters)
         return Page(
-            [self._make(row) for row in rows],
+            list(self._made(rows)),
             self._behind(rows[-1], key) if more else None,
             self._behind(rows[0], key) if rows and cursor is not None else None,
         )
@@ -114,7 +123,7 @@ class Keyset(Generic[T]):
         rows = self._previous.rows(tx, limit=limit + 1, **filters, **after)
         more, rows = len(rows) > limit, rows[:limit][::-1]
         return Page(
-            [self._make(row) for row in rows],
+            list(self._made(rows)),
             self._behind(rows[-1], key) if rows else None,
             self._behind(rows[0], key) if more else None,
         )
@@ -227,8 +236,12 @@ def _after(order: Sequence[ColumnElement[Any]]) -> list[ColumnElement[Any]]:
 
 def _sealed(values: Sequence[Any], key: bytes) -> str:
     body = msgspec.json.encode([str(v) if not isinstance(v, int | str) else v for v in values])
-    check = hmac.digest(key, body, "sha256")[:_CHECK_BYTES]
-    return _spelled(check + body)
+    return _spelled(_check(body, key) + body)
+
+
+def _check(body: bytes, key: bytes) -> bytes:
+    """What only this database's key makes of a cursor; BLAKE2 takes a fraction of HMAC's time."""
+    return hashlib.blake2b(body, digest_size=_CHECK_BYTES, key=key).digest()
 
 
 def _spelled(raw: bytes) -> str:
@@ -247,7 +260,7 @@ def _opened(cursor: Any, key: bytes) -> list[Any]:
     if _spelled(raw) != cursor:
         raise _foreign()
     check, body = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:]
-    if not hmac.compare_digest(check, hmac.digest(key, body, "sha256")[:_CHECK_BYTES]):
+    if not hmac.compare_digest(check, _check(body, key)):
         raise _foreign()
     values: list[Any] = msgspec.json.decode(body)
     return values

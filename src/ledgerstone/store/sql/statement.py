@@ -155,6 +155,8 @@ class Statement:
         self._amend = amend
         self._writes = isinstance(expression, UpdateBase) if writes is None else writes
         self._compiled: dict[Any, Compiled] = {}
+        self._last: tuple[DriverDialect, Namespace, Compiled] | None = None
+        """What was used last, as one value: threads may change it at any time."""
 
     def rows(self, tx: Transaction, **values: Any) -> list[Row]:
         """Run it and read all its rows."""
@@ -258,10 +260,14 @@ class Statement:
         """Its text for the driver of this transaction, and for where the ledger's tables lie."""
         driver = tx.driver
         names = tx.database.namespace
+        last = self._last
+        if last is not None and last[0] is driver and last[1] is names:
+            return last[2]
         key = (driver.name, driver.driver, getattr(driver, "is_mariadb", False), names)
         compiled = self._compiled.get(key)
         if compiled is None:
             compiled = self._compiled[key] = Compiled(self._expression, driver, names, self._amend)
+        self._last = (driver, names, compiled)
         return compiled
 
     def _held(
