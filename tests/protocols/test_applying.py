@@ -16,6 +16,7 @@ from ledgerstone.protocols import (
     Wire,
 )
 from ledgerstone.testing.clock import ManualClock
+from ledgerstone.testing.waiting import until
 from tests.protocols.letters import (
     arrive,
     count,
@@ -119,6 +120,10 @@ def test_a_failing_item_is_parked(clock: ManualClock, running: Running) -> None:
         (b'{"type":"strange"}', "knows no event 'strange'"),
         (b'{"type":"hopeless"}', "the signature is wrong"),
         (b'{"type":"letter","data":[1]}', "the bytes are no envelope"),
+        (b'{"type":"note","data":{"n":"\\ud800"}}', "the bytes are no envelope"),
+        (b'{"type":"note","created_at_ms":99999999999999999999}', "a moment in ms since 1970"),
+        (b'{"type":"note","event_id":"a\\u0000"}', "characters that are no text"),
+        (b'{"type":"note","data":' + b'{"a":' * 5000 + b"1" + b"}" * 5001, "no envelope"),
     ],
 )
 def test_what_can_never_be_applied(running: Running, wire: bytes, reason: str) -> None:
@@ -169,6 +174,23 @@ def test_an_item_of_another_program(ledger: Ledger, running: Running) -> None:
     running.work()
 
     assert rows(running, "SELECT name FROM seat") == [("theirs",)]
+
+
+def test_what_another_program_has_deferred(ledger: Ledger) -> None:
+    """It names neither a protocol nor a lane; a worker applies it in the order of its numbers."""
+    running = ledger.protocol(letters())
+    insert = (
+        "INSERT INTO deferred (payload, partition_key, available_at_ms) VALUES (:payload, :of, 1)"
+    )
+    for of, name in (("x", "one"), (None, "two"), ("x", "three")):
+        payload = b'{"type":"seat","data":{"name":"%s"}}' % name.encode()
+        send(ledger, insert, payload=payload, of=of)
+    worker = ledger.worker()
+
+    until(lambda: worker.tick() is not None and count(running, "seat") == 3)
+
+    worker.stop(grace_seconds=0)
+    assert count(running, "deferred") == 0
 
 
 def test_the_log_is_only_appended_to(ledger: Ledger, running: Running) -> None:

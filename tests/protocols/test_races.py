@@ -276,6 +276,27 @@ def test_a_key_that_is_about_to_be_committed(ledger: Ledger) -> None:
     assert (words_of(running), count(running, "blocked")) == (["hello"], 0)
 
 
+def test_a_key_that_somebody_holds(ledger: Ledger) -> None:
+    """An event that waits for a row of an open transaction is put off; those behind it go on."""
+    running = ledger.protocol(letters())
+    arrive(running, written("held up"), given_key("attic"))
+    arrive(running, *[written(f"{i:02}", room="attic") for i in range(20)])
+    if ledger.database.dialect.one_writer:
+        # Here an open transaction holds off all others, and no row of its own.
+        running.work()
+    else:
+        with ThreadPoolExecutor(1) as beside:
+            with ledger.transaction() as tx:
+                rechecks.wake(tx, "letters", [Reason("key", "ann/hall")])
+                working = beside.submit(running.work)
+                until(lambda: len(words_of(running)) == 20)
+            working.result()
+        until(lambda: running.work() is not None and count(running, "incoming") == 0)
+
+    assert words_of(running) == [f"{i:02}" for i in range(20)]
+    assert count(running, "blocked") == 1
+
+
 def _waits_for_a_lock(database: Database[Any]) -> bool:
     """Whether a session waits for another one."""
     queries = {

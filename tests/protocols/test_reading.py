@@ -71,6 +71,27 @@ def test_an_import_is_resumed(running: Running) -> None:
     assert count(running, "events") == 44
 
 
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        (Envelope(type="note", created_at_ms=10**30), "event 2: an event has a moment in ms"),
+        (Envelope(type="note", event_id="x" * 500), "event 2: the identity of an event has 1 to"),
+        (Envelope(type="note", event_id="a\0b"), "event 2: the identity of an event holds"),
+        (Envelope(type="note", received_by="y" * 300), "event 2: an identity that receives"),
+        (Envelope(type=""), "event 2: the type of an event"),
+        (Envelope(type="note", data={"n": "\ud800"}), "is no JSON"),
+        (Envelope(type="note", data={"n": object()}), "is no JSON"),
+        (Envelope(type="ledgerstone.wire", data={"blob": ""}), "event 2: bytes for a decoder"),
+    ],
+)
+def test_an_event_that_no_database_keeps(running: Running, event: Envelope, why: str) -> None:
+    """It is refused with its number, alike on every database, and nothing of its batch is kept."""
+    with pytest.raises(errors.BadInput, match=why):
+        running.import_events([given_key(), event, written("behind")])
+
+    assert [count(running, table) for table in ("events", "incoming")] == [0, 0]
+
+
 def test_an_export(running: Running) -> None:
     """What was exported, and imported elsewhere, is the same."""
     running.import_events(mixed())

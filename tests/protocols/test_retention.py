@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Event
 
 import msgspec
 import pytest
@@ -232,6 +234,34 @@ def test_values_and_a_new_column(ledger: Ledger) -> None:
     names = [row[0] for row in parts]
     assert names == ["letter_key", "letter", "letter", "seat", "protocol_value"]
     assert verified.problems == []
+
+
+def test_what_is_compared_is_one_state(ledger: Ledger) -> None:
+    """While others apply events and a snapshot is made, nothing differs."""
+    running = ledger.protocol(letters())
+    filled(running)
+    stop = Event()
+
+    def apply() -> None:
+        with Ledger(str(ledger.settings.url)) as other:
+            there, number = other.protocol(letters()), 100
+            while not stop.is_set():
+                there.import_events([written(f"{i}") for i in range(number, number + 20)])
+                number += 20
+
+    with ThreadPoolExecutor(1) as beside:
+        applying = beside.submit(apply)
+        try:
+            first = running.verify()
+            running.snapshot()
+            second = running.verify()
+            until(lambda: len(words_of(running)) > 500)
+        finally:
+            stop.set()
+        applying.result()
+
+    assert (first.problems, second.problems, running.verify().problems) == ([], [], [])
+    assert second.snapshot_position > 0
 
 
 def test_a_worker_that_lost_its_lease(ledger: Ledger) -> None:

@@ -31,6 +31,7 @@ from ledgerstone.protocols.results import Blocked, DeferredEnqueue
 from ledgerstone.protocols.tables import KEY_CHARS_MAX, deferred
 from ledgerstone.protocols.tables import deferred_lane as lane
 from ledgerstone.store.database import Database
+from ledgerstone.store.sql.batch import UpdateEach
 from ledgerstone.store.sql.expressions import now_ms
 from ledgerstone.store.sql.names import check_name
 from ledgerstone.store.sql.rows import InsertRows, PutRow
@@ -41,6 +42,8 @@ CHANNEL = "protocols.deferred"
 SCOPE = "deferred"
 TURN_EVENTS_MAX = 1000
 """So many events of one partition are applied before another has its turn."""
+ADOPTED_MAX = 1000
+"""Rows of another program that one transaction takes over."""
 DELAY_SECONDS_MAX = 10 * 366 * 86_400.0
 
 _delay = bindparam("delay_ms", type_=BigInteger())
@@ -106,6 +109,26 @@ _fail = Statement(
         last_error=bindparam("error_", type_=deferred.c.last_error.type),
     ),
 )
+_adoptable = Statement(
+    "protocols.adoptable",
+    select(deferred.c.id, deferred.c.partition_key)
+    .where(deferred.c.protocol == "")
+    .order_by(deferred.c.id)
+    .limit(ADOPTED_MAX),
+)
+_adopt_rows = UpdateEach(
+    "protocols.adopt",
+    key=deferred.c.id,
+    incoming=(deferred.c.id, deferred.c.partition_key),
+    build=lambda row: (
+        update(deferred)
+        .where(deferred.c.id == row.id)
+        .values(
+            protocol=bindparam("protocol_", type_=deferred.c.protocol.type),
+            partition_key=row.partition_key,
+        )
+    ),
+)
 LANES = Items(
     name=CHANNEL,
     table=lane,
@@ -162,6 +185,21 @@ def enqueue(tx: Transaction, protocol: str, wish: DeferredEnqueue) -> bool:
     _add.run(tx, [row])
     tx.wake(CHANNEL)
     return True
+
+
+def adoptable(tx: Transaction) -> bool:
+    """Whether another program, which knows the documented columns only, has deferred something."""
+    return bool(_adoptable.rows(tx))
+
+
+def adopt(tx: Transaction, protocol: str) -> int:
+    """What another program has deferred is the protocol's, and its partitions are due."""
+    rows = [(row[0], row[1] or "") for row in _adoptable.rows(tx)]
+    for partition in sorted({row[1] for row in rows}):
+        _put_lane.run(tx, protocol_=protocol, partition_key_=partition, delay_ms=0)
+    _adopt_rows.run(tx, rows, protocol_=protocol)
+    tx.wake(CHANNEL)
+    return len(rows)
 
 
 class DeferredSource(ItemSource):

@@ -11,6 +11,8 @@ from ledgerstone.errors import BadInput
 from ledgerstone.protocols.tables import KEY_CHARS_MAX, NAME_CHARS_MAX
 from ledgerstone.store.sql.names import check_name
 
+MOMENT_MS_MAX = 253_402_300_799_999
+"""The end of the year 9999."""
 IDENTITY_BYTES = 32
 """Of BLAKE2b: nobody finds two contents of one identity."""
 
@@ -38,6 +40,8 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             check_name(self.event_id, "the identity of an event", chars_max=KEY_CHARS_MAX)
         if self.received_by:
             check_name(self.received_by, "an identity that receives", chars_max=KEY_CHARS_MAX)
+        if not -MOMENT_MS_MAX <= self.created_at_ms <= MOMENT_MS_MAX:
+            raise BadInput(f"an event has a moment in ms since 1970, not {self.created_at_ms}")
 
 
 _decoder = msgspec.json.Decoder(Envelope)
@@ -45,7 +49,7 @@ _decoder = msgspec.json.Decoder(Envelope)
 
 def encode(envelope: Envelope) -> bytes:
     """An envelope as bytes: the same bytes for the same content."""
-    return _encoder.encode(envelope)
+    return _encoded(envelope)
 
 
 def decode(wire: bytes) -> Envelope:
@@ -60,7 +64,14 @@ def decode(wire: bytes) -> Envelope:
 
 def payload_of(envelope: Envelope) -> bytes:
     """What the log keeps of its content."""
-    return _encoder.encode(envelope.data)
+    return _encoded(envelope.data)
+
+
+def _encoded(value: object) -> bytes:
+    try:
+        return _encoder.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadInput(f"the content of an event is no JSON: {error}") from error
 
 
 def data_of(payload: bytes) -> dict[str, Any]:

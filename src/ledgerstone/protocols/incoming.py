@@ -9,7 +9,7 @@ An item that fails waits behind its own due time: those behind it go on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -45,6 +45,8 @@ from ledgerstone.store.transaction import Transaction
 CHANNEL = "protocols.incoming"
 CLAIM_ITEMS_MAX = 100
 BATCH_ITEMS_MAX = 1000
+LOCK_SECONDS_MAX = 1
+"""How long an item waits for what another transaction holds: those behind it wait so long, too."""
 ERROR_CHARS_MAX = 2000
 
 _mine = or_(incoming.c.protocol == bindparam("protocol_"), incoming.c.protocol == "")
@@ -226,7 +228,11 @@ class IncomingSource(ItemSource):
             ),
         )
         self._registry = registry
-        self._database = database
+        self._database = (
+            database
+            if database.dialect.one_writer
+            else database.sibling(connections=calls, lock_seconds_max=LOCK_SECONDS_MAX)
+        )
         self._together = together
         self._pop = Pop(declared, _HELD)
 
@@ -235,49 +241,60 @@ class IncomingSource(ItemSource):
         if self._together > 1 and self._all_at_once(claims):
             return
         done: list[Claim] = []
+        waiting: list[Claim] = []
         try:
             for claim in claims:
-                outcome = self._one(claim)
-                if outcome is None:
-                    done.append(claim)
-                else:
-                    batch.settle(outcome)
+                self._judged(batch, claim, self._one(claim, self._work, waiting), done)
+            # Only now: to be kept, an event waits for others that write its key at this moment.
+            for claim in waiting:
+                self._judged(batch, claim, self._one(claim, self._keep), done)
         finally:
             for claim in done:
                 batch.settle(Outcome(claim, OutcomeKind.DONE))
 
-    def _one(self, claim: Claim) -> Outcome | None:
-        """Apply an item and remove it; how it failed, if it did."""
+    @staticmethod
+    def _judged(batch: Batch, claim: Claim, came: Outcome | Applied, done: list[Claim]) -> None:
+        if isinstance(came, Outcome):
+            batch.settle(came)
+        elif came is not Applied.BLOCKED:
+            done.append(claim)
+
+    def _work(self, tx: Transaction, claim: ItemClaim) -> Applied:
+        protocol, envelope, now = self._popped(tx, claim)
+        applied = applying.apply(tx, protocol, envelope, now)
+        hit("protocols.applied")
+        return applied
+
+    def _keep(self, tx: Transaction, claim: ItemClaim) -> Applied:
+        protocol, envelope, now = self._popped(tx, claim)
+        applying.place(tx, protocol, envelope, now)
+        hit("protocols.kept")
+        return Applied.NEW
+
+    def _one(
+        self,
+        claim: Claim,
+        work: Callable[[Transaction, ItemClaim], Applied],
+        waiting: list[Claim] | None = None,
+    ) -> Outcome | Applied:
+        """Apply an item and remove it; how it failed, if it did; BLOCKED: it is among `waiting`."""
         assert isinstance(claim, ItemClaim)
-
-        def work(tx: Transaction) -> Applied:
-            protocol, envelope, now = self._popped(tx, claim)
-            applied = applying.apply(tx, protocol, envelope, now)
-            hit("protocols.applied")
-            return applied
-
-        def keep(tx: Transaction) -> Applied:
-            protocol, envelope, now = self._popped(tx, claim)
-            placed = applying.place(tx, protocol, envelope, now)
-            hit("protocols.kept")
-            return placed
-
         try:
-            try:
-                self._database.run(work)
-            except Blocked:
-                self._database.run(keep)
+            return self._database.run(lambda tx: work(tx, claim), patient=False)
+        except Blocked as blocked:
+            if waiting is None:
+                return of_error(claim, blocked)
+            waiting.append(claim)
+            return Applied.BLOCKED
         except (Interrupted, LeaseLost):
             raise
         except (StoreBusy, StoreUnavailable) as error:
-            return Outcome(
-                claim, OutcomeKind.RETURNED, failure=failure_of(error), delay_seconds=1.0
-            )
+            returned = OutcomeKind.RETURNED
+            return Outcome(claim, returned, failure=failure_of(error), delay_seconds=1.0)
         except BadInput as error:
             return Outcome(claim, OutcomeKind.DEAD, failure=failure_of(error))
         except Exception as error:  # noqa: BLE001 - a projector may raise anything
             return of_error(claim, error)
-        return None
 
     def _all_at_once(self, claims: Sequence[Claim]) -> bool:
         """Apply them in one transaction; False if one fails, and nothing is done then."""
@@ -290,9 +307,9 @@ class IncomingSource(ItemSource):
 
         try:
             try:
-                self._database.run(fast)
+                self._database.run(fast, patient=False)
             except Mixed:
-                self._database.run(careful)
+                self._database.run(careful, patient=False)
         except Interrupted:
             raise
         except Exception:  # noqa: BLE001 - each is tried by itself, and tells what it met

@@ -75,6 +75,7 @@ class Importer:
         for _ in islice(left, moved.resumed):
             pass
         while batch := list(islice(left, self._batch)):
+            _check(batch, moved.all)
             position = moved.all + len(batch)
             applied = self._one(batch, name, position)
             moved.new += applied.count(Applied.NEW)
@@ -127,6 +128,17 @@ class Importer:
     def _keep_position(self, tx: Transaction, name: str | None, position: int) -> None:
         if name is not None:
             Values(tx, self._protocol.name).set(POSITION.format(name), position)
+
+
+def _check(batch: Sequence[Envelope], before: int) -> None:
+    """BadInput names the first event that not every database keeps."""
+    for number, each in enumerate(batch, start=before + 1):
+        try:
+            each.check()
+            if each.type == applying.WIRE:
+                raise BadInput("bytes for a decoder are received, and not imported")
+        except BadInput as error:
+            raise BadInput(f"event {number}: {error.message}") from error
 
 
 def exported(

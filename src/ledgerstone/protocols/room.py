@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.source import Source
-from ledgerstone.protocols import keys, tail
+from ledgerstone.protocols import deferred, keys, tail
 from ledgerstone.protocols.calls import Protocols
 from ledgerstone.protocols.read import checks
 from ledgerstone.protocols.read.status import QueueFacts, facts_of, waits
@@ -21,6 +21,7 @@ from ledgerstone.store.schema.columns import names_in
 from ledgerstone.store.transaction import Transaction
 
 KEYS_EVERY_SECONDS = 60.0
+ADOPT_EVERY_SECONDS = 2.0
 TABLES = (*names_in(tables), *names_in(retention_tables))
 
 
@@ -48,7 +49,23 @@ def _duties(opened: Opened[Registry], _: object) -> Sequence[Duty]:
         for each in opened.state
         if each.jobs
     ]
-    return [forget, *ticking, *tail.duties(opened.database)]
+    return [forget, *_adopting(opened), *ticking, *tail.duties(opened.database)]
+
+
+def _adopting(opened: Opened[Registry]) -> list[Duty]:
+    """What another program defers names no protocol: it is for the only one there is."""
+    names = [each.name for each in opened.state]
+    if len(names) != 1:
+        return []
+    (name,) = names
+    return [
+        Duty(
+            "protocols.adopt",
+            ADOPT_EVERY_SECONDS,
+            lambda tx: deferred.adopt(tx, name),
+            needed=deferred.adoptable,
+        )
+    ]
 
 
 def _ticks(opened: Opened[Registry], name: str) -> Callable[[], int]:

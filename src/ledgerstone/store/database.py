@@ -15,6 +15,7 @@ from sqlalchemy import select
 
 from ledgerstone import cancellation
 from ledgerstone.errors import (
+    LockTimeout,
     SchemaMissing,
     StoreBusy,
     StoreUnavailable,
@@ -215,13 +216,18 @@ class Database(Generic[Tx]):
         connections: int,
         idle_seconds_max: int | None = None,
         call_seconds_max: float | None = None,
+        lock_seconds_max: int | None = None,
     ) -> Database[Tx]:
         """The same database, wake-up signals, clock and measure, with its own connections.
 
         What keeps the work going must not wait until a handler gives a connection back. Where a
-        call may take `call_seconds_max`, it waits for a lock for half of that at most.
+        call may take `call_seconds_max`, it waits for a lock for half of that at most;
+        `lock_seconds_max` limits the wait for a lock alone.
         """
         settings = self.settings
+        if lock_seconds_max is not None:
+            patience = min(settings.lock_timeout_seconds, lock_seconds_max)
+            settings = msgspec.structs.replace(settings, lock_timeout_seconds=patience)
         if call_seconds_max is not None:
             patience = min(settings.lock_timeout_seconds, max(1, int(call_seconds_max / 2)))
             settings = msgspec.structs.replace(
@@ -314,15 +320,20 @@ class Database(Generic[Tx]):
                 raise
             raise fault from error
 
-    def run(self, work: Callable[[Tx], T], *, tries_max: int | None = None) -> T:
-        """Runs `work(tx)` in a transaction, and again after a deadlock or serialization failure."""
+    def run(
+        self, work: Callable[[Tx], T], *, tries_max: int | None = None, patient: bool = True
+    ) -> T:
+        """Runs `work(tx)` in a transaction, and again after a deadlock or serialization failure.
+
+        One that is not `patient` waits for a lock once: LockTimeout ends it.
+        """
         tries = tries_max or self.settings.transaction_tries_max
         for attempt in range(1, tries + 1):
             try:
                 with self.transaction() as tx:
                     return work(tx)
-            except StoreBusy:
-                if attempt == tries:
+            except StoreBusy as error:
+                if attempt == tries or (not patient and isinstance(error, LockTimeout)):
                     raise
                 time.sleep(min(RETRY_SECONDS * 2**attempt, RETRY_SECONDS_MAX) * random())  # noqa: S311
         raise AssertionError(tries)

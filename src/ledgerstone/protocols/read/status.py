@@ -100,12 +100,12 @@ _retention = Statement(
 )
 _overdue = Statement(
     "protocols.overdue",
-    select(func.count())
-    .select_from(incoming)
+    select(incoming.c.id)
     .where(
         incoming.c.status == ItemState.QUEUED.value,
         incoming.c.available_at_ms <= now_ms(),
-    ),
+    )
+    .limit(1),
 )
 BLOCKED: Keyset[Waiting] = Keyset(
     "protocols.blocked",
@@ -162,4 +162,4 @@ def _facts(tx: Transaction, name: str) -> QueueFacts:
 
 def waits(tx: Transaction) -> bool:
     """Whether something that came in is due."""
-    return bool(_overdue.rows(tx)[0][0])
+    return bool(_overdue.rows(tx))
