@@ -121,9 +121,14 @@ class Queue:
                 self._return([arrival])
             self._news.notify_all()
 
-    def lose(self) -> None:
-        """The connection is cut: all that is outstanding comes again."""
+    def lose(self, stopped: threading.Event | None = None) -> None:
+        """The connection is cut: all that is outstanding comes again.
+
+        `stopped` is set at the same moment, as seen by a handler that acknowledges.
+        """
         with self._news:
+            if stopped is not None:
+                stopped.set()
             lost = list(self._outstanding.values())
             self._outstanding.clear()
             self._return(lost)
@@ -178,8 +183,8 @@ class MemorySubscription:
             self._thread.join(WAIT_SECONDS_MAX)
 
     def close(self) -> None:
+        self._queue.lose(self._stopped)
         self.stop()
-        self._queue.lose()
 
 
 class Tardy(MemorySubscription):

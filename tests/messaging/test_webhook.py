@@ -41,10 +41,13 @@ from ledgerstone.testing.contracts.transport import (
     TransportContract,
     made,
 )
+from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from tests.harness.authority import PrivateAuthority
+from tests.harness.ledgers import opened
 from tests.harness.sizes import sized
 from tests.harness.threads import PATIENCE_SECONDS
+from tests.harness.workers import started
 from tests.messaging.receiver import Receiver, Reply
 
 SECONDS_MAX = WAIT_SECONDS_MAX
@@ -352,6 +355,38 @@ def test_a_pause_is_of_its_partition(receiver: Receiver, make: Make) -> None:
     assert [answer.code for answer in answers] == ["http_429", "held", ""]
     assert (answers[0].retry_after_seconds, later) == (270, [DELIVERED])
     assert len(receiver.requests) == 3
+
+
+def test_a_slow_post_holds_no_other_partition(receiver: Receiver, home: Home) -> None:
+    """While one post waits for its answer, a relay delivers all messages of 20 other partitions."""
+    posted, answer = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        posted.set()
+        answer.wait(WAIT_SECONDS_MAX)
+
+    receiver.replies["order.slow"] = Reply(before=wait)
+    partitions = [f"p{number}" for number in range(20)]
+    hooks = {"url": receiver.url, "private_addresses": True}
+    messaging = {"destinations": {"hooks": hooks}, "routes": {"order.*": ["hooks"]}}
+    with opened(home.url, messaging=messaging) as ledger:
+        with ledger.transaction() as tx:
+            for name in ("order.slow", "order.placed"):
+                tx.outbox.publish(name, partition="slow")
+            for number in range(10):
+                for partition in partitions:
+                    tx.outbox.publish("order.placed", number, partition=partition)
+        with started(ledger.worker(ledger.relay_source("hooks"))):
+            assert posted.wait(WAIT_SECONDS_MAX)
+            until(lambda: len(receiver.kept) == 10 * len(partitions), what="all others")
+            answer.set()
+            until(lambda: len(receiver.kept) == 2 + 10 * len(partitions), what="the slow ones")
+
+    came = [request.message for request in receiver.kept]
+    for partition in partitions:
+        assert [each.body for each in came if each.partition == partition] == list(range(10))
+    slow = [each.name for each in came if each.partition == "slow"]
+    assert slow == ["order.slow", "order.placed"]
 
 
 def test_410_disables(receiver: Receiver, make: Make) -> None:

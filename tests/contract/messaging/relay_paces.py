@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 from ledgerstone.engine.worker import Worker
+from ledgerstone.ledger import Transaction
 from ledgerstone.messaging.brokers.transport import DELIVERED, Answer, Heard
 from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.relay import sweep as sweeping
@@ -19,12 +20,15 @@ from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import until
 from tests.contract.messaging.destination import NAME, REFUSED, SHOP, Shelf, Shop
 from tests.contract.messaging.relays import run, symfony, write
+from tests.harness.joinable import guest_on
 from tests.harness.threads import PATIENCE_SECONDS, signaled, together
 from tests.harness.workers import started
 
 SLOW = "slow"
 OTHERS = [f"p{number}" for number in range(10)]
 EACH = 20
+MANY = [f"m{number}" for number in range(99)]
+EACH_OF_MANY = 3
 PUBLISHERS = 4
 TURNS = 15
 WEIGHT_MAX = 300_000
@@ -63,7 +67,9 @@ class RelayPaceContract:
             if shop.ledger.database.dialect.one_writer:
                 # Nothing at all is written beside an open transaction there.
                 return
-            shop.publish(0, partition=SLOW)
+            with shop.ledger.transaction() as tx:
+                for partition in (SLOW, *MANY):
+                    tx.outbox.publish(NAME, 0, partition=partition)
             worker = shop.relay()
             with started(worker):
                 signaled(shelf.asked)
@@ -73,15 +79,16 @@ class RelayPaceContract:
                     tx.finish()
                     shelf.answer.set()
                     until(lambda: _put_off(worker), what="that its settlement is put off")
-                    for partition in OTHERS:
-                        shop.publish(*range(EACH), partition=partition)
+                    for number in range(1, EACH_OF_MANY):
+                        for partition in MANY:
+                            shop.publish(number, partition=partition)
                     until(lambda: shop.waiting() == [0], what="the delivery of all others")
                 until(lambda: not shop.waiting(), what="the delivery of the last")
 
         assert shelf.bodies_of(SLOW) == [0, 1]
-        for partition in OTHERS:
-            assert shelf.bodies_of(partition) == list(range(EACH))
-        assert len(shelf.sent) == 2 + EACH * len(OTHERS)
+        for partition in MANY:
+            assert shelf.bodies_of(partition) == list(range(EACH_OF_MANY))
+        assert len(shelf.sent) == 2 + EACH_OF_MANY * len(MANY)
 
     def test_many_slow_partitions_hold_no_other(self, home: Home) -> None:
         """Partitions that became due one by one, and all wait for their answers, hold no other."""
@@ -242,13 +249,18 @@ class RelayPaceContract:
 
         assert most == 3
 
-    def test_publishers_meet_no_deadlock(self, home: Home) -> None:
+    @pytest.mark.parametrize("way", ["own", "joined"])
+    def test_publishers_meet_no_deadlock(self, home: Home, way: str) -> None:
         """Transactions that publish to many partitions beside two relays are never undone."""
+        publish = _publish if way == "own" else _publish_joined
         with Shop(home.url) as shop:
+            if way == "joined" and shop.ledger.database.dialect.one_writer:
+                # Two transactions that read before they write exclude each other there.
+                return
             for partition in OTHERS:
                 shop.publish(-1, partition=partition)
             with started(shop.relay()), started(shop.relay()):
-                together(*[partial(_publish, shop, seed) for seed in range(PUBLISHERS)])
+                together(*[partial(publish, shop, seed) for seed in range(PUBLISHERS)])
                 until(lambda: not shop.waiting(), what="the delivery of all")
 
             for partition in OTHERS:
@@ -331,4 +343,20 @@ def _publish(shop: Shop, seed: int) -> None:
     for turn in range(TURNS):
         with shop.ledger.transaction() as tx:
             for partition in dice.sample(OTHERS, len(OTHERS)):
-                tx.outbox.publish(NAME, turn, partition=partition)
+                tx.outbox.publish(NAME, turn, partition=partition, key=f"{seed}-{turn}-{partition}")
+
+
+def _publish_joined(shop: Shop, seed: int) -> None:
+    """In transactions of the user's own, at the isolation level of the database."""
+    dice = random.Random(seed)  # noqa: S311 - repeatable, no secret
+    with guest_on("connection", shop.ledger.settings.url) as guest:
+        for turn in range(TURNS):
+            partitions = dice.sample(OTHERS, len(OTHERS))
+            guest.begin()
+            for partition in partitions:
+                guest.joined(shop.ledger, partial(_publish_one, turn, partition))
+            guest.commit()
+
+
+def _publish_one(turn: int, partition: str, tx: Transaction) -> None:
+    tx.outbox.publish(NAME, turn, partition=partition)
