@@ -13,11 +13,12 @@ from ledgerstone.engine.source import Failure
 from ledgerstone.ledger import Transaction
 from ledgerstone.messaging.failed import failed
 from ledgerstone.messaging.message import Message
+from ledgerstone.messaging.relay.competing import CompetingRelay
 from ledgerstone.messaging.tables import lane
 from ledgerstone.testing.fixtures import Home
 from tests.contract.messaging.destination import MISSING, REFUSED, SHOP, Shop
 from tests.contract.messaging.failed import message_of
-from tests.contract.messaging.relays import Opened, Opening
+from tests.contract.messaging.relays import Opened, Opening, ask
 from tests.harness.reads import rows_read
 
 DOUBLINGS = 12
@@ -30,6 +31,7 @@ OTHER = "other"
 Look = Callable[[Transaction], object]
 YESTERDAY = datetime.now(UTC) - timedelta(days=1)
 TOMORROW = datetime.now(UTC) + timedelta(days=1)
+NEXT_YEAR = datetime.now(UTC) + timedelta(days=365)
 
 
 def listed(**given: Any) -> Look:
@@ -93,6 +95,29 @@ class LongListContract(Opened):
 
         assert {name: count for name, count in read.items() if count > READ_MAX} == {}
 
+    def test_delayed_messages_are_not_read(self, opening: Opening, home: Home) -> None:
+        """A competing relay that takes a batch reads none of many messages that are delayed."""
+        shop = opening(mode="competing")
+        relay = shop.source()
+        if not isinstance(relay, CompetingRelay):
+            # With one writer every relay is an ordered one.
+            return
+        shop.publish("later", available_at=NEXT_YEAR)
+        outbox = shop.ledger.registry.shared.outbox
+        with shop.ledger.transaction() as tx:
+            double(tx, outbox)
+        shop.publish(1, 2)
+        analyze(shop, outbox)
+
+        found = []
+        with shop.ledger.transaction() as tx:
+            claims = relay.claim(tx, ask())
+            read = rows_read(home.kind, tx, lambda: found.append(relay._take(tx)))
+
+        assert claims
+        assert len(found[0][0]) == 2
+        assert read < READ_MAX
+
 
 def fill(shop: Shop, *, waits: bool) -> None:
     """A long outbox, a long table of failed messages among those of others, and many lanes."""
@@ -120,8 +145,13 @@ def fill(shop: Shop, *, waits: bool) -> None:
             rows = update(shared.outbox).values(delivered_at=shared.outbox.c.created_at)
             tx.execute(rows)
         tx.execute(insert(lane), [lane_of(number) for number in range(LENGTH)])
+    analyze(shop, shared.outbox, shared.failed, lane)
+
+
+def analyze(shop: Shop, *tables: Table) -> None:
+    """Let the planner know how long the tables are."""
     with shop.ledger.database.engine.connect() as connection:
-        names = ", ".join(table.name for table in (shared.outbox, shared.failed, lane))
+        names = ", ".join(table.name for table in tables)
         figures = {"sqlite": "ANALYZE", "postgresql": "ANALYZE"}
         command = figures.get(connection.dialect.name, f"ANALYZE TABLE {names}")
         connection.exec_driver_sql(command)

@@ -17,7 +17,7 @@ from ledgerstone.messaging.message import Message
 from ledgerstone.messaging.relay import sweep as sweeping
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
-from ledgerstone.testing.waiting import until
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from tests.contract.messaging.destination import NAME, REFUSED, SHOP, Shelf, Shop
 from tests.contract.messaging.relays import run, symfony, write
 from tests.harness.joinable import guest_on
@@ -295,7 +295,8 @@ class _Patient(Shelf):
                 with self._counting:
                     self.asking += len(chosen)
                 self.asked.set()
-                signaled(self.answer)
+                # Longer than the test waits: a send that gives up would let the others go on.
+                assert self.answer.wait(2 * WAIT_SECONDS_MAX), "the answer was not let go"
             said = super().send([messages[i] for i in chosen], seconds_max=seconds_max)
             answers |= dict(zip(chosen, said, strict=True))
             for i in chosen:
