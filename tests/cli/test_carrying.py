@@ -75,7 +75,7 @@ def test_out_of_reach_and_back(caplog: pytest.LogCaptureFixture) -> None:
         None,
     ]
     assert caplog.messages == [
-        "broker is out of reach: refused; what waits for it goes on waiting",
+        "broker is out of reach: refused; messages wait until it is back",
         "broker is back",
     ]
 

@@ -113,7 +113,7 @@ def test_what_nobody_could_read_is_shown(program: Program, embedded: Ledger) -> 
     assert f"`ledgerstone failed remove {each}` removes it" in " ".join(shown.out.split())
     assert told.code == 0
     assert retried.code == 1
-    assert "hint: remove it, and mend whoever sent it" in retried.err
+    assert "hint: remove it, and correct the program that sent it" in retried.err
     assert f"1 cannot be sent again, as {each}" in every.out
     assert removed.out == "1 removed\n"
     assert left(embedded) == []
@@ -186,7 +186,7 @@ def test_all_is_meant_only_with_force(program: Program, home: Home, ledger: Ledg
     assert untouched == ids[::-1]
     assert some.out.startswith("4 sent again\nthere may be more")
     assert rest.out == "2 sent again\n"
-    assert none.out == "no failed message meets these filters\n"
+    assert none.out == "no failed message matches these filters\n"
     assert left(ledger) == [ids[-1]]
 
 
@@ -317,4 +317,4 @@ def test_nothing_is_told_as_such(program: Program) -> None:
 
     assert missing.code == 1
     assert empty == []
-    assert said == ["no message has failed\n", "no failed message meets these filters\n"]
+    assert said == ["no message has failed\n", "no failed message matches these filters\n"]

@@ -108,8 +108,8 @@ def test_nothing_is_told_as_such(program: Program) -> None:
     empty = program.run("inbox", "list")
     none = program.run("inbox", "list", "--consumer", "mailer")
 
-    assert empty.out == "nothing was handled yet\n"
-    assert none.out == "nothing that meets these filters\n"
+    assert empty.out == "no message was handled yet\n"
+    assert none.out == "no receipt matches these filters\n"
 
 
 def test_what_cannot_be_consumed_is_told(program: Program) -> None:
@@ -124,7 +124,7 @@ def test_what_cannot_be_consumed_is_told(program: Program) -> None:
     bare = program.run("inbox", "consume", "orders")
 
     assert [each.code for each in (unset, unknown, deaf, bare)] == [1, 1, 1, 2]
-    assert "hint: name one in ledgerstone.toml" in unset.err
+    assert "hint: add [messaging.subscriptions.NAME]" in unset.err
     assert "hint: there are orders" in unknown.err
     assert "bare:ledger has no consumers" in deaf.err
 

@@ -132,7 +132,7 @@ def test_receipts_that_name_no_consumer_need_one(program: Program, home: Home) -
 
     listed = program.run("--url", home.url, "inbox", "list", "--json").json["receipts"]
     assert refused.code == 1
-    assert "has 1 receipts that name no consumer" in refused.err
+    assert "has 1 receipts without a consumer" in refused.err
     assert "--consumer NAME" in refused.err
     assert done.code == 0
     assert [(each["consumer"], each["message_name"]) for each in listed] == [
@@ -185,8 +185,8 @@ def test_a_topology_needs_something_and_somewhere(program: Program) -> None:
     away = program.run("messaging", "topology")
 
     assert [each.code for each in (none, nowhere, unknown, away)] == [1, 1, 1, 4]
-    assert "the settings name no exchange and no queue" in none.err
-    assert "the settings name no RabbitMQ" in nowhere.err
+    assert "the settings have no exchange and no queue" in none.err
+    assert "the settings have no RabbitMQ" in nowhere.err
     assert "hint: there are broker" in unknown.err
     assert "broker is out of reach" in away.err
 

@@ -60,7 +60,7 @@ def test_a_key_makes_it_one(program: Program) -> None:
 
     assert again.out == f"{first.json['id']}  existing: same key, same content\n"
     assert other.code == 1
-    assert "hint: other content needs another key\n" in other.err
+    assert "hint: different content needs another key\n" in other.err
 
 
 def test_it_goes_to_every_destination(program: Program) -> None:
@@ -102,10 +102,10 @@ def test_a_body_is_read_from_stdin(program: Program) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["order"], 1, "is no name of a message"),
+        (["order"], 1, "is not a valid message name"),
         (["order.placed", "{"], 1, "the body is not JSON"),
         (["order.placed", "1", "--header", "tenant"], 1, "a header is NAME=VALUE, not 'tenant'"),
-        (["order.placed", "1", "--header", "type=x"], 1, "not the publisher's to set"),
+        (["order.placed", "1", "--header", "type=x"], 1, "the header type is reserved"),
         (["order.placed", "1", "--available-at", "2027-01-31"], 1, "has no time zone"),
         (["order.placed", "1", "--available-at", "soon"], 1, "--available-at is no time: 'soon'"),
         (
@@ -165,7 +165,7 @@ def test_what_was_delivered_is_left_out(program: Program, embedded: Ledger) -> N
     waiting = program.run("outbox", "list", "--waiting")
 
     assert "delivered" in every.out
-    assert waiting.out == "no message meets these filters\n"
+    assert waiting.out == "no message matches these filters\n"
 
 
 def test_wide_values_are_cut(program: Program, embedded: Ledger) -> None:
@@ -201,7 +201,7 @@ def test_a_destination_is_paused_and_resumed(program: Program, home: Home, ledge
     resumed = program.run("--url", home.url, "outbox", "resume", "local", "--by", "bob", "--json")
 
     found = {each["destination"]: each for each in standing}
-    assert "`ledgerstone outbox resume local` lets it go on" in paused.out
+    assert "`ledgerstone outbox resume local` resumes it" in paused.out
     assert twice.code == 1
     assert (found["local"]["paused"], found["local"]["waiting"]) == (True, 1)
     assert resumed.json["paused"] is False
@@ -251,7 +251,7 @@ def test_parked_partitions_are_resumed(program: Program, home: Home, ledger: Led
 
     assert (len(dry.json["found"]), dry.json["full"], dry.json["resumed"]) == (1000, True, 0)
     assert (refused.code, "--yes" in refused.err) == (1, True)
-    assert other.out == "no partition of local is parked for gone\n"
+    assert other.out == "no partition of local is parked with gone\n"
     assert done.json["resumed"] == PARKED
 
 
@@ -289,11 +289,11 @@ def test_lanes_say_why_they_stand(program: Program, home: Home, ledger: Ledger) 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["lanes", "nowhere"], "hint: there are local"),
-        (["pause", "nowhere"], "hint: there are local"),
+        (["lanes", "nowhere"], "hint: the settings have local"),
+        (["pause", "nowhere"], "hint: the settings have local"),
         (["resume", "local"], "local is not paused"),
         (["pause", "local", "--partition", "none"], "local has no partition 'none'"),
-        (["list", "--destination", "nowhere"], "hint: there are local"),
+        (["list", "--destination", "nowhere"], "hint: the settings have local"),
         (["list", "--limit", "0"], "a page has 1 to 1000 rows"),
         (["cleanup", "--days", "99999"], "from 0 to 36500"),
     ],

@@ -51,7 +51,7 @@ def test_it_carries_to_consumers(program: Program, home: Home, ledger: Ledger) -
         code = running.ended()
 
     assert code == 0
-    assert "carries messages to local (local:), retry (local:)" in running.said
+    assert "sends messages to local (local:), retry (local:)" in running.said
     assert "stopped after" in running.said
     assert "Traceback" not in running.said
 
@@ -98,15 +98,15 @@ def test_it_carries_only_where_it_is_told(program: Program) -> None:
         running.terminate()
         running.ended()
 
-    assert "carries messages to local (local:)\n" in running.said
+    assert "sends messages to local (local:)\n" in running.said
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "there is no destination to carry messages to"),
-        (["--destination", "local"], "local leads to consumers, and there are none here"),
-        (["--destination", "nowhere"], "there is no destination 'nowhere'"),
+        ([], "there is no destination to send messages to"),
+        (["--destination", "local"], "local needs consumers, and this process has none"),
+        (["--destination", "nowhere"], "no destination is named 'nowhere'"),
         (["-A", "nowhere:ledger"], "there is no module nowhere"),
     ],
     ids=["none", "no consumers", "unknown", "no module"],
@@ -134,8 +134,8 @@ def test_routes_that_lead_nowhere_are_told(program: Program) -> None:
 
     said = [" ".join((each.out + each.err).split()) for each in ended]
     assert [each.code for each in ended] == [1, 1, 1]
-    assert all("there is no destination 'nowhere'" in each for each in said)
-    assert all("messaging.destinations.retry: this name is taken" in each for each in said)
+    assert all("no destination is named 'nowhere'" in each for each in said)
+    assert all("messaging.destinations.retry: reserved name" in each for each in said)
     assert all(PASSWORD not in each for each in said)
 
 
@@ -147,7 +147,7 @@ def test_a_destination_out_of_reach_is_waited_for(program: Program) -> None:
     with program.start(*RELAY) as running, ledger_in(program) as ledger:
         running.says(STARTED)
         published(ledger, "order.placed")
-        running.says("what waits for it goes on waiting")
+        running.says("messages wait until it is back")
         published(ledger, "order.placed", partition="other")
         told = program.run("outbox", "lanes", "broker", "--json").json["lanes"]
         running.terminate()

@@ -321,7 +321,7 @@ def test_a_missing_queue(bay: Bay) -> None:
     subscription = bay.subscription()
     subscription.start(bay.arrived.append)
 
-    until(lambda: f"the queue {bay.queue} is not there" in (subscription.trouble or ""))
+    until(lambda: f"the queue {bay.queue} does not exist" in (subscription.trouble or ""))
     connected = subscription.connected
     bay.declare()
     bay.send(1)

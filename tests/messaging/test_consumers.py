@@ -183,7 +183,7 @@ def test_generators(call: Any) -> None:
 @pytest.mark.parametrize("call", ["handle", None, 7])
 def test_no_function(call: Any) -> None:
     """What cannot be called is refused."""
-    with pytest.raises(BadInput, match="no function"):
+    with pytest.raises(BadInput, match="not a function"):
         Consumers().add("*", call, name="mailer")
 
 

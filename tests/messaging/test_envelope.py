@@ -104,9 +104,9 @@ def test_an_id_is_found_in_any_namespace(namespace: str, field: str) -> None:
 @pytest.mark.parametrize(
     ("headers", "words"),
     [
-        ("", "no JSON object"),
-        ("[]", "no JSON object"),
-        ("null", "no JSON object"),
+        ("", "not a JSON object"),
+        ("[]", "not a JSON object"),
+        ("null", "not a JSON object"),
         ("{}", "type"),
         ('{"type":""}', "type"),
         (spelled({"type": "a.b", f"{STAMP}A\\MessageIdStamp": "[{}]"}), "UUID"),

@@ -32,6 +32,8 @@ def test_out_of_reach(
         for _ in range(3):
             worker.tick()
 
-    said = [each.message for each in caplog.records if "goes on waiting" in each.message]
+    said = [
+        each.message for each in caplog.records if "messages wait until it is back" in each.message
+    ]
     assert len(said) == 1
     assert said[0].startswith("broker")

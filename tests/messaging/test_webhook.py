@@ -480,17 +480,17 @@ def test_one_request_has_a_limit_of_its_own(
 
     assert answers == [
         DELIVERED,
-        Answer(SendResult.REFUSED, "timeout", "there was no answer within 0.5 s"),
+        Answer(SendResult.REFUSED, "timeout", "no response came within 0.5 s"),
     ]
 
 
 @pytest.mark.parametrize(
     ("raw", "verdict", "why"),
     [
-        (b"", SendResult.UNKNOWN, "hung up"),
-        (b"220 smtp.example.org ESMTP\r\n", SendResult.REFUSED, "no HTTP"),
-        (b"HTTP/1.1 200 OK\r\nBad Header: x\r\n\r\n", SendResult.REFUSED, "no HTTP"),
-        (b"HTTP/1.1 100 Continue\r\n\r\n" * 50, SendResult.REFUSED, "10 interim answers"),
+        (b"", SendResult.UNKNOWN, "closed the connection"),
+        (b"220 smtp.example.org ESMTP\r\n", SendResult.REFUSED, "not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nBad Header: x\r\n\r\n", SendResult.REFUSED, "not HTTP"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 50, SendResult.REFUSED, "10 interim responses"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, SendResult.REFUSED, "too long"),
     ],
     ids=["nothing", "smtp", "bad header", "many interim", "long header"],
@@ -855,7 +855,7 @@ def test_the_next_address_is_tried(
 @pytest.mark.parametrize("hangs_up", [False, True], ids=["is silent", "hangs up"])
 def test_no_handshake(make: Make, monkeypatch: pytest.MonkeyPatch, *, hangs_up: bool) -> None:
     """Who takes the connection and shakes no hands, or hangs up instead, is out of reach."""
-    words = "127.0.0.1" if hangs_up else "took no connection within 0.05 s"
+    words = "127.0.0.1" if hangs_up else "accepted no connection within 0.05 s"
     if not hangs_up:
         monkeypatch.setattr(posting, "CONNECT_SECONDS_MAX", 0.05)
 

@@ -32,7 +32,7 @@ __all__ = [
 
 
 def duties(registry: MessagingRegistry, sources: Sequence[Source]) -> list[Duty]:
-    """What has to be done for messages every so often, by one worker of all."""
+    """The periodic work of messaging. One worker of the cluster does each duty when it is due."""
     relays = [each for each in sources if isinstance(each, OrderedRelay | CompetingRelay)]
     kept = [inbox.duty(registry), crashes.duty(registry)] if registry.consumers.all() else []
     if not relays:

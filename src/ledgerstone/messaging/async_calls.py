@@ -1,4 +1,4 @@
-"""What can be asked of messages in a transaction of an event loop."""
+"""The calls of messaging in an asyncio transaction."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Messages as CloudEvents 1.0: their attributes, the structured document, and both read back.
+"""Messages as CloudEvents 1.0: attributes, the structured document, and the parsing of both.
 
-Binary: the attributes travel as headers, each with a prefix that the protocol gives (`ce-` on HTTP,
-`cloudEvents:` on AMQP), and the body is the message's own. Structured: one JSON document for both.
+Binary mode: the attributes are headers with a prefix (`ce-` on HTTP, `cloudEvents:` on AMQP), and
+the body is the body of the message. Structured mode: one JSON document holds both.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRACE = ("traceparent", "tracestate")
 _KEY = "idempotencykey"
 _EXTENSION = re.compile(r"[a-z0-9]{1,20}")
 _looked_through = msgspec.json.Decoder(msgspec.Raw)
-# What the bindings of HTTP and NATS leave as it is: all but space, quote and percent.
+# The HTTP and NATS bindings percent-encode space, quote, percent and everything outside this set.
 _PRINTABLE = "".join(char for char in map(chr, range(0x21, 0x7F)) if char not in '"%')
 
 
@@ -59,7 +59,7 @@ def attributes(message: Message, source: str) -> dict[str, str]:
 
 
 def headers(message: Message, source: str) -> dict[str, str]:
-    """The attributes as headers of HTTP and NATS, whose values are printable ASCII."""
+    """The attributes as headers for HTTP and NATS, with printable ASCII values."""
     found = attributes(message, source).items()
     return {f"ce-{name}": quote(value, safe=_PRINTABLE) for name, value in found}
 
@@ -75,9 +75,9 @@ def structured(message: Message, source: str) -> bytes:
 
 
 def _is_document(raw: bytes) -> bool:
-    """Whether it is JSON; others write what they like, and call it so."""
+    """Whether the bytes are a JSON document. Other programs label bodies as JSON that are not."""
     try:
-        # Looking through does not look into its texts.
+        # msgspec.Raw does not check that texts are valid UTF-8.
         raw.decode()
         _looked_through.decode(raw)
     except (UnicodeDecodeError, msgspec.DecodeError):
@@ -86,10 +86,12 @@ def _is_document(raw: bytes) -> bool:
 
 
 def of_attributes(found: Mapping[str, str], raw: bytes, headers: Mapping[str, str]) -> Message:
-    """The message that attributes and a body make; BadInput says what is wrong with them."""
+    """Makes a message of CloudEvents attributes and a body. Raises BadInput if they are invalid."""
     if found.get("specversion") != SPEC_VERSION:
         version = found.get("specversion")
-        raise BadInput(f"CloudEvents {version!r} cannot be read", hint=f"send {SPEC_VERSION}")
+        raise BadInput(
+            f"CloudEvents version {version!r} is not supported", hint=f"send {SPEC_VERSION}"
+        )
     time = found.get("time")
     trace = {name: found[name] for name in TRACE if name in found}
     return Message(
@@ -105,11 +107,11 @@ def of_attributes(found: Mapping[str, str], raw: bytes, headers: Mapping[str, st
 
 
 def of_document(document: bytes, headers: Mapping[str, str]) -> Message:
-    """The message in a structured document; BadInput says what is wrong with it."""
+    """Makes a message of a structured document. Raises BadInput if the document is invalid."""
     try:
         found = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"the CloudEvent is no JSON object: {error}") from error
+        raise BadInput(f"the CloudEvent is not a JSON object: {error}") from error
     data = found.pop("data", msgspec.Raw(b"null"))
     encoded = found.pop("data_base64", None)
     raw = bytes(data) if encoded is None else _decoded(bytes(encoded))
@@ -119,7 +121,7 @@ def of_document(document: bytes, headers: Mapping[str, str]) -> Message:
 
 def _text(name: str, value: bytes) -> str:
     if not _EXTENSION.fullmatch(name):
-        raise BadInput(f"{name!r} is no name of a CloudEvents attribute")
+        raise BadInput(f"{name!r} is not a valid name of a CloudEvents attribute")
     plain = msgspec.json.decode(value)
     return plain if isinstance(plain, str) else value.decode()
 
@@ -128,4 +130,4 @@ def _decoded(encoded: bytes) -> bytes:
     try:
         return base64.b64decode(msgspec.json.decode(encoded, type=str), validate=True)
     except (msgspec.DecodeError, binascii.Error) as error:
-        raise BadInput(f"data_base64 cannot be read: {error}") from error
+        raise BadInput(f"data_base64 is not valid base64: {error}") from error

@@ -1,8 +1,8 @@
-"""A message: what is published, carried and handled, and the rules for its parts.
+"""A message: what is published, sent and handled, and the rules for its parts.
 
-Its id is minted when it is published and never changes: what is delivered twice is recognised by
-it. Three identities are kept apart: the id of the message, the key by which a publisher recognises
-a repeated call, and the partition within which order is kept.
+The id is generated when the message is published and never changes. Consumers detect duplicate
+deliveries by the id. Three identities are separate: the id of the message, the key that detects a
+repeated publish call, and the partition that keeps messages in order.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ _RESERVED = re.compile(
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """One message.
 
-    - `raw` is its body as it travels, a JSON document; `body` is what that says.
-    - `headers` are the publisher's own and the trace context, nothing that the house adds.
-    - `place` is the number of its row in the outbox, by which a partition is ordered; a message
-      that came from elsewhere has none.
+    - `raw` is the body as it is sent, usually a JSON document. `body` is the decoded document.
+    - `headers` are the headers of the publisher and the trace context, without headers that
+      Ledgerstone adds.
+    - `place` is the id of the row in the outbox, which orders the partition. It is None for a
+      message that was not read from the outbox.
     """
 
     id: str
@@ -59,17 +60,17 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     content_type: str = JSON
     place: int | None = None
     attempt: int = 0
-    """How often its destination has refused it."""
+    """How many times the destination has refused it."""
     consumer: str | None = None
-    """The only consumer that is to handle it, where it is not for all."""
+    """The only consumer that handles it; None means all consumers of its name."""
 
     @property
     def body(self) -> Any:
-        """What the body says, as plain values."""
+        """The decoded body, as plain values."""
         return msgspec.json.decode(self.raw)
 
     def body_as(self, kind: type[T]) -> T:
-        """The body as a value of a type: BadInput if it does not fit."""
+        """The body decoded as `kind`. Raises BadInput if the body does not fit the type."""
         try:
             return msgspec.json.decode(self.raw, type=kind)
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -77,45 +78,45 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_message_name(name: Any) -> str:
-    """BadInput unless it is a name of a message: `order.placed`."""
+    """Raises BadInput unless it is a valid name of a message, such as `order.placed`."""
     if isinstance(name, str) and len(name) <= NAME_CHARS_MAX and _NAME.fullmatch(name):
         return name
-    message = f"{_shown(name)} is no name of a message"
+    message = f"{_shown(name)} is not a valid message name"
     hint = (
-        "write two or more parts of small letters and digits, each beginning with a letter,"
+        "write two or more parts of lowercase letters and digits, each starting with a letter,"
         f" joined by dots, at most {NAME_CHARS_MAX} characters: order.placed"
     )
     raise BadInput(message, hint=hint)
 
 
 def check_foreign_name(name: Any) -> str:
-    """BadInput unless it can name a message that others have published.
+    """Raises BadInput unless it can be the name of a message of another program.
 
-    They name theirs as they like: `com.github.pull_request.opened`, or a class of PHP.
+    Other programs use names such as `com.github.pull_request.opened`, or a PHP class name.
     """
     if isinstance(name, str) and 0 < len(name) <= NAME_CHARS_MAX and not _NO_HEADER.search(name):
         return name
-    hint = f"it is text of 1 to {NAME_CHARS_MAX} characters, none of them a control character"
-    raise BadInput(f"{_shown(name)} is no name of a message", hint=hint)
+    hint = f"use text of 1 to {NAME_CHARS_MAX} characters without control characters"
+    raise BadInput(f"{_shown(name)} is not a valid message name", hint=hint)
 
 
 def check_partition(partition: Any) -> str:
-    """BadInput unless it can be a partition; the empty one is a partition like any other."""
+    """Raises BadInput unless it can be a partition. The empty string is a valid partition."""
     if not isinstance(partition, str):
-        raise BadInput(f"a partition is text, not {_shown(partition)}")
+        raise BadInput(f"a partition must be text, not {_shown(partition)}")
     if partition:
         check_name(partition, "a partition", chars_max=PARTITION_CHARS_MAX)
     return partition
 
 
 def check_headers(headers: Any) -> dict[str, str]:
-    """BadInput unless these can travel as headers of a publisher's own."""
+    """Raises BadInput unless a publisher may set these headers."""
     if headers is None:
         return {}
     if not isinstance(headers, Mapping):
-        raise BadInput(f"headers are given by name, not as {_shown(headers)}")
+        raise BadInput(f"headers must be a mapping of names to values, not {_shown(headers)}")
     if len(headers) > HEADERS_MAX:
-        raise BadInput(f"a message has at most {HEADERS_MAX} headers, this one {len(headers)}")
+        raise BadInput(f"a message has at most {HEADERS_MAX} headers, not {len(headers)}")
     for name, value in headers.items():
         _check_header(name, value)
     return dict(headers)
@@ -124,45 +125,45 @@ def check_headers(headers: Any) -> dict[str, str]:
 def _check_header(name: Any, value: Any) -> None:
     fits = isinstance(name, str) and len(name) <= HEADER_NAME_CHARS_MAX
     if not (fits and _HEADER_NAME.fullmatch(name)):
-        hint = f"use letters, digits and -, at most {HEADER_NAME_CHARS_MAX} of them"
-        raise BadInput(f"{_shown(name)} is no name of a header", hint=hint)
+        hint = f"use letters, digits and -, at most {HEADER_NAME_CHARS_MAX} characters"
+        raise BadInput(f"{_shown(name)} is not a valid header name", hint=hint)
     if _RESERVED.fullmatch(name):
-        # A header that overwrote the id would make another message out of this one.
-        raise BadInput(f"the header {name} is not the publisher's to set", hint="rename it")
+        # A header that replaces the id would make this another message.
+        raise BadInput(f"the header {name} is reserved", hint="use another name")
     if not isinstance(value, str) or len(value) > HEADER_VALUE_CHARS_MAX:
         hint = f"give text of at most {HEADER_VALUE_CHARS_MAX} characters"
-        raise BadInput(f"the header {name} cannot be {_shown(value)}", hint=hint)
+        raise BadInput(f"the header {name} cannot have the value {_shown(value)}", hint=hint)
     if _NO_HEADER.search(value):
-        raise BadInput(f"the header {name} holds characters that no header may")
+        raise BadInput(f"the header {name} contains control characters")
 
 
 def message_id_of(text: Any) -> str:
-    """The id in its usual spelling; BadInput if it is none."""
+    """The id in canonical spelling. Raises BadInput if the text is not a UUID."""
     if isinstance(text, str) and _ID.fullmatch(text):
         return text
     try:
         return str(UUID(text))
     except (ValueError, TypeError, AttributeError) as error:
-        raise BadInput(f"{_shown(text)} is no id of a message", hint="ids are UUIDs") from error
+        raise BadInput(f"{_shown(text)} is not a message id", hint="ids are UUIDs") from error
 
 
 def is_json(content_type: str | None) -> bool:
-    """Whether a body of this type is a JSON document."""
+    """Whether a body with this content type is a JSON document."""
     media = (content_type or "").partition(";")[0].strip().lower()
     return media == JSON or media.endswith("+json")
 
 
 def timestamp_of(text: str) -> datetime:
-    """A moment as it is written on the wire (RFC 3339), in UTC; BadInput if it is none."""
+    """Parses a timestamp (RFC 3339) and returns it in UTC. Raises BadInput if it is malformed."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise BadInput(f"{_shown(text)} is no moment", hint="write it as RFC 3339") from error
+        raise BadInput(f"{_shown(text)} is not a timestamp", hint="write it as RFC 3339") from error
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def written(moment: datetime) -> str:
-    """A moment as it is written on the wire (RFC 3339, UTC)."""
+    """Formats a timestamp for the wire (RFC 3339, UTC)."""
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 

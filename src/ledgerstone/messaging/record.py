@@ -1,6 +1,7 @@
-"""The record: what was done to messages, lanes and destinations beside delivering.
+"""The record: events of messages, lanes and destinations other than deliveries.
 
-A delivery needs none, its row says when it was; what people and trouble did is written here.
+A delivery is recorded in the row of the message. This table records actions of operators and
+failures.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is put on record."""
+    """An event to record."""
 
     what: RecordKind
     queue: str
@@ -36,7 +37,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry as it was recorded."""
+    """A recorded event."""
 
     at: datetime
     entry: Entry
@@ -95,7 +96,7 @@ _of_message = Keyset(
 
 
 def record(tx: Transaction, entries: Sequence[Entry]) -> None:
-    """Put these on record."""
+    """Inserts these events."""
     if entries:
         _append.run(tx, [_row(entry) for entry in entries])
 
@@ -103,7 +104,7 @@ def record(tx: Transaction, entries: Sequence[Entry]) -> None:
 def of_message(
     tx: Transaction, message_id: str, *, limit: int = 100, cursor: str | None = None
 ) -> Page[MessageEvent]:
-    """What was done to a message, oldest first."""
+    """The events of a message, oldest first."""
     return _of_message.read(tx, limit=limit, cursor=cursor, message_id=message_id)
 
 

@@ -1,4 +1,4 @@
-"""The registry: what messaging of one ledger has outside of transactions."""
+"""The registry: the state of messaging that a ledger keeps outside of transactions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MessagingRegistry:
-    """The tables under their names, the routes, and the consumers that this process knows."""
+    """The tables under their names, the routes, and the consumers of this process."""
 
     def __init__(self, settings: MessagingSettings) -> None:
         self.settings = settings
@@ -31,9 +31,10 @@ class MessagingRegistry:
         self.statements = Statements(self.shared)
 
     def keeps_order(self, queue: str, database: Database[Any]) -> bool:
-        """Whether the messages of this destination leave by lanes.
+        """Whether relays send the messages of this destination in order, by lanes.
 
-        With one writer those that need no order do too: relays could not hold rows beside it.
+        A database with one writer always uses lanes: a competing relay would hold the write lock
+        while it sends.
         """
         destination = self.routes.destinations.get(queue)
         ordered = destination is None or destination.mode == "ordered"
@@ -41,8 +42,8 @@ class MessagingRegistry:
 
 
 def _check_tables(settings: MessagingSettings) -> None:
-    """SettingsError if two tables have one name, or one that the database takes for the same."""
+    """Raises SettingsError if two tables have the same name, compared without case."""
     names = [settings.outbox_table, settings.failed_table, settings.deduplication_table]
     if len({name.lower() for name in names}) < len(names):
-        problem = f"messaging: two tables are called the same: {', '.join(names)}"
-        raise SettingsError([f"{problem}; allowed: a name for each"])
+        problem = f"messaging: two tables have the same name: {', '.join(names)}"
+        raise SettingsError([f"{problem}; allowed: a different name for each table"])

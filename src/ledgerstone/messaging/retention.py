@@ -1,4 +1,4 @@
-"""Retention: what was delivered, idle lanes and used keys are removed after a while."""
+"""Retention: removes delivered messages, idle lanes, and old keys and events."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 EVERY_SECONDS = 60.0
 ROWS_MAX = 1000
-"""Rows that one transaction removes: it holds others up for no longer than that."""
+"""Rows that one transaction removes. The limit bounds the time that the transaction holds locks."""
 DAYS_MAX = 36_500
 DESTINATIONS_MAX = 900
-"""Names of destinations that are found in the outbox beside those of the settings."""
+"""How many names of destinations that are not in the settings are looked up in the outbox."""
 LANE_IDLE_DAYS = 7
 DAY_MS = 86_400_000
 
@@ -77,7 +77,7 @@ _idle = Statement(
     )
     .order_by(lane.c.changed_at_ms)
     .limit(_limit)
-    # One that a publisher is about to use is left alone.
+    # A key that a publisher has locked is skipped.
     .with_for_update(skip_locked=True),
 )
 _close = WithRows(
@@ -88,9 +88,9 @@ _close = WithRows(
 
 
 class _Removing:
-    """What is found to be old in an outbox of some name, and removed.
+    """The statements that find and remove old rows of an outbox.
 
-    Found first and removed by its place: so nothing is locked that is not removed.
+    Rows are selected first and deleted by primary key, so that nothing else is locked.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -101,7 +101,7 @@ class _Removing:
             select(outbox.c.id)
             .where(
                 outbox.c.queue_name == bindparam("queue", type_=outbox.c.queue_name.type),
-                # An index knows when it could leave; it left later.
+                # The index knows available_at only; a row is delivered after that time.
                 outbox.c.available_at < before,
                 outbox.c.delivered_at < before,
             )
@@ -131,9 +131,9 @@ _removing = cache(_Removing)
 def remove_delivered(
     tx: Transaction, registry: MessagingRegistry, *, days: Any, destination: str | None = None
 ) -> int:
-    """Remove what was delivered so long ago, a bounded piece; how many it were."""
+    """Removes up to ROWS_MAX messages that were delivered `days` ago; returns how many."""
     if not isinstance(days, int | float) or not 0 <= days <= DAYS_MAX:
-        raise BadInput(f"days are a number from 0 to {DAYS_MAX}, not {days!r}")
+        raise BadInput(f"days must be a number from 0 to {DAYS_MAX}, not {days!r}")
     removing = _removing(registry.shared)
     names = [destination] if destination is not None else _names(tx, registry)
     age_ms = round(days * DAY_MS)
@@ -147,17 +147,17 @@ def remove_delivered(
 
 
 def gone(tx: Transaction, registry: MessagingRegistry) -> list[str]:
-    """Destinations that have rows in the outbox, and are in the settings no more."""
+    """The destinations that have rows in the outbox and are not in the settings."""
     return [name for name in _names(tx, registry) if name not in registry.routes.destinations]
 
 
 def discard(
     tx: Transaction, registry: MessagingRegistry, destination: str, *, by: str | None
 ) -> int:
-    """Remove what is there for a destination that is gone, a bounded piece; how many rows."""
+    """Removes up to ROWS_MAX rows of a destination without settings; returns how many."""
     if destination in registry.routes.destinations:
         message = f"the destination {destination} is in the settings"
-        hint = "what it has delivered goes with `ledgerstone outbox cleanup`"
+        hint = "`ledgerstone outbox cleanup` removes its delivered messages"
         raise NotAllowedNow(message, hint=hint)
     removing = _removing(registry.shared)
     places = removing.any_place.rows(tx, queue=destination, limit_=ROWS_MAX)
@@ -172,13 +172,13 @@ def discard(
 
 
 def _names(tx: Transaction, registry: MessagingRegistry) -> list[str]:
-    """Destinations of the settings, and others that have rows in the outbox."""
+    """The destinations of the settings, and others that have rows in the outbox."""
     there = _removing(registry.shared).names.rows(tx, begin="", most=DESTINATIONS_MAX)
     return list(dict.fromkeys([*registry.routes.destinations, *(str(row[0]) for row in there)]))
 
 
 def duty(registry: MessagingRegistry) -> Duty:
-    """Removes what is old, a bounded piece at a time."""
+    """The duty that removes old rows, a bounded number at a time."""
 
     def retire(tx: Transaction) -> int:
         registry.setup.ensure(tx, registry.shared.outbox)
@@ -201,7 +201,7 @@ def _forget_events(tx: Transaction, age_ms: int) -> None:
 
 
 def _close_lanes(tx: Transaction) -> None:
-    """Remove lanes in which nothing happened for long: each name of a partition has one."""
+    """Removes idle lanes. Each name of a partition creates a lane, so they would accumulate."""
     idle = _idle.rows(tx, age_ms=LANE_IDLE_DAYS * DAY_MS, limit_=ROWS_MAX)
     if idle:
         _close.run(tx, sorted(idle))

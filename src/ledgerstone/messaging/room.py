@@ -1,4 +1,4 @@
-"""The room of messages, as a ledger takes it in."""
+"""The room of messaging: what it adds to a ledger."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ledgerstone.store.rooms import RowSecurity
 from ledgerstone.store.schema.columns import names_in
 from ledgerstone.store.transaction import Transaction
 
-# Messages belong to no organisation; rights on the tables that are shared with Symfony are its own.
+# Messages have no organisation. Symfony's application manages the rights on shared tables.
 SECURITY = RowSecurity(
     refused=("outbox_lane", "outbox_pause", "outbox_key", "message_event", "delivery_crash")
 )
@@ -36,7 +36,7 @@ def _calls(tx: Transaction, registry: MessagingRegistry) -> Outbox:
 
 
 def _sources(opened: Opened[MessagingRegistry]) -> list[Source]:
-    """What carries messages to the consumers of this process, if there are some."""
+    """The relay to the consumers of this process, if it has consumers."""
     local = (LOCAL, RETRY) if opened.state.consumers.all() else ()
     return [relay_of(name, opened.state, opened.database) for name in local]
 

@@ -1,4 +1,4 @@
-"""The states of a lane, and what can happen to a message beside being delivered."""
+"""The states of a lane, and the events of a message other than its delivery."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from enum import Enum
 
 
 class LaneState(Enum):
-    """Whether the messages of a partition leave."""
+    """Whether relays send the messages of a partition."""
 
     OPEN = "open"
     PAUSED = "paused"
-    """By an operator, until it is resumed."""
+    """An operator paused the partition. It stays paused until an operator resumes it."""
     PARKED = "parked"
-    """Its first message cannot be delivered; it waits for an operator."""
+    """Its first message cannot be delivered. It stays parked until an operator resumes it."""
 
 
 class RecordKind(Enum):
-    """What is put on record of a message, a lane or a destination."""
+    """The kinds of events that are recorded for a message, a lane or a destination."""
 
     PARKED = "parked"
     SKIPPED = "skipped"
-    """Set aside into the failed table, and its partition went on."""
+    """The message was moved to the failed table, and its partition continued."""
     FAILED = "failed"
-    """A consumer could not handle it: it is in the failed table."""
+    """A consumer failed to handle the message, and the message was moved to the failed table."""
     RETRIED = "retried"
     REMOVED = "removed"
     PAUSED = "paused"
     RESUMED = "resumed"
     REFUSED = "refused"
-    """A relay that had lost its lease tried to mark it."""
+    """A relay tried to mark the message after it had lost its lease."""

@@ -1,8 +1,8 @@
-"""What is kept of messages.
+"""The tables of messaging.
 
-Three tables are shared with Symfony Messenger and keep its columns; their names are settings. What
-is ours alone stands beside them: where each partition is, which keys were used, and what was done
-to messages by people and by trouble.
+Three tables are shared with Symfony Messenger and keep its columns; their names are settings. The
+other tables belong to Ledgerstone: the position of each partition, the keys of messages, pauses,
+crash counts, and the record of events.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ CODE_CHARS_MAX = 64
 REASON_CHARS_MAX = 2048
 WHO_CHARS_MAX = 255
 OWN_FAILED_QUEUE = "ledgerstone_failed"
-"""Where failed messages lie that Symfony Messenger could not read: it deletes such rows."""
+"""The queue of failed messages. Symfony Messenger must not read it: it deletes unreadable rows."""
 SYMFONY_FAILED_QUEUE = "failed"
-"""Where its failure transport usually reads and writes."""
+"""The queue that the failure transport of Symfony usually uses."""
 SYMFONY_DELETED = "9999-12-31 23:59:59"
-"""What Symfony writes into `delivered_at` on MySQL: it removes the row with its next read."""
+"""The value that Symfony writes into `delivered_at` on MySQL to delete the row at its next read."""
 NAME_OF_INDEX_CHARS_MAX = 63
-"""What PostgreSQL takes; MySQL takes one more."""
+"""The limit of PostgreSQL; the limit of MySQL is one higher."""
 DIGEST_CHARS = 8
 
 _SYMFONY: dict[str, Any] = {
@@ -77,12 +77,12 @@ tables = metadata()
 lane = Table(
     "outbox_lane",
     tables,
-    # Made of queue and partition, so that whoever publishes knows it without asking.
+    # Derived from queue and partition, so that a publisher knows the id without a query.
     Column("id", id_type(), primary_key=True),
     Column("queue_name", String(QUEUE_CHARS_MAX), nullable=False),
     Column("partition_key", String(PARTITION_CHARS_MAX), nullable=False),
     Column("state", String(8), nullable=False),
-    # The highest place that was committed: a transaction that comes later gets a higher one.
+    # The highest committed place. A transaction that commits later moves its rows above it.
     Column("last_id", BigInteger, nullable=False),
     Column("due_at_ms", BigInteger),
     Column("token", BigInteger, nullable=False),
@@ -126,7 +126,7 @@ lane_idle_indexes = partial_index(
 )
 
 STANDING = lane.c.state != literal_column(f"'{LaneState.OPEN.value}'")
-"""Spelled out, so that the index is found of lanes that do not go on by themselves."""
+"""Written as a literal, so that the planner uses the partial index of lanes that are not open."""
 lane_standing_indexes = partial_index(
     "idx_outbox_lane__standing",
     lane.c.queue_name,
@@ -189,7 +189,7 @@ delivery_crash = Table(
     tables,
     Column("message_id", id_type(), primary_key=True),
     Column("consumer", String(CONSUMER_CHARS_MAX), primary_key=True),
-    # How often handling it began and was not known to end, since it came again.
+    # How many times a consumer began to handle it after a redelivery and did not report the end.
     Column("begun", Integer, nullable=False),
     Column("begun_at_ms", BigInteger, nullable=False),
     Index("idx_delivery_crash__begun_at", "begun_at_ms"),
@@ -206,7 +206,7 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 def shared(settings: MessagingSettings) -> Shared:
-    """The shared tables under the names that are set."""
+    """The shared tables under the names of the settings."""
     competing = any(each.mode == "competing" for each in settings.destinations.values())
     names = (settings.outbox_table, settings.failed_table, settings.deduplication_table)
     return _shared(*names, competing=competing, zone=settings.time_zone)
@@ -229,7 +229,7 @@ def _outbox(name: str, collection: MetaData, *, competing: bool, zone: str) -> T
         _counted(),
         *_messenger_columns(),
         Column("partition_key", partition_type(), nullable=False, server_default=text("''")),
-        # A place that was once taken is never given again, also when its row is gone.
+        # An id is never used again, even after its row is deleted.
         sqlite_autoincrement=True,
         info={ZONE: zone},
         **_SYMFONY,
@@ -250,8 +250,8 @@ def _outbox(name: str, collection: MetaData, *, competing: bool, zone: str) -> T
         columns.delivered_at,
         columns.id,
     )
-    # Ours: what waits, in the order in which it leaves. Without it a relay would pass by all that
-    # was delivered and is kept.
+    # Added by Ledgerstone: the undelivered rows in the order in which relays send them. Without
+    # this index a relay would scan all delivered rows that are kept.
     partial_index(
         _named(table, "idx_outbox_waiting"),
         columns.queue_name,
@@ -261,7 +261,7 @@ def _outbox(name: str, collection: MetaData, *, competing: bool, zone: str) -> T
         leading=(columns.delivered_at,),
     )
     if competing:
-        # Ours: what may leave, in any order, without what is delayed or was delivered.
+        # Added by Ledgerstone: the rows that may be sent now, in any order.
         partial_index(
             _named(table, "idx_outbox_ready"),
             columns.queue_name,
@@ -274,12 +274,12 @@ def _outbox(name: str, collection: MetaData, *, competing: bool, zone: str) -> T
 
 
 def available_index(outbox: Table) -> str:
-    """The name of the index by destination and by the moment from which on rows may leave."""
+    """The name of the index by destination and available_at."""
     return _named(outbox, "idx_outbox_available")
 
 
 def ready_index(outbox: Table) -> str:
-    """The name of the index of what may leave, in the order of the moments from which on it may."""
+    """The name of the index of undelivered rows, ordered by available_at."""
     return _named(outbox, "idx_outbox_ready")
 
 
@@ -295,14 +295,14 @@ def _failed(name: str, collection: MetaData, *, zone: str) -> Table:
     )
     for column in ("queue_name", "available_at", "delivered_at"):
         Index(_named(table, f"idx_{column}"), table.c[column])
-    # Ours: the failed messages of a queue by when they failed. Symfony keeps others in this table.
+    # Added by Ledgerstone: the failed messages of a queue by time. Symfony keeps others here.
     columns = table.c
     Index(failed_index(table), columns.queue_name, columns.created_at, columns.id)
     return table
 
 
 def failed_index(failed: Table) -> str:
-    """The name of the index of failed messages by queue, in the order in which they failed."""
+    """The name of the index of failed messages by queue and time of failure."""
     return _named(failed, "idx_failed_at")
 
 
@@ -321,21 +321,21 @@ def _receipt(name: str) -> Table:
 
 
 def _named(table: Table, index: str) -> str:
-    """The name that the document gives the index; in a table of another name, one of its own."""
+    """The documented name of the index; a table with another name gets an index name of its own."""
     if table.name in _DOCUMENTED:
         return index
     ending = index.removeprefix("idx_")
     whole = f"idx_{table.name}_{ending}"
     if len(whole) <= NAME_OF_INDEX_CHARS_MAX:
         return whole
-    # Two long names that begin alike get two indexes: in PostgreSQL their names are of one kind.
+    # Index names share a namespace in PostgreSQL: two long names with one prefix need two names.
     digest = hashlib.sha256(table.name.encode()).hexdigest()[:DIGEST_CHARS]
     begins = NAME_OF_INDEX_CHARS_MAX - len(f"idx__{digest}_{ending}")
     return f"idx_{table.name[:begins]}_{digest}_{ending}"
 
 
 def partition_type() -> TypeEngine[str]:
-    """Partitions differ where their letters do, also in a table that compares without case."""
+    """Partitions are compared with case, also in a table with a case-insensitive collation."""
     exact = mysql.VARCHAR(PARTITION_CHARS_MAX, charset="utf8mb4", collation="utf8mb4_bin")
     return String(PARTITION_CHARS_MAX).with_variant(exact, "mysql", "mariadb")
 

@@ -1,4 +1,4 @@
-"""Trace context: a message carries the trace of whoever published it (W3C Trace Context)."""
+"""Trace context: a message carries the trace of its publisher (W3C Trace Context)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 
 def carried(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers with the trace that is under way, unless the publisher gave one.
+    """The headers with the current trace context, unless the publisher set one.
 
-    Only where OpenTelemetry is used in this process: it is not imported for this.
+    Adds nothing if this process has not imported OpenTelemetry, and does not import it.
     """
     found = dict(headers)
     telemetry = sys.modules.get("opentelemetry.propagate")

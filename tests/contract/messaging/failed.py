@@ -152,7 +152,7 @@ class FailedContract:
         kept = one(ledger, registry)
 
         assert kept.raw == raw
-        with ledger.transaction() as tx, pytest.raises(NotAllowedNow, match="no text"):
+        with ledger.transaction() as tx, pytest.raises(NotAllowedNow, match="not text"):
             Failed(tx, registry).retry(kept.id)
 
     def test_unreadable(self, ledger: Ledger, registry: MessagingRegistry) -> None:
@@ -393,7 +393,7 @@ class FailedContract:
         """What came from a destination that is not set any more is not lost in a retry."""
         put(ledger, registry, consumer=None, origin="gone")
 
-        with ledger.transaction() as tx, pytest.raises(NotAllowedNow, match="destination 'gone'"):
+        with ledger.transaction() as tx, pytest.raises(NotAllowedNow, match="named 'gone'"):
             Failed(tx, registry).retry(one(ledger, registry).id)
 
         assert len(found(ledger, registry)) == 1

@@ -91,7 +91,7 @@ class FailedBesideSymfonyContract:
         assert (kept.name, kept.origin) == ("App\\Message\\OrderPlaced", "async")
         assert (kept.code, kept.reason) == ("RuntimeException", "no such order")
         assert kept.failed_at == SYMFONYS.replace(tzinfo=UTC)
-        with ledger.transaction() as tx, pytest.raises(NotAllowedNow, match="destination 'async'"):
+        with ledger.transaction() as tx, pytest.raises(NotAllowedNow, match="named 'async'"):
             Failed(tx, registry).retry(kept.id)
 
     def test_an_id_is_made_of_the_place(

@@ -114,8 +114,8 @@ class ForeignRowsContract(Opened):
     @pytest.mark.parametrize(
         ("headers", "words"),
         [
-            ("no JSON", "no JSON object"),
-            ("[]", "no JSON object"),
+            ("no JSON", "not a JSON object"),
+            ("[]", "not a JSON object"),
             ("{}", "`type`"),
             ('{"type":""}', "`type`"),
             (r'{"type":"order.placed","X-Message-Stamp-A\\MessageIdStamp":"[{}]"}', "id"),

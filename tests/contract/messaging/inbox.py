@@ -379,7 +379,7 @@ class InboxContract:
         assert answer.result is Result.FAILED
         assert answer.failure is not None
         assert answer.failure.code == NotAllowedNow.code
-        assert "was undone" in answer.failure.message
+        assert "was rolled back" in answer.failure.message
         assert (receipts(ledger, registry), notes_kept(ledger)) == ([], [])
 
     def test_a_handler_that_rolls_back(self, ledger: Ledger, registry: MessagingRegistry) -> None:

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for a transport whose client is asynchronous."""
+"""An event loop in a thread, for a transport with an asynchronous client."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ END_SECONDS_MAX = 5.0
 
 
 class LoopClosed(Exception):
-    """The loop was closed before or while this ran; what became of it is not known."""
+    """The loop was closed before or while the coroutine ran; its result is unknown."""
 
 
 class LoopThread:
-    """Runs coroutines for threads that wait for them.
+    """Runs coroutines for threads that wait for the result.
 
-    - `run` may be called by several threads at once, each gets what its own coroutine returned.
-    - `close` runs the coroutine it is given last, cancels what is left and ends the thread.
+    - Several threads may call `run` at the same time; each gets the result of its own coroutine.
+    - `close` runs the coroutine that it is given, cancels all others and ends the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -33,7 +33,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns or raises; LoopClosed if it could not end."""
+        """Returns or raises what the coroutine does. Raises LoopClosed if it could not finish."""
         with self._lock:
             if self._closed:
                 coroutine.close()
@@ -71,5 +71,5 @@ class LoopThread:
         try:
             self._loop.run_forever()
         finally:
-            # A look-up of a name may hang in the loop's executor: it is not waited for.
+            # A name lookup may hang in the executor of the loop: do not wait for it.
             self._loop.close()

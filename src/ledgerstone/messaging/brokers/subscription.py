@@ -1,7 +1,7 @@
-"""What receives messages from a broker's queue. One file each under `subscriptions/`.
+"""The contract of a subscription, which receives from the queue of a broker.
 
-A subscription knows nothing of the database: it hands over what arrives and is told, for each,
-whether the broker may forget it.
+Implementations lie under `subscriptions/`. A subscription does not use the database: it hands over
+deliveries and is told for each whether the broker may delete it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 
 class Delivery(Protocol):
-    """One arrival of a message, as it came.
+    """One delivery of a message.
 
-    - `ack` tells the broker that it is done with; `back` that it is to be delivered again.
-    - Both may be called from any thread, once; where the connection was lost meanwhile they do
-      nothing, for the broker delivers it again anyway.
+    - `ack` acknowledges it; `back` returns it to the broker.
+    - Both may be called once, from any thread. They have no effect after the connection was lost,
+      because the broker redelivers the message.
     """
 
     @property
@@ -29,7 +29,7 @@ class Delivery(Protocol):
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """What the protocol has beside headers, where given: `message_id`, `type`, `timestamp`."""
+        """The properties of the protocol, where given: `message_id`, `type`, `timestamp`."""
         ...
 
     @property
@@ -43,15 +43,15 @@ class Delivery(Protocol):
 class Subscription(Protocol):
     """Receives from one queue.
 
-    - `start` connects and calls `deliver` for each arrival, in order, on a thread of its own;
-      `deliver` does not block.
-    - No more are outstanding than the prefetch allows.
-    - A lost connection is made again by itself, with growing pauses; `trouble` says why there is
-      none, `connected` whether there is.
-    - `stop` hands over no more, what is outstanding may still be acknowledged; `close` tells the
-      broker what was acknowledged and ends the connection, and the rest goes back to the queue.
-    - Between `stop` and the end of the connection no other consumer of the queue is preferred: what
-      goes back is there, in its order, before another consumer gets a message.
+    - `start` connects, and calls `deliver` for each delivery in order, on a thread of its own.
+      `deliver` must not block.
+    - At most the prefetch count of deliveries is unacknowledged.
+    - It reconnects after a lost connection, with growing pauses. `trouble` says why it is not
+      connected, `connected` whether it is.
+    - `stop` ends `deliver` calls; deliveries can still be acknowledged. `close` sends all
+      acknowledgements and ends the connection; the broker requeues the rest.
+    - Between `stop` and the end of the connection no other consumer of the queue becomes active:
+      the broker requeues unacknowledged messages in their order before it delivers to another.
     """
 
     @property

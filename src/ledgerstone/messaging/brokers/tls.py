@@ -1,4 +1,4 @@
-"""What a destination's settings say of TLS, as a context of the standard library."""
+"""The TLS settings of a destination as an SSL context of the standard library."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ C = TypeVar("C", bound=ssl.SSLContext)
 
 
 def client_context(destination: str, settings: DestinationSettings, kind: type[C]) -> C:
-    """A context that checks the certificate and the name of the server.
+    """An SSL context that checks the certificate and the host name of the server.
 
-    - It trusts `ca_file`, or what the system trusts.
-    - It shows `certificate_file` with `key_file`, if there is one.
-    - BadInput names the file that cannot be used.
+    - It trusts `ca_file`, or the certificates of the system.
+    - It presents `certificate_file` with `key_file`, if they are set.
+    - Raises BadInput with the name of a file that cannot be used.
     """
     context = kind(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -37,9 +37,9 @@ def client_context(destination: str, settings: DestinationSettings, kind: type[C
 
 
 def _unusable(destination: str, setting: str, file: str, error: OSError) -> BadInput:
-    # An error of TLS is one of the system too, and says less.
-    why = error.strerror if not isinstance(error, ssl.SSLError) else "it holds no usable PEM"
+    # An SSLError is an OSError too, but its strerror does not help.
+    why = error.strerror if not isinstance(error, ssl.SSLError) else "it contains no usable PEM"
     return BadInput(
         f"{setting} of the destination {destination} cannot be used: {file}: {why}",
-        hint="give files in PEM format that this process may read; the key without a password",
+        hint="give readable files in PEM format; the key without a password",
     )

@@ -1,7 +1,7 @@
-"""What carries messages to one destination. One file each under `transports/`.
+"""The contract of a transport, which sends messages to one destination.
 
-A transport knows nothing of the database: it is given messages and answers for each whether its
-destination has it. What that means for the row in the outbox is the relay's affair.
+Implementations lie under `transports/`. A transport does not use the database: it is given messages
+and answers for each whether the destination has it. The relay decides what that means for the row.
 """
 
 from __future__ import annotations
@@ -16,57 +16,58 @@ from ledgerstone.messaging.message import Message
 
 
 class SendResult(Enum):
-    """What became of a message that was handed over."""
+    """The result of sending a message."""
 
     DELIVERED = "delivered"
-    """The destination has confirmed that it keeps it."""
+    """The destination confirmed that it stored the message."""
     REFUSED = "refused"
-    """The destination said no, or nothing to this one alone; it may be taken later."""
+    """The destination refused the message, or did not answer for this one alone; retry later."""
     UNDELIVERABLE = "undeliverable"
-    """The destination said no, and will say so again: nobody is bound to receive it."""
+    """The destination refused the message permanently, for example because no queue is bound."""
     UNKNOWN = "unknown"
-    """No answer came: it may have arrived. It is sent again, and that is not its own doing."""
+    """No answer: it may have arrived. It is sent again, and that does not count as an attempt."""
 
 
 MISSING = frozenset({"unroutable", "no_exchange", "no_stream", "no_responders"})
-"""Codes that say that the place in the destination is missing. Somebody may make it: under `block`
-such a message is tried for ever, and what was parked for it goes on when one gets through again."""
+"""Codes of a missing target in the destination. An operator may create it: the policy `block`
+retries such a message for ever, and partitions that were parked for it are resumed when one
+delivers again."""
 PAUSE_SECONDS_MAX = 3600.0
-"""What a destination may ask for: a message waits no longer because of one answer."""
+"""The longest pause that one answer of a destination can cause."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A verdict, and for people why; `code` groups what has the same cause."""
+    """The result for one message, with a reason for operators; `code` groups equal causes."""
 
     verdict: SendResult
     code: str = ""
     reason: str = ""
     retry_after_seconds: float | None = None
-    """The pause that the destination asks for, at most PAUSE_SECONDS_MAX of it. After a refusal it
-    is no shorter than the back-off of the destination; what handlers say themselves is taken."""
+    """The pause that the destination asks for, at most PAUSE_SECONDS_MAX. After a refusal the pause
+    is at least the back-off of the destination; the pause of a local consumer is used as it is."""
     counts: bool = True
-    """Whether a refusal is the message's own doing, and counts as an attempt."""
+    """Whether a refusal counts as an attempt of the message."""
 
 
 DELIVERED = Answer(SendResult.DELIVERED)
 
 Heard = Callable[[int, Answer], None]
-"""Told the answer for the message at this index."""
+"""Called with the index of a message and its answer."""
 
 
 class Transport(Protocol):
-    """Carries messages to one destination.
+    """Sends messages to one destination.
 
-    - `send` hands the messages over in the order given and answers for each, in that order.
-    - DELIVERED is only what the destination has confirmed to keep.
-    - It answers after `seconds_max` at the latest; what has no answer by then is UNKNOWN.
-    - A destination that is out of reach raises TargetDown: no message is to blame for that. If it
-      went away in the middle, what was not confirmed is UNKNOWN and the next call raises.
-    - Bad messages do not spoil good ones: each has its own answer.
-    - Several threads may send at once.
-    - `heard` may be told of an answer before the call returns, from any thread: then a message that
-      takes long keeps no other partition waiting. What is returned is the same.
-    - The first `send` connects; so does the first one after `close`.
+    - `send` hands the messages over in the given order and returns their answers in that order.
+    - DELIVERED means that the destination has confirmed to store the message.
+    - It returns after `seconds_max` at the latest; a message without an answer is UNKNOWN.
+    - It raises TargetDown if the destination is unreachable; no message is to blame for that. If an
+      outage begins during the call, unconfirmed messages are UNKNOWN and the next call raises.
+    - A bad message does not affect others: each has its own answer.
+    - Several threads may send at the same time.
+    - It may call `heard` with an answer before it returns, from any thread, so that a slow message
+      delays no other partition. The returned answers are the same.
+    - The first `send` connects, and so does the first one after `close`.
     """
 
     def send(

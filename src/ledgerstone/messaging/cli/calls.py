@@ -1,4 +1,4 @@
-"""What calls about messages share: the tables that they need, and pages that have something."""
+"""What the commands of messaging share: checks of tables, and pages of filtered lists."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.store.sql.pages import Page
 
 PAGES_MAX = 20
-"""Pages that are read until one has something: filters leave rows out."""
+"""Pages that are read until one has rows, because filters leave rows out."""
 
 T = TypeVar("T")
 
 
 def ready(ledger: Ledger, *tables: Table) -> None:
-    """As at the first use: what may be made unasked is made, for the rest an error says how."""
+    """Checks that the tables exist; creates what `messaging.auto_setup` allows, as at first use."""
     with ledger.transaction() as tx:
         for table in tables:
             ledger.registry.setup.ensure(tx, table)
@@ -36,7 +36,7 @@ def looking_at(call: Call, name: str) -> Iterator[tuple[Ledger, Transaction]]:
 
 
 def first_with_rows(read: Callable[[str | None], Page[T]], cursor: str | None) -> Page[T]:
-    """The first page that has something, among so many; from the cursor on."""
+    """The first page that has rows, starting at the cursor; reads at most PAGES_MAX pages."""
     page = read(cursor)
     for _ in range(PAGES_MAX):
         if page.rows or page.next is None:

@@ -1,4 +1,4 @@
-"""Relays as a process runs them: which, what they have carried, and whether they get through."""
+"""The relays of a process: their destinations, counters and outages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Relay = OrderedRelay | CompetingRelay
 
 
 class CarriedFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a relay did so far, in messages; `trouble` says why nothing gets through now."""
+    """What a relay has done so far, in messages; `trouble` is its current outage."""
 
     destination: str
     to: str
@@ -33,7 +33,7 @@ class CarriedFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def moved(self) -> bool:
-        """Whether anything happened."""
+        """Whether the relay has done anything."""
         return bool(self.delivered or self.refused or self.parked or self.skipped)
 
     @property
@@ -44,20 +44,20 @@ class CarriedFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def destinations_of(ledger: Ledger, named: Sequence[str] = ()) -> list[str]:
-    """The destinations that are named; otherwise all that this process can carry to."""
+    """The named destinations, or all that this process can send to."""
     consumers = ledger.registry.consumers.all()
     if named:
         for name in OF_CONSUMERS:
             if name in named and not consumers:
                 hint = "-A names the ledger that has them, as in -A shop:ledger"
-                raise BadInput(f"{name} leads to consumers, and there are none here", hint=hint)
+                raise BadInput(f"{name} needs consumers, and this process has none", hint=hint)
         return list(dict.fromkeys(named))
     others = [name for name in ledger.registry.routes.destinations if name not in OF_CONSUMERS]
     return [*others, *(OF_CONSUMERS if consumers else ())]
 
 
 def ready_to_carry(ledger: Ledger, destinations: Sequence[str]) -> None:
-    """The tables are there that carrying to these needs, or an error says how to make them."""
+    """Checks that the tables of these destinations exist, and creates what the settings allow."""
     shared = ledger.registry.shared
     if destinations:
         ready(ledger, shared.outbox, shared.failed)
@@ -71,7 +71,7 @@ def relays_of(ledger: Ledger, destinations: Sequence[str]) -> list[Relay]:
 
 
 def facts_of(ledger: Ledger, relay: Relay) -> CarriedFacts:
-    """What a relay of this process did so far."""
+    """What a relay of this process has done so far."""
     counters, transport = relay.counters, relay.transport
     return CarriedFacts(
         destination=relay.queue,
@@ -86,12 +86,12 @@ def facts_of(ledger: Ledger, relay: Relay) -> CarriedFacts:
 
 
 def address(ledger: Ledger, destination: str) -> str:
-    """Where a destination is, as it may be shown."""
+    """The URL of a destination without its password."""
     return masked(ledger.registry.routes.destinations[destination].url)
 
 
 def consumers_table(ledger: Ledger) -> RenderableType:
-    """The consumers of the application as people see them."""
+    """A table of the consumers of the application."""
     table = output.table("Consumers", "name", "messages", "order")
     for consumer in ledger.registry.consumers.all().values():
         order = "by partition" if consumer.ordered else "any"

@@ -1,9 +1,10 @@
-"""`ledgerstone inbox consume`: hand what a broker delivers to the consumers of an application.
+"""`ledgerstone inbox consume`: receives from a broker for the consumers of an application.
 
-Beside it messages that were retried are carried to them: those wait in the outbox.
+The process also runs the relay for retried messages, which wait in the outbox.
 
-The first Ctrl-C or SIGTERM: no more is received, handlers finish within the grace period, the rest
-goes back to the broker. The second: handlers are told to stop, and their messages go back, too.
+The first Ctrl-C or SIGTERM: the process stops receiving, handlers finish within the grace period,
+and the broker requeues the rest. The second: handlers are told to stop, and their messages are
+requeued.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ def consume(
             metavar="N",
             min=1,
             max=CONCURRENCY_MAX,
-            help="Handlers that run at once; otherwise as the settings say.",
+            help="Concurrent handlers; default: as in the settings.",
         ),
     ] = None,
 ) -> None:
-    """Receive messages and hand them to your consumers until Ctrl-C or SIGTERM.
+    """Receive messages and pass them to your consumers until Ctrl-C or SIGTERM.
 
     Example: ledgerstone inbox consume orders -A shop:ledger
     """
@@ -80,8 +81,8 @@ def _settings(ledger: Ledger, name: str) -> SubscriptionSettings:
         return known[name]
     hint = f"there are {', '.join(known)}"
     if not known:
-        hint = "name one in ledgerstone.toml, under [messaging.subscriptions.NAME]: url and queue"
-    raise NotFound(f"there is no subscription {name!r}", hint=hint)
+        hint = "add [messaging.subscriptions.NAME] with url and queue to ledgerstone.toml"
+    raise NotFound(f"no subscription is named {name!r}", hint=hint)
 
 
 def _check_consumers(ledger: Ledger, application: str) -> None:

@@ -1,4 +1,4 @@
-"""`ledgerstone failed`: look at messages that failed, send them again, or remove them."""
+"""`ledgerstone failed`: list failed messages, retry them, or remove them."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ from ledgerstone.messaging.failed.failed import RETRY_MAX, BulkResult, Filters
 
 PREVIEW_ROWS = 5
 NAMED_MAX = 10_000
-"""Ids that are named when it is done."""
+"""The result names at most this many ids."""
 
 IdsArgument = Annotated[
     list[int] | None, typer.Argument(metavar="ID", help="The ids, as `failed show` lists them.")
 ]
 ConsumerOption = Annotated[
     str | None,
-    typer.Option("--consumer", metavar="NAME", help="Only what this consumer could not handle."),
+    typer.Option("--consumer", metavar="NAME", help="Only failures of this consumer."),
 ]
 NameOption = Annotated[
     str | None, typer.Option("--name", metavar="NAME", help="Only messages of this name.")
 ]
 CodeOption = Annotated[
-    str | None, typer.Option("--code", metavar="CODE", help="Only what failed with this code.")
+    str | None, typer.Option("--code", metavar="CODE", help="Only failures with this code.")
 ]
 OriginOption = Annotated[
     str | None,
     typer.Option(
-        "--origin", metavar="NAME", help="Only what this destination or subscription had."
+        "--origin", metavar="NAME", help="Only failures of this destination or subscription."
     ),
 ]
 SinceOption = Annotated[
     str | None,
-    typer.Option("--since", metavar="WHEN", help="Only what failed since: 30m, 2h, 7d, or a time."),
+    typer.Option("--since", metavar="WHEN", help="Only failures since: 30m, 2h, 7d, or a time."),
 ]
-AllOption = Annotated[bool, flag("--all", help="All that the filters name, the oldest first.")]
+AllOption = Annotated[bool, flag("--all", help="All that match the filters, the oldest first.")]
 LimitOfAllOption = Annotated[
     int | None,
-    typer.Option("--limit", metavar="N", min=1, help="With --all: at most so many."),
+    typer.Option("--limit", metavar="N", min=1, help="With --all: at most this many."),
 ]
 DryRunOption = Annotated[bool, flag("--dry-run", help="Only show what would be done.")]
 ForceOption = Annotated[bool, flag("--force", help="With --all: do not ask.")]
@@ -67,7 +67,7 @@ def show(
     call: Call,
     *,
     failed_id: Annotated[
-        int | None, typer.Argument(metavar="ID", help="Everything about this one.")
+        int | None, typer.Argument(metavar="ID", help="Show everything about this one.")
     ] = None,
     grouped: Annotated[bool, flag("--group", help="Count them by cause.")] = False,
     consumer: ConsumerOption = None,
@@ -78,7 +78,7 @@ def show(
     limit: LimitOption = LIST_ROWS,
     cursor: CursorOption = None,
 ) -> None:
-    """Show failed messages: the newest first, by cause, or one of them.
+    """Show failed messages: a list, newest first; groups by cause; or one of them.
 
     Example: ledgerstone failed show --group --since 2h
     """
@@ -96,7 +96,7 @@ def show(
 
 
 def _filters(**given: str | None) -> Filters:
-    """Those that were given, a moment as one."""
+    """The given filters, with --since as a datetime."""
     found: dict[str, object] = {name: text for name, text in given.items() if text is not None}
     if "since" in found:
         found["since"] = moments.given_or_ago("--since", given["since"])
@@ -129,7 +129,7 @@ def _show_list(call: Call, filters: Filters, limit: int, cursor: str | None) -> 
 
 
 def _none(filters: Filters) -> str:
-    return "no failed message meets these filters" if filters else "no message has failed"
+    return "no failed message matches these filters" if filters else "no message has failed"
 
 
 def retry(
@@ -148,7 +148,7 @@ def retry(
     force: ForceOption = False,
     by: ByOption = None,
 ) -> None:
-    """Send failed messages again, by the way that all others go: some, or all that are named.
+    """Send failed messages again to the consumer or destination where they failed.
 
     Example: ledgerstone failed retry --all --code timeout --dry-run
     """
@@ -181,7 +181,7 @@ def remove(
     force: ForceOption = False,
     by: ByOption = None,
 ) -> None:
-    """Remove failed messages for good: some, or all that are named. It stays on record.
+    """Remove failed messages for good. The record keeps that they existed.
 
     Example: ledgerstone failed remove --all --name order.placed --since 7d --dry-run
     """
@@ -199,40 +199,40 @@ def remove(
 
 
 class _Act(msgspec.Struct, frozen=True):
-    """Something that is done to failed messages, and the words for it."""
+    """An action on failed messages, with its words."""
 
     key: str
     words: tuple[str, str, str]
-    """The question, what is said afterwards, and what in a dry run."""
+    """The question, the result, and the result of a dry run."""
     do: Callable[[Transaction, int], None]
     choose: Callable[[Transaction, int, str | None], BulkResult]
-    """At most so many of those that are meant, from a cursor on; nothing is done to them."""
+    """Selects a page of messages from a cursor on, without changing them."""
 
 
 class _All(msgspec.Struct, frozen=True):
-    """All that the filters name: at most so many, from a cursor on."""
+    """All messages that match the filters: the limit and the cursor."""
 
     limit: int | None
     cursor: str | None
     last_id: int = 2**63 - 1
-    """What failed later, perhaps again meanwhile, is left alone."""
+    """Messages that fail later, perhaps again, are left alone."""
 
     def page(self, done: int = 0) -> int:
-        """How many are taken at once, when so many are done."""
+        """The size of the next page after this many are done."""
         return RETRY_MAX if self.limit is None else min(RETRY_MAX, self.limit - done)
 
 
 class _Done(msgspec.Struct, kw_only=True):
-    """What became of those that were meant; of very many the first are named."""
+    """The result; of very many messages the first are named."""
 
     count: int
     ids: list[int]
     refused: list[dict[str, object]]
-    """Those it could not be done to, each with the reason."""
+    """The refused ones, each with its reason."""
     left: list[int]
-    """Those that can never be sent again."""
+    """Messages that cannot be sent again."""
     next: str | None = None
-    """Where those behind them begin."""
+    """The cursor of the rest."""
 
 
 def _do(
@@ -269,7 +269,7 @@ def _do(
 
 
 def _do_some(ledger: Ledger, act: _Act, ids: list[int], *, dry_run: bool) -> _Done:
-    """Each by itself: one that is refused does not hold the others up."""
+    """Each in its own transaction, so that a refused one does not stop the others."""
     done: list[int] = []
     refused: list[dict[str, object]] = []
     for each in ids:
@@ -287,7 +287,7 @@ def _do_some(ledger: Ledger, act: _Act, ids: list[int], *, dry_run: bool) -> _Do
 
 
 class _Undo(Exception):
-    """Rolls back what was only tried."""
+    """Rolls back a dry run."""
 
 
 def _do_one(tx: Transaction, *, act: _Act, each: int, dry_run: bool) -> None:
@@ -303,7 +303,7 @@ def _do_all(
         chosen, now = act.choose(tx, every.page(), every.cursor), now_of(tx)
         rows = [tx.failed.get(each) for each in chosen.ids[:PREVIEW_ROWS]]
         every = msgspec.structs.replace(every, last_id=tx.failed.last_id())
-    # As many as one step takes: those behind them are not counted.
+    # One page is read, so the exact number of all is not known.
     more = "+" if chosen.next is not None and len(chosen.ids) == RETRY_MAX != every.limit else ""
     if chosen.ids and not call.json and (dry_run or not force):
         parts: list[RenderableType] = [failed_views.listing(rows, now)]
@@ -324,7 +324,7 @@ def _do_all(
 
 
 class _Steps:
-    """Does it to those that are meant, RETRY_MAX in a transaction, beginning with those shown."""
+    """Runs the action in pages of RETRY_MAX, each in a transaction; the shown ones come first."""
 
     def __init__(
         self, ledger: Ledger, act: _Act, every: _All, chosen: BulkResult, done: _Done
@@ -336,7 +336,7 @@ class _Steps:
         self._done = done
 
     def __call__(self) -> int:
-        """One step; how many it were, 0 at the end."""
+        """One page; returns how many messages it handled, 0 at the end."""
         while self._chosen is not None:
             ids = [each for each in self._chosen.ids if each <= self._every.last_id]
             did, refused = self._ledger.run(partial(_done_to_these, act=self._act, ids=ids))
@@ -363,7 +363,7 @@ class _Steps:
 def _done_to_these(
     tx: Transaction, act: _Act, ids: list[int]
 ) -> tuple[list[int], list[dict[str, object]]]:
-    """Do it to exactly those that were shown."""
+    """Runs the action on exactly these messages."""
     done: list[int] = []
     refused: list[dict[str, object]] = []
     for each in ids:
@@ -377,12 +377,12 @@ def _done_to_these(
 
 
 def _confirm(call: Call, act: _Act, count: str) -> None:
-    """Ask whoever sits there; where nobody does, --force must have been said."""
+    """Asks at a terminal; elsewhere --force is required."""
     question, _, would = act.words
     if call.json or not sys.stdin.isatty():
         raise NotAllowedNow(
             f"{_counted(count)} {would}; nothing was done",
-            hint="--force does it, --dry-run shows them, --limit takes fewer",
+            hint="--force does it, --dry-run lists them, --limit takes fewer",
         )
     if not typer.confirm(question.format(_counted(count))):
         typer.echo("nothing was done")
@@ -397,7 +397,7 @@ def _told(act: _Act, done: _Done, *, dry_run: bool) -> RenderableType:
     _, did, would = act.words
     lines = [Text(f"{done.count:,} {would if dry_run else did}")]
     if not done.count and not done.refused and not done.left:
-        lines = [Text("no failed message meets these filters")]
+        lines = [Text("no failed message matches these filters")]
     for each in done.refused:
         lines.append(Text(f"{each['id']}: {each['message']}", "red"))
     if done.left:
@@ -405,14 +405,14 @@ def _told(act: _Act, done: _Done, *, dry_run: bool) -> RenderableType:
         words = f"{len(done.left):,} cannot be sent again, as {some}: `failed show ID` says why"
         lines.append(Text(words, "yellow"))
     if done.next is not None:
-        words = f"there may be more: the same call with --cursor {done.next} takes the next"
+        words = f"there may be more: repeat the call with --cursor {done.next}"
         lines.append(Text(words, "yellow"))
     return Text("\n").join(lines)
 
 
 @contextmanager
 def _hinting() -> Iterator[None]:
-    """Where a refusal says what is wrong only, add what to do."""
+    """Adds a hint to refusals that have none."""
     try:
         yield
     except NotFound as error:
@@ -421,7 +421,7 @@ def _hinting() -> Iterator[None]:
 
 
 app = group(
-    "Look at messages that failed, send them again, or remove them.",
+    "List failed messages, retry them, or remove them.",
 )
 for function in (show, retry, remove):
     app.command()(command(function))

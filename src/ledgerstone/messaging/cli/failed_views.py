@@ -1,4 +1,4 @@
-"""Failed messages as people see them: a list, groups by cause, one with all that is known."""
+"""Views of failed messages: a list, groups by cause, and one with all details."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOBODY = "(nobody)"
 
 
 def facts(found: FailedMessage, *, whole: bool = False) -> dict[str, Any]:
-    """A failed message for programs; in a list without its body and headers."""
+    """A failed message as JSON; a list has no body and headers."""
     told = {
         name: getattr(found, name)
         for name in found.__struct_fields__
@@ -41,7 +41,7 @@ def facts(found: FailedMessage, *, whole: bool = False) -> dict[str, Any]:
 def listing(
     rows: Sequence[FailedMessage], now: datetime, *, title: str = "Failed messages"
 ) -> RenderableType:
-    """A table of them."""
+    """A table of failed messages."""
     table = output.table(
         title, "id", "message", "who", "tries", "age", "why", numbers=("id", "tries", "age")
     )
@@ -60,7 +60,7 @@ def listing(
 
 
 def _who(row: FailedMessage | Group) -> Text:
-    """The consumer that could not handle it, or the destination that would not take it."""
+    """The consumer that failed, or the destination that gave it up."""
     if row.consumer is None:
         return Text(f"→ {row.origin or ''}")
     return Text(row.consumer) if row.consumer else Text(NOBODY, "dim")
@@ -78,7 +78,7 @@ def _short(words: str) -> str:
 
 
 def groups(found: Groups, now: datetime) -> RenderableType:
-    """Failed messages by cause."""
+    """A table of failed messages by cause."""
     columns = ("count", "message", "who", "newest", "oldest", "why")
     table = output.table(
         "Failed messages by cause", *columns, numbers=("count", "newest", "oldest")
@@ -100,7 +100,7 @@ def groups(found: Groups, now: datetime) -> RenderableType:
 
 
 def portrait(found: FailedMessage, events: Sequence[MessageEvent], now: datetime) -> RenderableType:
-    """Everything about one."""
+    """Everything about one failed message."""
     rows = {name: told for name, told in _rows(found, now).items() if told is not None}
     parts: list[RenderableType] = [output.pairs(rows)]
     if events:
@@ -148,7 +148,7 @@ def _body(found: FailedMessage) -> Text:
 
 
 def _parsed(raw: bytes) -> Any:
-    """What the body says; a row that others wrote may hold anything."""
+    """The decoded body; a row of another program may hold anything."""
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""`ledgerstone inbox`: receive messages, and see what was handled."""
+"""`ledgerstone inbox`: receive messages, and list receipts."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def list_(
     *,
     consumer: Annotated[
         str | None,
-        typer.Option("--consumer", metavar="NAME", help="Only what this consumer handled."),
+        typer.Option("--consumer", metavar="NAME", help="Only receipts of this consumer."),
     ] = None,
     limit: LimitOption = LIST_ROWS,
     cursor: CursorOption = None,
 ) -> None:
-    """List what was handled, the latest first, a page at a time.
+    """List receipts of handled messages, newest first, a page at a time.
 
     Example: ledgerstone inbox list --consumer mailer
     """
@@ -42,7 +42,7 @@ def list_(
     seen = _screen(page.rows, now)
     if not page.rows:
         filtered = cursor is not None or consumer is not None
-        seen = "nothing that meets these filters" if filtered else "nothing was handled yet"
+        seen = "no receipt matches these filters" if filtered else "no message was handled yet"
     output.show({"receipts": page.rows, "next": page.next}, seen, json=call.json)
     output.say_next(page.next, json=call.json)
 
@@ -69,14 +69,14 @@ def cleanup(
             "--days",
             metavar="DAYS",
             min=0,
-            help="Forget what was handled so long ago; otherwise as the settings say.",
+            help="Remove receipts older than this; default: as in the settings.",
         ),
     ] = None,
 ) -> None:
-    """Forget what was handled long ago, a bounded number in each transaction.
+    """Remove old receipts, a bounded number in each transaction.
 
-    What is forgotten is handled again if it arrives again, so it is refused to forget what still
-    can: messaging.redelivery_days_max.
+    A message without a receipt is handled again if it is redelivered. So receipts are kept for at
+    least messaging.redelivery_days_max.
 
     Example: ledgerstone inbox cleanup --days 30
     """
@@ -92,7 +92,7 @@ def cleanup(
 
 
 app = group(
-    "Receive messages for your consumers, and see what was handled.",
+    "Receive messages for your consumers, and list receipts.",
 )
 app.command("consume")(command(consume))
 app.command("list")(command(list_))

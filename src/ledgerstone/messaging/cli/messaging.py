@@ -1,4 +1,4 @@
-"""`ledgerstone messaging`: set up the tables, and what a broker has to have."""
+"""`ledgerstone messaging`: set up the shared tables and the topology of a broker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Broker = DestinationSettings | SubscriptionSettings
 
 
 class Kind(Enum):
-    """The databases that SQL is printed for."""
+    """The databases for which SQL can be printed."""
 
     SQLITE = "sqlite"
     POSTGRESQL = "postgresql"
@@ -47,25 +47,23 @@ def setup(
     call: Call,
     *,
     apply: Annotated[
-        bool, flag("--apply", help="Make what is missing; what is there keeps its rows.")
+        bool, flag("--apply", help="Create what is missing; existing rows are kept.")
     ] = False,
-    dry_run: Annotated[
-        bool, flag("--dry-run", help="With --apply: only show what would be done.")
-    ] = False,
+    dry_run: Annotated[bool, flag("--dry-run", help="With --apply: only list the steps.")] = False,
     consumer: Annotated[
         str | None,
         typer.Option(
             "--consumer",
             metavar="NAME",
-            help="With --apply: whose receipts those are that name no consumer.",
+            help="With --apply: the consumer of receipts that name none.",
         ),
     ] = None,
     kind: Annotated[
         Kind | None,
-        typer.Option("--dialect", help="Without --apply: SQL for this database."),
+        typer.Option("--dialect", help="Without --apply: print SQL for this database."),
     ] = None,
 ) -> None:
-    """Print the SQL of the tables that are shared with Symfony Messenger, or make them.
+    """Print the SQL of the tables that are shared with Symfony Messenger, or create them.
 
     Example: ledgerstone messaging setup --apply
     """
@@ -94,7 +92,7 @@ def _apply(call: Call, settings: Settings, consumer: str | None, *, dry_run: boo
 
 def _steps(steps: list[Step], *, dry_run: bool) -> RenderableType:
     if not steps:
-        return "everything is there, nothing to do"
+        return "everything exists, nothing to do"
     words = list(dict.fromkeys(step.words for step in steps))
     if not dry_run:
         return Group("done:", *(Text(f"  {each}") for each in words))
@@ -107,7 +105,7 @@ def _steps(steps: list[Step], *, dry_run: bool) -> RenderableType:
 
 
 class DeclaredFacts(msgspec.Struct, frozen=True):
-    """What became of an item on a broker; `ok` is None where it was only planned."""
+    """The result for an item of the topology; `ok` is None if it was only planned."""
 
     broker: str
     item: str
@@ -119,17 +117,17 @@ def topology_(
     call: Call,
     *,
     dry_run: Annotated[
-        bool, flag("--dry-run", help="Only show what would be declared, and where.")
+        bool, flag("--dry-run", help="Only list the items and their broker.")
     ] = False,
     export: Annotated[
-        bool, flag("--export", help="Print definitions that rabbitmqctl can import instead.")
+        bool, flag("--export", help="Print definitions for rabbitmqctl import_definitions.")
     ] = False,
     file: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="With --export: write them there."),
+        typer.Option("--output", "-o", metavar="FILE", help="With --export: write them to a file."),
     ] = None,
     vhost: Annotated[
-        str | None, typer.Option("--vhost", metavar="VHOST", help="With --export: for this one.")
+        str | None, typer.Option("--vhost", metavar="VHOST", help="With --export: the vhost.")
     ] = None,
     destination: Annotated[
         str | None,
@@ -142,19 +140,20 @@ def topology_(
 ) -> None:
     """Declare the exchanges, queues and bindings of the settings on RabbitMQ.
 
-    What is there already is fine; what is there in another shape is an error. Nothing is deleted.
+    An item that exists as planned is fine; one with other properties is an error. Nothing is
+    deleted.
 
     Example: ledgerstone messaging topology --dry-run
     """
     if not export and (file is not None or vhost is not None):
         raise typer.BadParameter("--output and --vhost go with --export")
     if export and (dry_run or destination is not None):
-        raise typer.BadParameter("--export connects to no broker: leave the others out")
+        raise typer.BadParameter("--export connects to no broker: omit the other options")
     settings = call.settings().messaging
     items = topology.plan(settings)
     if not items:
-        hint = "name some in ledgerstone.toml, under [messaging.exchanges.NAME] and queues"
-        raise BadInput("the settings name no exchange and no queue", hint=hint)
+        hint = "add [messaging.exchanges.NAME] and [messaging.queues.NAME] to ledgerstone.toml"
+        raise BadInput("the settings have no exchange and no queue", hint=hint)
     if export:
         _export(call, items, vhost or "/", file)
         return
@@ -179,23 +178,23 @@ def _export(call: Call, items: list[Item], vhost: str, file: Path | None) -> Non
     except OSError as error:
         raise BadInput(f"{file} cannot be written: {error.strerror}") from error
     facts = {"file": str(file), "items": len(items)}
-    told = f"{len(items)} written; `rabbitmqctl import_definitions {file}` takes them"
+    told = f"{len(items)} written; import them with `rabbitmqctl import_definitions {file}`"
     output.show(facts, Text(told), json=call.json)
 
 
 def brokers(settings: MessagingSettings, named: str | None = None) -> dict[str, Broker]:
-    """The brokers of the settings, each once, by a destination or subscription that names it."""
+    """The brokers of the settings, each once, with a destination or subscription that names it."""
     known: dict[str, Broker] = {**settings.subscriptions, **settings.destinations}
     known = {name: each for name, each in known.items() if each.url.startswith("amqp")}
     if named is not None:
         if named not in known:
-            hint = f"there are {', '.join(known)}" if known else "the settings name no RabbitMQ"
-            message = f"no destination or subscription {named!r} is on RabbitMQ"
+            hint = f"there are {', '.join(known)}" if known else "the settings have no RabbitMQ"
+            message = f"no destination or subscription named {named!r} is on RabbitMQ"
             raise NotFound(message, hint=hint)
         return {named: known[named]}
     if not known:
-        hint = 'name it under [messaging.destinations.NAME]: url = "amqp://…"'
-        raise BadInput("the settings name no RabbitMQ", hint=hint)
+        hint = 'add [messaging.destinations.NAME] with url = "amqp://…" to ledgerstone.toml'
+        raise BadInput("the settings have no RabbitMQ", hint=hint)
     by_url = {each.url: (name, each) for name, each in known.items()}
     return dict(by_url.values())
 
@@ -209,7 +208,7 @@ def _on_broker(
     try:
         declared = topology.declare(name, broker, items)
     except TargetDown as down:
-        raise TargetDown(name, down.message, hint="declare again when it is there") from down
+        raise TargetDown(name, down.message, hint="run it again when the broker is up") from down
     except ModuleNotFoundError as error:
         message = f"the library {error.name} is not installed"
         raise Unsupported(message, hint="install ledgerstone[amqp]") from error
@@ -240,7 +239,7 @@ def _row(each: DeclaredFacts) -> tuple[Text, Text]:
 
 
 app = group(
-    "Set up the tables of messages, and what a broker has to have.",
+    "Set up the shared tables, and the topology of a broker.",
 )
 app.command("setup")(command(setup))
 app.command("topology")(command(topology_))

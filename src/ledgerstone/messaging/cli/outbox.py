@@ -1,4 +1,4 @@
-"""`ledgerstone outbox`: publish messages, carry them, and see what waits, for what and why."""
+"""`ledgerstone outbox`: publish messages, run relays, and list what waits and why."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def list_(
     call: Call,
     *,
     destination: DestinationOption = None,
-    waiting: Annotated[bool, flag("--waiting", help="Only what is not delivered.")] = False,
+    waiting: Annotated[bool, flag("--waiting", help="Only undelivered messages.")] = False,
     limit: LimitOption = LIST_ROWS,
     cursor: CursorOption = None,
 ) -> None:
     """List the messages in the outbox, newest first, a page at a time.
 
-    With --waiting those of each partition in the order in which they leave.
+    With --waiting the messages of each partition are in the order in which they are sent.
 
     Example: ledgerstone outbox list --waiting --destination broker
     """
@@ -62,7 +62,7 @@ def list_(
     seen: RenderableType = outbox_views.messages(page.rows, now)
     if not page.rows:
         filtered = cursor is not None or destination is not None or waiting
-        seen = "no message meets these filters" if filtered else "the outbox is empty"
+        seen = "no message matches these filters" if filtered else "the outbox is empty"
     output.show({"messages": page.rows, "next": page.next}, seen, json=call.json)
     output.say_next(page.next, json=call.json)
 
@@ -70,33 +70,35 @@ def list_(
 def publish(
     call: Call,
     *,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, as order.placed.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, such as order.placed.")],
     body: Annotated[
-        str, typer.Argument(metavar="BODY", help="Its body in JSON; - reads it from stdin.")
+        str, typer.Argument(metavar="BODY", help="Its body as JSON; - reads it from stdin.")
     ] = "null",
     partition: Annotated[
         str,
-        typer.Option("--partition", metavar="PARTITION", help="Within which order is kept."),
+        typer.Option("--partition", metavar="PARTITION", help="Messages of one keep their order."),
     ] = "",
     key: Annotated[
         str | None,
-        typer.Option("--key", metavar="KEY", help="Publish once: the same key, the same message."),
+        typer.Option(
+            "--key", metavar="KEY", help="Publish once: a repeated call has the same key."
+        ),
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option("--header", metavar="NAME=VALUE", help="A header; again for more."),
+        typer.Option("--header", metavar="NAME=VALUE", help="A header; repeat it for more."),
     ] = None,
     available_at: Annotated[
         str | None,
         typer.Option(
-            "--available-at", metavar="TIME", help="Not before then, as 2027-01-31T08:00:00Z."
+            "--available-at", metavar="TIME", help="Send it not before, as 2027-01-31T08:00:00Z."
         ),
     ] = None,
     delay: Annotated[
-        float, typer.Option("--delay", metavar="SECONDS", min=0, help="So much later.")
+        float, typer.Option("--delay", metavar="SECONDS", min=0, help="Send it so much later.")
     ] = 0.0,
 ) -> None:
-    """Publish a message to every destination that its name leads to.
+    """Publish a message to every destination that its name is routed to.
 
     Example: ledgerstone outbox publish order.placed '{"order": 7}' --partition order-7
     """
@@ -121,7 +123,7 @@ def publish(
                 )
             )
         except KeyConflict as error:
-            error.hint = error.hint or "other content needs another key"
+            error.hint = error.hint or "different content needs another key"
             raise
     output.show(found, _accepted(found), json=call.json)
 
@@ -147,12 +149,12 @@ def lanes(
     *,
     destination: DestinationArgument,
     state: Annotated[
-        LaneState | None, typer.Option("--state", help="Only partitions that stand there.")
+        LaneState | None, typer.Option("--state", help="Only partitions in this state.")
     ] = None,
     limit: LimitOption = LIST_ROWS,
     cursor: CursorOption = None,
 ) -> None:
-    """List the partitions of a destination: which wait, since when, and why.
+    """List the partitions of a destination: their state, since when, and why.
 
     Example: ledgerstone outbox lanes broker --state parked
     """
@@ -162,7 +164,7 @@ def lanes(
     seen: RenderableType = outbox_views.lanes(destination, page.rows, now)
     if not page.rows:
         which = f"no partition of {destination} is {state.value}" if state else ""
-        seen = which or f"nothing was ever published for {destination}"
+        seen = which or f"nothing was published for {destination} yet"
     output.show({"lanes": page.rows, "next": page.next}, seen, json=call.json)
     output.say_next(page.next, json=call.json)
 
@@ -173,7 +175,7 @@ def pause(
     partition: PartitionOption = None,
     by: ByOption = None,
 ) -> None:
-    """Let no message leave for a destination, or of one partition for it.
+    """Stop sending to a destination, or one of its partitions.
 
     Example: ledgerstone outbox pause broker --partition order-7 --by ann
     """
@@ -182,7 +184,7 @@ def pause(
     which = _which(destination, partition)
     again = _quoted(destination, partition)
     facts = {"destination": destination, "partition": partition, "paused": True, "by": who(by)}
-    told = f"{which} is paused; `ledgerstone outbox resume {again}` lets it go on"
+    told = f"{which} is paused; `ledgerstone outbox resume {again}` resumes it"
     output.show(facts, Text(told), json=call.json)
 
 
@@ -191,20 +193,18 @@ def resume(
     *,
     destination: DestinationArgument,
     partition: PartitionOption = None,
-    every: Annotated[bool, flag("--all", help="All partitions of it that are parked.")] = False,
+    every: Annotated[bool, flag("--all", help="All its parked partitions.")] = False,
     code: Annotated[
         str | None,
         typer.Option(
-            "--code", metavar="CODE", help="With --all: only those parked for it, as unroutable."
+            "--code", metavar="CODE", help="With --all: only those parked with it, as unroutable."
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, flag("--dry-run", help="With --all: only show which would go on.")
-    ] = False,
+    dry_run: Annotated[bool, flag("--dry-run", help="With --all: only list them.")] = False,
     yes: Annotated[bool, flag("--yes", help="With --all: do not ask.")] = False,
     by: ByOption = None,
 ) -> None:
-    """Let messages leave again; of a parked partition the refused one is tried again.
+    """Resume a destination, or partitions. A parked one continues with the refused message.
 
     Example: ledgerstone outbox resume broker --all --code unroutable --dry-run
     """
@@ -218,7 +218,7 @@ def resume(
     with ledger_of(call) as ledger:
         ledger.run(lambda tx: tx.outbox.resume(destination, partition=partition, by=who(by)))
     facts = {"destination": destination, "partition": partition, "paused": False, "by": who(by)}
-    output.show(facts, Text(f"{_which(destination, partition)} goes on"), json=call.json)
+    output.show(facts, Text(f"{_which(destination, partition)} is resumed"), json=call.json)
 
 
 def _which(destination: str, partition: str | None) -> str:
@@ -237,7 +237,7 @@ def cleanup(
             "--days",
             metavar="DAYS",
             min=0,
-            help="Remove what was delivered so long ago; otherwise as the settings say.",
+            help="Remove messages delivered longer ago; default: as in the settings.",
         ),
     ] = None,
     destination: DestinationOption = None,
@@ -265,9 +265,9 @@ def discard(
     yes: Annotated[bool, flag("--yes", help="Do not ask.")] = False,
     by: ByOption = None,
 ) -> None:
-    """Remove all messages for a destination that is not in the settings any more.
+    """Remove all messages of a destination that is no longer in the settings.
 
-    Those that wait are lost: carry them first, or set the destination again.
+    Undelivered messages are lost: add the destination again to send them.
 
     Example: ledgerstone outbox discard warehouse --yes
     """
@@ -283,7 +283,7 @@ def discard(
 
 
 app = group(
-    "Publish messages, carry them, and see what waits.",
+    "Publish messages, run relays, and list what waits.",
 )
 app.command("relay")(command(relay))
 app.command("list")(command(list_))

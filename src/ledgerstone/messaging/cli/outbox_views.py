@@ -1,4 +1,4 @@
-"""The outbox as people see it: its messages, and the lanes of a destination."""
+"""Views of the outbox: its messages, and the lanes of a destination."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LANE_STYLE = {"open": "green", "held": "bold blue", "paused": "yellow", "parked
 
 
 def messages(rows: Sequence[OutboxRow], now: datetime) -> RenderableType:
-    """A table of messages; their ids only where there is room for them."""
+    """A table of messages, with their ids if the terminal is wide enough."""
     wide = output.console().width >= WIDE_COLUMNS
     columns = ("place", "message", "destination", "partition", "state", "age")
     table = output.table("Outbox", *columns, *(("id",) if wide else ()), numbers=("place", "age"))
@@ -42,7 +42,7 @@ def messages(rows: Sequence[OutboxRow], now: datetime) -> RenderableType:
 
 
 def partition(name: str) -> Text:
-    """A partition; the empty one is one like any other, and has to be seen."""
+    """A partition; the empty one is shown as such."""
     return Text(name) if name else Text(EMPTY_PARTITION, "dim")
 
 
@@ -55,7 +55,7 @@ def _state(row: OutboxRow, now: datetime) -> Text:
 
 
 def lanes(destination: str, rows: Sequence[LaneRow], now: datetime) -> RenderableType:
-    """A table of lanes; who holds one, and why one stands, where that is so."""
+    """A table of lanes, with holder and reason if any lane has them."""
     held = any(row.held_by for row in rows)
     reasons = any(row.code or row.reason for row in rows)
     columns = ("partition", "state", "waiting since", "attempts")
@@ -99,7 +99,7 @@ def _reason(row: LaneRow) -> Text:
 
 
 def _on_one_line(table: Table, *, but: str = "") -> None:
-    """Wide values are cut, so that a row stays a line."""
+    """Cuts wide values, so that a row stays on one line."""
     for column in table.columns:
         if column.header != but:
             column.no_wrap = True

@@ -1,4 +1,4 @@
-"""`ledgerstone outbox resume --all`: parked partitions go on, however many there are."""
+"""`ledgerstone outbox resume --all`: resumes parked partitions in bulk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN_MAX = 15
 def resume_parked(
     call: Call, destination: str, *, code: str | None, dry_run: bool, yes: bool, by: str | None
 ) -> None:
-    """Resume all of them, RESUME_MAX in a transaction; show first which."""
+    """Resumes all of them, RESUME_MAX in a transaction, after listing them."""
     with ledger_of(call) as ledger:
         with ledger.reading() as tx:
             found = tx.outbox.resume_parked(destination, code=code, dry_run=True)
@@ -32,7 +32,7 @@ def resume_parked(
             output.console().print(_names(found))
         resumed = 0
         if found and not dry_run:
-            confirmed(call, f"{many} partitions of {destination} would go on", yes=yes)
+            confirmed(call, f"{many} partitions of {destination} would be resumed", yes=yes)
             resumed = removed_in_steps(
                 lambda: _step(ledger, destination, code, by),
                 "Parked partitions",
@@ -47,11 +47,11 @@ def resume_parked(
         "dry_run": dry_run,
         "by": by,
     }
-    told = f"{resumed:,} partitions of {destination} go on"
+    told = f"{resumed:,} partitions of {destination} are resumed"
     if dry_run:
-        told = f"{many} partitions of {destination} would go on"
+        told = f"{many} partitions of {destination} would be resumed"
     if not found:
-        told = f"no partition of {destination} is parked{f' for {code}' if code else ''}"
+        told = f"no partition of {destination} is parked{f' with {code}' if code else ''}"
     output.show(facts, Text(told), json=call.json)
 
 
@@ -67,11 +67,11 @@ def _names(found: list[str]) -> RenderableType:
 
 
 def confirmed(call: Call, words: str, *, yes: bool) -> None:
-    """Ask the person at the terminal; elsewhere --yes is needed."""
+    """Asks at a terminal; elsewhere --yes is required."""
     if yes:
         return
     if call.json or not sys.stdin.isatty():
         raise NotAllowedNow(f"{words}; nothing was done", hint="--yes does it")
-    if not typer.confirm(f"{words}. Go on?"):
+    if not typer.confirm(f"{words}. Continue?"):
         typer.echo("nothing was done")
         raise typer.Exit(EXIT_REFUSED)

@@ -1,7 +1,7 @@
-"""`ledgerstone outbox relay`: carry messages to their destinations, until it is told to stop.
+"""`ledgerstone outbox relay`: sends messages to their destinations until it is told to stop.
 
-The first Ctrl-C or SIGTERM: no more is taken, what is under way is confirmed or given back. The
-second: everything is given back at once. A destination that is out of reach is waited for.
+The first Ctrl-C or SIGTERM: the relay claims nothing more, and waits for answers of messages in
+flight. The second: it gives everything back at once. It waits for an unreachable destination.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ ConcurrencyOption = Annotated[
         metavar="N",
         min=1,
         max=CONCURRENCY_MAX,
-        help="Batches under way at once for a destination, handlers at once for consumers;"
-        " otherwise as the settings say.",
+        help="Concurrent batches of a destination, concurrent handlers of consumers;"
+        " default: as in the settings.",
     ),
 ]
 
@@ -53,14 +53,14 @@ def relay(
     destination: Annotated[
         list[str] | None,
         typer.Option(
-            "--destination", metavar="NAME", help="A destination; again for more. Otherwise all."
+            "--destination", metavar="NAME", help="A destination; repeat it for more. Default: all."
         ),
     ] = None,
     concurrency: ConcurrencyOption = None,
 ) -> None:
-    """Carry messages to their destinations until Ctrl-C or SIGTERM.
+    """Send messages to their destinations until Ctrl-C or SIGTERM.
 
-    All that the settings name; with -A also to the consumers of your code.
+    To all destinations of the settings; with -A also to the consumers of your code.
 
     Example: ledgerstone outbox relay --destination broker --destination warehouse
     """
@@ -71,10 +71,10 @@ def relay(
         names = destinations_of(ledger, destination or [])
         if not names:
             hint = (
-                "name one in ledgerstone.toml, under [messaging.destinations.NAME],"
-                " or your code with consumers: -A shop:ledger"
+                "add [messaging.destinations.NAME] to ledgerstone.toml,"
+                " or name code with consumers: -A shop:ledger"
             )
-            raise BadInput("there is no destination to carry messages to", hint=hint)
+            raise BadInput("there is no destination to send messages to", hint=hint)
         limit(ledger, concurrency)
         ready_to_carry(ledger, names)
         relays = relays_of(ledger, names)
@@ -89,7 +89,7 @@ def relay(
 
 
 def limit(ledger: Ledger, concurrency: int | None) -> None:
-    """From now on the ledger's workers have this concurrency, if one is given."""
+    """Sets the concurrency of the workers of this ledger, if one is given."""
     if concurrency is not None:
         engine = msgspec.structs.replace(ledger.settings.engine, concurrency=concurrency)
         ledger.settings = msgspec.structs.replace(ledger.settings, engine=engine)
@@ -102,7 +102,7 @@ def _announce(ledger: Ledger, relays: list[Relay], *, json: bool) -> None:
         return
     where = [f"{each.queue} ({address(ledger, each.queue)})" for each in relays]
     _log.info(
-        "relay: ledgerstone %s on %s carries messages to %s",
+        "relay: ledgerstone %s on %s sends messages to %s",
         *(__version__, ledger.settings.url_masked, ", ".join(where)),
     )
 

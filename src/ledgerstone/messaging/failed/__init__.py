@@ -1,1 +1,1 @@
-"""Failed messages: kept with their reason, shown, retried and removed."""
+"""Failed messages: stored with their reason, listed, retried and removed."""

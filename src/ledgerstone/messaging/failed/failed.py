@@ -1,6 +1,6 @@
-"""Failed messages: what no consumer could handle and no destination would take.
+"""Failed messages: messages that a consumer or a destination has given up.
 
-They are looked at, retried by the way that all others go, or removed; all of it is on record.
+An operator lists, retries or removes them. Each action is recorded.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 RETRY_MAX = 1000
-"""Messages that one call retries."""
+"""The maximum number of messages that one call retries."""
 REMOVE_MAX = 1000
-"""Messages that one call removes."""
+"""The maximum number of messages that one call removes."""
 COUNTED_MAX = 10_000
-"""Failed messages that are put into groups, the newest: looking has a bounded cost."""
+"""The newest failed messages that are grouped, so that the cost is bounded."""
 LAST_MS = 253_402_300_799_000
-"""The last second that every database keeps."""
+"""The last second that every database can store."""
 UNKNOWN = ""
-"""The consumer of what no consumer could be found for."""
+"""The consumer of a message for which no consumer was found."""
 
 _log = logging.getLogger("ledgerstone.messaging")
 
@@ -86,13 +86,13 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     oldest: datetime
     newest: datetime
     reason: str
-    """What the newest of them says."""
+    """The reason of the newest message of the group."""
 
 
 class Groups(msgspec.Struct, frozen=True):
-    """Failed messages by their cause, the most frequent first.
+    """Failed messages by their cause, the largest group first.
 
-    Where `counted_all` is false there are more than are looked at, and the oldest are left out.
+    - `counted_all`: False if there are more than COUNTED_MAX; the oldest are not counted then.
     """
 
     groups: list[Group]
@@ -100,10 +100,10 @@ class Groups(msgspec.Struct, frozen=True):
 
 
 class BulkResult(msgspec.Struct, frozen=True):
-    """What a call retried or removed or, in a dry run, would have.
+    """The result of a bulk call, or of its dry run.
 
-    - `left` are those that cannot be retried.
-    - Where `next` is not None there may be more: call again with it as `cursor`.
+    - `left`: the ids of messages that cannot be retried.
+    - `next`: not None if there may be more; give it as the `cursor` of the next call.
     """
 
     ids: list[int]
@@ -113,10 +113,10 @@ class BulkResult(msgspec.Struct, frozen=True):
 
 
 class Filters(TypedDict, total=False):
-    """Which failed messages are meant; what is left out or None does not matter.
+    """Selects failed messages. A filter that is missing or None selects all.
 
-    - `consumer`, `name`, `code`, `origin` are compared as a whole.
-    - `since`: those that failed at this moment, which has a time zone, or later.
+    - `consumer`, `name`, `code`, `origin`: exact values.
+    - `since`: messages that failed at this time or later; it needs a time zone.
     """
 
     consumer: str | None
@@ -127,7 +127,7 @@ class Filters(TypedDict, total=False):
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """The filters as they are compared."""
+    """The checked filters."""
 
     consumer: str | None = None
     name: str | None = None
@@ -145,7 +145,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_all(self) -> bool:
-        """Whether an index alone answers it."""
+        """Whether an index alone can answer it."""
         return (self.consumer, self.name, self.code, self.origin) == (None, None, None, None)
 
     @property
@@ -153,15 +153,15 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         if self.since is None:
             return 0
         if self.since.tzinfo is None:
-            raise BadInput(f"since is a moment with a time zone, not {self.since}")
+            raise BadInput(f"since must be a datetime with a time zone, not {self.since}")
         return min(max(0, round(self.since.timestamp() * 1000)), LAST_MS)
 
 
 class _Statements:
-    """What is asked of a table of failed messages, whatever its name."""
+    """The statements of a table of failed messages."""
 
     def __init__(self, failed: Table) -> None:
-        # Not its type: an unsigned number would be refused where there is none.
+        # Not the type of the column: an unsigned type would reject a negative number.
         one = bindparam("id_", type_=BigInteger())
         deleted: ColumnElement[Any] = literal_column(f"'{SYMFONY_DELETED}'")
         queues = [failed.c.queue_name == name for name in (OWN_FAILED_QUEUE, SYMFONY_FAILED_QUEUE)]
@@ -191,7 +191,7 @@ class _Statements:
             failed,
             failed_index(failed),
         )
-        # In the order of the index, which has those of a queue together.
+        # The order of the index by queue.
         order = (failed.c.created_at, failed.c.id)
         self.newest = Keyset(
             "failed.find",
@@ -213,7 +213,7 @@ class _Statements:
 
 
 class _Listed(msgspec.Struct, frozen=True):
-    """A row of the table, and why it is there."""
+    """A row of the table, and its cause."""
 
     row: Row
     cause: Cause
@@ -237,17 +237,22 @@ def put(
     origin: str,
     what: RecordKind = RecordKind.FAILED,
 ) -> None:
-    """Put it into the failed table, and on record.
+    """Inserts a message into the failed table and records the event.
 
-    `consumer` None: it is the destination `origin` that would not take it; empty: nobody could be
-    found for it.
+    - `item`: the message, or the raw delivery if it could not be parsed.
+    - `consumer`: the consumer that failed; None if the destination `origin` gave the message up;
+      empty if no consumer was found.
+    - `failure`: the reason.
+    - `attempts`: how many times it was tried.
+    - `origin`: the destination or subscription that the message came from.
+    - `what`: the kind of the recorded event.
     """
     registry.setup.ensure(tx, registry.shared.failed)
     if consumer and isinstance(item, Message):
         inbox.forget_unfinished(tx, registry, consumer, item)
         crashes.forget(tx, consumer, item)
     if consumer is None and isinstance(item, Message) and item.consumer is not None:
-        # It was retried for one consumer: there it goes again, not to the lane it waited in.
+        # It was a retry for one consumer: the next retry is for this consumer too.
         consumer = item.consumer
         before = partition_in(item.partition, consumer)
         item = msgspec.structs.replace(item, partition=before, place=None)
@@ -269,7 +274,7 @@ def put(
 
 
 def lane_of(consumer: str, partition: str) -> str:
-    """Where a message that is retried for one consumer waits: none waits for another consumer."""
+    """The partition of a message that is retried for one consumer, separate for each consumer."""
     partition = _sound(partition)
     lane = f"{consumer}/{partition}"
     if len(lane) > PARTITION_CHARS_MAX:
@@ -288,7 +293,7 @@ def partition_in(lane: str, consumer: str) -> str:
 
 
 class Failed:
-    """Failed messages, inside a transaction."""
+    """The failed messages inside one transaction: `tx.failed`."""
 
     def __init__(self, tx: Transaction, registry: MessagingRegistry) -> None:
         self._tx = tx
@@ -297,32 +302,39 @@ class Failed:
     def find(
         self, *, limit: int = 50, cursor: str | None = None, **filters: Unpack[Filters]
     ) -> Page[FailedMessage]:
-        """Those that meet the filters (see `Filters`), newest first.
+        """Lists failed messages, newest first.
 
-        A page may hold fewer than asked for, even none, and yet have a next one.
+        A page may hold fewer rows than `limit`, even none, and still have a next page.
+
+        - `limit`: the size of the page.
+        - `cursor`: the `next` of the page before.
+        - `filters`: see `Filters`.
         """
         statements = self._ready()
         return self._sifted(statements.newest, _filter(filters), limit, cursor)
 
     def count(self, *, most: int) -> int:
-        """How many there are, counted up to a most; the table has to be there."""
+        """Counts failed messages, at most `most`. The table must exist."""
         row = _statements(self._registry.shared.failed).count.one(self._tx, most=most)
         return int(row[0]) if row is not None else 0
 
     def last_id(self) -> int:
-        """The highest id that there is: those that fail from now on get higher ones."""
+        """The highest id. Messages that fail later get higher ids."""
         row = self._ready().last.one(self._tx)
         return int(row[0] or 0) if row is not None else 0
 
     def get(self, failed_id: int) -> FailedMessage:
-        """One, with its body."""
+        """The failed message with this id, with its body. Raises NotFound if it does not exist."""
         row = self._ready().get.one(self._tx, id_=_checked_id(failed_id))
         if row is None:
             raise NotFound(f"no failed message has the id {failed_id}")
         return self._made(row)
 
     def groups(self, **filters: Unpack[Filters]) -> Groups:
-        """Those that meet the filters, by cause."""
+        """Groups failed messages by cause.
+
+        - `filters`: see `Filters`.
+        """
         wanted = _filter(filters)
         newest = self._ready().newest
         newest_of: dict[Cause, FailedMessage] = {}
@@ -347,17 +359,20 @@ class Failed:
         return Groups(groups, counted_all=cursor is None)
 
     def retry(self, failed_id: int, *, by: str | None = None) -> None:
-        """Send it again where it came from, by the way that all others go.
+        """Sends a failed message again to the consumer or destination where it failed.
 
-        - Its id, its key and its headers stay, and for a destination its place in its partition.
-        - It leaves the failed table in the same transaction: a second retry finds nothing.
+        The message keeps its id, key and headers, and at a destination its place in its partition.
+        The row is deleted in the same transaction, so a second retry raises NotFound.
+
+        - `failed_id`: the id of the row in the failed table.
+        - `by`: who did it, for the record.
         """
         found = self.get(failed_id)
         problem = self._problem(found)
         if problem is not None:
             raise problem
         if not self._take(found):
-            message = f"the failed message {failed_id} has just been retried or removed"
+            message = f"the failed message {failed_id} was retried or removed meanwhile"
             raise NotAllowedNow(message)
         self._send(found, by)
 
@@ -370,7 +385,14 @@ class Failed:
         by: str | None = None,
         **filters: Unpack[Filters],
     ) -> BulkResult:
-        """Retry those that meet the filters, the oldest first, at most so many."""
+        """Retries failed messages in bulk, the oldest first.
+
+        - `limit`: how many at most; up to RETRY_MAX.
+        - `cursor`: the `next` of the call before.
+        - `dry_run`: only returns the ids of the messages that would be retried.
+        - `by`: who did it, for the record.
+        - `filters`: see `Filters`.
+        """
         page = self._oldest(limit, RETRY_MAX, cursor, filters)
         left = [each.id for each in page.rows if self._problem(each) is not None]
         ids = [each.id for each in page.rows if each.id not in set(left)]
@@ -379,10 +401,14 @@ class Failed:
         return BulkResult(ids, left, next=page.next, dry_run=dry_run)
 
     def remove(self, failed_id: int, *, by: str | None = None) -> None:
-        """Remove it for good; that it was there stays on record."""
+        """Deletes a failed message. The record keeps that it existed.
+
+        - `failed_id`: the id of the row in the failed table.
+        - `by`: who did it, for the record.
+        """
         found = self.get(failed_id)
         if not self._take(found):
-            message = f"the failed message {failed_id} has just been retried or removed"
+            message = f"the failed message {failed_id} was retried or removed meanwhile"
             raise NotAllowedNow(message)
         record(self._tx, [_undone(RecordKind.REMOVED, found, by)])
 
@@ -395,7 +421,14 @@ class Failed:
         by: str | None = None,
         **filters: Unpack[Filters],
     ) -> BulkResult:
-        """Remove those that meet the filters, the oldest first, at most so many."""
+        """Deletes failed messages in bulk, the oldest first.
+
+        - `limit`: how many at most; up to REMOVE_MAX.
+        - `cursor`: the `next` of the call before.
+        - `dry_run`: only returns the ids of the messages that would be removed.
+        - `by`: who did it, for the record.
+        - `filters`: see `Filters`.
+        """
         page = self._oldest(limit, REMOVE_MAX, cursor, filters)
         rows = page.rows if dry_run else [each for each in page.rows if self._take(each)]
         if not dry_run:
@@ -411,14 +444,14 @@ class Failed:
         self, limit: int, limit_max: int, cursor: str | None, filters: Filters
     ) -> Page[FailedMessage]:
         if not 1 <= limit <= limit_max:
-            message = f"one call takes 1 to {limit_max} failed messages, not {limit}"
-            raise BadInput(message, hint="call again for the rest")
+            message = f"limit must be 1 to {limit_max}, not {limit}"
+            raise BadInput(message, hint="call it again for the rest")
         return self._sifted(self._ready().oldest, _filter(filters), limit, cursor)
 
     def _sifted(
         self, rows: Keyset[_Listed], wanted: Filter, limit: int, cursor: str | None
     ) -> Page[FailedMessage]:
-        """A page of those that fit: filters look into headers, which no index knows."""
+        """A page of messages that match filters, which no index can answer."""
         if wanted.is_of_all:
             page = rows.read(self._tx, limit=limit, cursor=cursor, since_ms=wanted.since_ms)
         else:
@@ -439,26 +472,26 @@ class Failed:
 
     @property
     def _origin(self) -> str:
-        """What tells this table from every other, for the ids of rows that have none."""
+        """The identity of this table, for the ids of rows that have none."""
         identity = self._tx.database.identity_in(self._tx)
         return f"{identity}:{self._registry.shared.failed.name}"
 
     def _problem(self, found: FailedMessage) -> NotAllowedNow | None:
-        """Why it cannot be retried."""
+        """Why the message cannot be retried, or None."""
         words = f"the failed message {found.id} cannot be retried"
         if found.message is None:
-            hint = "remove it, and mend whoever sent it"
+            hint = "remove it, and correct the program that sent it"
             return NotAllowedNow(f"{words}: it could not be read ({found.reason})", hint=hint)
         if found.binary:
-            hint = "have it sent again by whoever sent it, and remove it"
-            return NotAllowedNow(f"{words}: its body is no text", hint=hint)
+            hint = "let its sender send it again, and remove it"
+            return NotAllowedNow(f"{words}: its body is not text", hint=hint)
         if found.consumer is None and found.origin not in self._registry.routes.destinations:
-            hint = "set the destination, or retry it where it was put there, or remove it"
-            return NotAllowedNow(f"{words}: there is no destination {found.origin!r}", hint=hint)
+            hint = "add the destination to the settings, or remove the message"
+            return NotAllowedNow(f"{words}: no destination is named {found.origin!r}", hint=hint)
         return None
 
     def _take(self, found: FailedMessage) -> bool:
-        """Remove the row; False if another was first."""
+        """Deletes the row; returns False if another transaction was first."""
         return _statements(self._registry.shared.failed).remove.run(self._tx, id_=found.id) == 1
 
     def _retried(self, failed_id: int, by: str | None) -> bool:
@@ -493,7 +526,7 @@ def _filter(given: Filters) -> Filter:
     unknown = set(given) - set(Filter.__struct_fields__)
     if unknown:
         known = ", ".join(Filter.__struct_fields__)
-        raise BadInput(f"there is no filter {', '.join(sorted(unknown))}", hint=f"use {known}")
+        raise BadInput(f"unknown filter {', '.join(sorted(unknown))}", hint=f"use {known}")
     return Filter(**given)
 
 
@@ -544,7 +577,7 @@ def _undone(what: RecordKind, found: FailedMessage, by: str | None) -> Entry:
 
 
 def _sound(partition: str) -> str:
-    """A partition that others chose, as one that can be kept."""
+    """The partition with characters removed that no database stores."""
     try:
         return check_partition(partition)
     except BadInput:

@@ -1,14 +1,14 @@
-r"""A failed message as a row: how it is written, and how it is read back.
+r"""The row of a failed message: how it is written and parsed.
 
-It lies there as Symfony Messenger would put it, under a queue of ours: Symfony deletes a row that
-its serialiser cannot read, also when it only lists it. What Symfony has no word for stands in
-headers of ours beside its stamps:
+The row has the format of Symfony Messenger, in a queue of Ledgerstone: Symfony deletes a row that
+its serializer cannot parse, even when it only lists it. Headers beside the stamps of Symfony hold
+the rest:
 
-    X-Ledgerstone-Consumer    who could not handle it; empty: nobody could be found for it
-    X-Ledgerstone-Origin      the destination or the subscription that it came from
+    X-Ledgerstone-Consumer    the consumer that failed; empty: no consumer was found
+    X-Ledgerstone-Origin      the destination or subscription that the message came from
     X-Ledgerstone-Code, -Reason, -Traceback, -Attempts, -Partition, -Place, -Created
-    X-Ledgerstone-Body        `base64` where the body is no text
-    X-Ledgerstone-Raw         what came with something that could not be read
+    X-Ledgerstone-Body        `base64` if the body is not text
+    X-Ledgerstone-Raw         the headers and properties of a delivery that could not be parsed
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ledgerstone.store.sql.statement import Row
 TRACEBACK_CHARS_MAX = 4000
 RAW_DEPTH_MAX = 8
 UNREADABLE = "unreadable"
-"""The name of what has none."""
+"""The name of a message that could not be parsed."""
 
 _OURS = "X-Ledgerstone-"
 _CONSUMER = envelope.CONSUMER
@@ -61,11 +61,11 @@ HEADERS = {
     f"{_SYMFONY}SentToFailureTransportStamp": "the origin as Symfony has it",
     f"{_SYMFONY}RedeliveryStamp": "the number of retries as Symfony has it",
 }
-"""What a row says of a failure beside its message, and in which words the reference says so."""
+"""The headers of a failed message, with the words of the reference."""
 
 
 class Raw(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that arrived and could not be read as a message."""
+    """A delivery that could not be parsed as a message."""
 
     body: bytes
     content_type: str | None = None
@@ -76,10 +76,11 @@ class Raw(msgspec.Struct, frozen=True, kw_only=True):
 class FailedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message in the failed table.
 
-    - `consumer` is who could not handle it; empty, nobody could be found for it; None, it is the
-      destination `origin` that would not take it.
-    - `message` is what is retried; None, it could not be read, and `raw` and `headers` are all.
-    - In lists `raw` is empty, and so is the body of `message`.
+    - `consumer`: the consumer that failed; empty if no consumer was found; None if the destination
+      `origin` gave it up.
+    - `message`: the message to retry; None if it could not be parsed, then `raw` and `headers` hold
+      what arrived.
+    - In lists `raw` and the body of `message` are empty.
     """
 
     id: int
@@ -100,12 +101,12 @@ class FailedMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def binary(self) -> bool:
-        """Whether its body is no text."""
+        """Whether the body is not text."""
         return self.headers.get(_BODY) == _BASE64
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why a message is in the failed table, as filters ask for it and groups share it."""
+    """The cause of a failure, by which filters select and groups count."""
 
     consumer: str | None
     origin: str | None
@@ -114,7 +115,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class _Headers(msgspec.Struct):
-    """What a row of ours says of its cause, read without making anything of the rest."""
+    """The headers of the cause, decoded without the others."""
 
     consumer: str | None = msgspec.field(name=_CONSUMER, default=None)
     origin: str | None = msgspec.field(name=_ORIGIN, default=None)
@@ -127,7 +128,7 @@ _NO_DAY = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def cause_of(headers: str) -> Cause:
-    """Why a row with these headers is there, as `made` says it."""
+    """The cause of a row with these headers, the same that `made` returns."""
     try:
         found = _headers.decode(headers)
     except msgspec.DecodeError:
@@ -139,7 +140,7 @@ def cause_of(headers: str) -> Cause:
 
 
 def raw_of(delivery: Delivery) -> Raw:
-    """What is kept of an arrival that could not be read."""
+    """What is kept of a delivery that could not be parsed."""
     return Raw(
         body=delivery.body,
         content_type=delivery.content_type,
@@ -151,7 +152,7 @@ def raw_of(delivery: Delivery) -> Raw:
 def row_of(
     item: Message | Raw, *, consumer: str | None, failure: Failure, attempts: int, origin: str
 ) -> tuple[str, str]:
-    """Body and headers of its row."""
+    """Body and headers of the row of a failed message."""
     headers = _of_message(item) if isinstance(item, Message) else _of_raw(item)
     headers.update(_stamps(failure, attempts, origin))
     headers |= {
@@ -214,9 +215,9 @@ def _stamps(failure: Failure, attempts: int, origin: str) -> dict[str, str]:
 
 
 def made(row: Row, table: str, failed_at: datetime) -> FailedMessage:
-    """The message in a row of the table; without a body where none was read.
+    """Makes a failed message of a row; lists select no body.
 
-    `table` tells this table from every other: it goes into the id of a message that has none.
+    - `table`: the identity of the table, part of the id of a message that has none.
     """
     try:
         headers = envelope.headers_in(row[1])
@@ -251,7 +252,7 @@ def made(row: Row, table: str, failed_at: datetime) -> FailedMessage:
 def _message(
     place: int, raw: bytes, headers: Mapping[str, str], failed_at: datetime, table: str
 ) -> tuple[Message | None, str]:
-    """The message as it was before it failed, or what is wrong with it."""
+    """The message as it was before it failed, or the reason why it cannot be parsed."""
     try:
         message = envelope.message_of(
             place=place,
@@ -271,7 +272,7 @@ def _message(
 
 
 def _said(headers: Mapping[str, str]) -> tuple[str, str, str | None]:
-    """Code, reason and origin: ours, or those of Symfony's stamps where it put the message here."""
+    """Code, reason and origin: from our headers, or from the stamps if Symfony wrote the row."""
     code, reason = headers.get(_CODE), headers.get(_REASON)
     origin = headers.get(_ORIGIN)
     if origin is None:
@@ -295,7 +296,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _text(raw: bytes) -> str | None:
-    """The bytes as text that every database keeps; None if they are none."""
+    """The bytes as text that every database can store, or None."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -313,12 +314,12 @@ def _bytes(body: str, headers: Mapping[str, str]) -> bytes:
 
 
 def storable(text: str) -> str:
-    """The text without what no database takes: NUL, and halves of characters."""
+    """The text without NUL and lone surrogates, which databases reject."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """What a protocol gave as a header, as it can be written in JSON."""
+    """The value of a header as a JSON value."""
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int):

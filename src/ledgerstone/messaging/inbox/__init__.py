@@ -1,1 +1,1 @@
-"""The inbox: messages are received, and handled once for each consumer."""
+"""The inbox: receives messages, and handles each once per consumer."""

@@ -1,7 +1,7 @@
-"""Consumers: the functions that handle messages, by the names of messages that they are for.
+"""Consumers: the functions that handle messages, selected by the name of the message.
 
-What a consumer has handled is remembered under its name: it stays the same when the function is
-moved or renamed, or everything that can still arrive again is handled again.
+Receipts are stored under the name of the consumer. The name must stay the same when the function is
+moved or renamed; otherwise every message that is delivered again is handled again.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 NAMES_SEEN_MAX = 4096
-"""Names of messages whose consumers are remembered: the same few come again and again."""
+"""How many names are cached with their consumers."""
 
-# The shared table compares without case, and takes letters with and without accents for the same.
+# The shared table compares without case and treats accented letters as equal.
 _NAME = re.compile(r"[!-~]([ -~]*[!-~])?")
-# Others name their messages as they like: com.github.pull_request.opened, App\Order\Placed.
+# Other programs use other names: com.github.pull_request.opened, App\Order\Placed.
 _PATTERN = re.compile(r"[^.?\s\x00-\x1f\x7f]+(\.[^.?\s\x00-\x1f\x7f]+)*")
 
 
 class Consumer(msgspec.Struct, frozen=True, kw_only=True):
-    """A function that handles messages, called with a transaction and the message.
+    """A function that handles messages. It is called with a transaction and the message.
 
-    `ordered`: messages of one partition are handled one after the other, in the order of arrival.
+    - `pattern`: the names of the messages; `*` matches any characters.
+    - `ordered`: messages of one partition are handled one at a time, in their order.
     """
 
     name: str
@@ -46,14 +47,14 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True):
     ordered: bool = False
 
     def run(self, tx: Transaction, message: Message) -> None:
-        """Call it; an async one runs to its end here."""
+        """Calls the function; runs the coroutine of an async function to its end."""
         answer = self.call(tx, message)
         if inspect.iscoroutine(answer):
             run_coroutine(lambda: answer)
 
 
 class Consumers:
-    """The consumers that this process knows."""
+    """The consumers of this process."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Consumer] = {}
@@ -67,14 +68,16 @@ class Consumers:
         name: str | None = None,
         ordered: bool = False,
     ) -> Consumer:
-        """Make a consumer known; BadInput if it cannot be one.
+        """Registers a consumer. Raises BadInput if the function cannot be one.
 
-        - `*` in the pattern stands for any characters; `*` alone is every message.
-        - The name is that of the function, with its module, unless another is given.
+        - `pattern`: the names of the messages; `*` matches any characters, `*` alone every name.
+        - `call`: a function of two arguments, the transaction and the message.
+        - `name`: the name under which receipts are stored; default: module and function name.
+        - `ordered`: handle messages of one partition one at a time, in their order.
         """
         fits = isinstance(pattern, str) and len(pattern) <= NAME_CHARS_MAX
         if not fits or not _PATTERN.fullmatch(pattern):
-            message = f"{pattern!r} is no pattern of names of messages"
+            message = f"{pattern!r} is not a pattern of message names"
             raise BadInput(message, hint="write order.placed, order.* or *")
         _check_call(call)
         consumer = Consumer(
@@ -84,14 +87,14 @@ class Consumers:
             ordered=ordered,
         )
         if consumer.name.lower() in {known.lower() for known in self._by_name}:
-            message = f"there is a consumer {consumer.name!r} already"
-            raise BadInput(message, hint="give each its own name: name=…; case does not tell")
+            message = f"a consumer named {consumer.name!r} exists already"
+            raise BadInput(message, hint="give each its own name: name=…; names ignore case")
         self._by_name[consumer.name] = consumer
         self._of.cache_clear()
         return consumer
 
     def of(self, message_name: str) -> list[Consumer]:
-        """The consumers of a message, in the order in which they were made known."""
+        """The consumers of a message, in the order of their registration."""
         return list(self._of(message_name))
 
     def get(self, name: str) -> Consumer | None:
@@ -110,14 +113,14 @@ class Consumers:
 
 def _check_call(call: Any) -> None:
     if not callable(call):
-        raise BadInput(f"{call!r} is no function", hint="decorate a function: def f(tx, message)")
+        raise BadInput(f"{call!r} is not a function", hint="decorate one: def f(tx, message)")
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
-        message = f"{_shown(call)} yields: calling it would handle nothing"
+        message = f"{_shown(call)} is a generator: calling it would not handle the message"
         raise BadInput(message, hint="write it without yield")
     try:
         signature = inspect.signature(call)
     except ValueError:
-        # Built in, and says nothing of what it takes.
+        # A built-in function may have no signature.
         return
     try:
         signature.bind(None, None)
@@ -127,10 +130,10 @@ def _check_call(call: Any) -> None:
 
 
 def _name_of(call: Any) -> str:
-    """The dotted name of a function, the same whether its module is imported or started."""
+    """The dotted name of a function, the same whether its module is imported or run as a script."""
     name = getattr(call, "__qualname__", None)
     if name is None or "<lambda>" in name:
-        raise BadInput(f"{call!r} has no name of its own", hint="give it one: name=…")
+        raise BadInput(f"{call!r} has no name", hint="give it one: name=…")
     return f"{_module_of(call)}.{name}"
 
 
@@ -149,8 +152,8 @@ def _checked(name: Any) -> str:
     fits = isinstance(name, str) and len(name) <= CONSUMER_CHARS_MAX
     if fits and _NAME.fullmatch(name):
         return str(name)
-    message = f"{name!r} is no name of a consumer"
-    hint = f"give it one of at most {CONSUMER_CHARS_MAX} ASCII characters: name='mailer'"
+    message = f"{name!r} is not a valid name of a consumer"
+    hint = f"use at most {CONSUMER_CHARS_MAX} ASCII characters: name='mailer'"
     raise BadInput(message, hint=hint)
 
 

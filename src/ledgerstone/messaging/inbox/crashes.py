@@ -1,11 +1,11 @@
-"""Messages that kill the process: counted for all processes, given up after so many deaths.
+"""Messages that crash the process: counted over all processes, given up after a maximum.
 
-A broker delivers again what was not acknowledged, for ever, and does not say why. So before the
-handler of a message that came again begins, that is written down; when the handler has ended, in
-whatever way, it is forgotten. What is left was begun by a process that is no more.
+A broker redelivers unacknowledged messages without end and does not say why. So a row is written
+before the handler of a redelivered message begins, and deleted when the handler has ended. A row
+that remains belongs to a process that died.
 
-    came again ─▶ begun, count 1 ─▶ handler ─▶ ended: forgotten
-                                       └─ the process dies ─▶ came again ─▶ begun, count 2 …
+    redelivered ─▶ begun, count 1 ─▶ handler ─▶ ended: row deleted
+                                        └─ the process dies ─▶ redelivered ─▶ begun, count 2 …
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 CRASHED = "crashed"
-"""The code of a message that was given up for it."""
+"""The code of a message that was given up after too many crashes."""
 REMOVE_MAX = 1000
 
 _row = delivery_crash.c
@@ -72,17 +72,18 @@ def guarded(
     crashes_max: int,
     last_chance: Lock,
 ) -> Handled:
-    """Handle a message that was delivered before, unless so many processes died of it.
+    """Handles a redelivered message, unless too many processes died while handling it.
 
-    - It is DEAD then; who puts it into the failed table forgets the count (`forget`).
-    - One for which one more death is the end is handled while it holds `last_chance`. So one that
-      kills its process takes none of its like along: it is tried again later.
+    - The result is DEAD after `crashes_max` deaths. The caller moves the message to the failed
+      table and calls `forget`.
+    - A message that is given up after one more death is handled under the lock `last_chance`: only
+      one such message runs in a process, so that it cannot take others along.
     """
     try:
         count = database.run(lambda tx: _count(tx, consumer, message))
         is_last = count + 1 == crashes_max
         if is_last and not last_chance.acquire(blocking=False):
-            words = "another message is handled for which one more death of a process is the end"
+            words = "another message is being handled that is given up after one more crash"
             return Handled(Result.AGAIN, Failure(CRASHED, words))
     except LedgerstoneError as error:
         if not error.retryable:
@@ -110,7 +111,7 @@ def _on_record(
             raise
         return Handled(Result.AGAIN, failure_of(error))
     if begun > crashes_max:
-        words = f"{begun - 1} processes died while {consumer} handled it, after it had come again"
+        words = f"{begun - 1} processes died while {consumer} handled it after a redelivery"
         return Handled(Result.DEAD, Failure(CRASHED, words, crashed=True))
     try:
         return handle()
@@ -119,12 +120,12 @@ def _on_record(
 
 
 def forget(tx: Transaction, consumer: str, message: Message) -> None:
-    """It counts no more: the handler has ended, or the message was given up."""
+    """Deletes the count: the handler has ended, or the message was given up."""
     _forget.run(tx, message_id_=message.id, consumer_=consumer)
 
 
 def remove_old(tx: Transaction, *, age_ms: int) -> int:
-    """Forget what was begun so long ago, a bounded piece; how many it were."""
+    """Deletes a bounded number of counts that are older than `age_ms`; returns how many."""
     old = _old.rows(tx, age_ms=age_ms)
     for message_id, consumer in sorted((str(row[0]), row[1]) for row in old):
         _forget.run(tx, message_id_=message_id, consumer_=consumer)
@@ -132,13 +133,13 @@ def remove_old(tx: Transaction, *, age_ms: int) -> int:
 
 
 def duty(registry: MessagingRegistry) -> Duty:
-    """Forgets what can no longer come again, a bounded piece at a time."""
+    """The duty that deletes counts of messages that cannot be redelivered any more."""
     age_ms = round(registry.settings.redelivery_days_max * DAY_MS)
     return Duty("retire:crashes", EVERY_SECONDS, lambda tx: remove_old(tx, age_ms=age_ms))
 
 
 def _noted(tx: Transaction, consumer: str, message: Message) -> int:
-    """Write down that it begins; how often it has."""
+    """Records that the handler begins; returns how many times it has begun."""
     if not _first.run(tx, [(message.id, consumer)]):
         return 1
     _again.run(tx, message_id_=message.id, consumer_=consumer)
@@ -151,12 +152,12 @@ def _count(tx: Transaction, consumer: str, message: Message) -> int:
 
 
 def _ended(database: Database[Any], consumer: str, message: Message) -> None:
-    # Also when the handler was told to stop: this is not its own call.
+    # This call must run even if the handler was told to stop.
     unhindered = Cancellation().begin()
     try:
         database.run(lambda tx: forget(tx, consumer, message))
     except LedgerstoneError:
-        # It counts as a death then; the store has logged its outage.
+        # The row counts as a crash then. The store has logged the outage.
         return
     finally:
         Cancellation.leave(unhindered)

@@ -1,13 +1,13 @@
-"""Deliveries: what a subscription receives is a source of work, acknowledged when it is done.
+"""Deliveries: the messages of a subscription as a source of work, acknowledged when handled.
 
     broker ─▶ parsed ─▶ its partition ─▶ ready ─claim─▶ the engine runs its consumers ─▶ ack
                             ▲              ▲                        │
                             │              └── later ◀──────────────┤ failed: again after a pause
                 one at a time of an ordered partition               └─▶ failed table
 
-A delivery is acknowledged only when every consumer has dealt with its message. Until then it is the
-broker's: a process that dies has taken nothing along. So there is nothing to extend and nothing to
-rescue: the lease is the broker's, and the receipt in the inbox is the fence.
+A delivery is acknowledged after every consumer has handled its message. Until then the broker keeps
+it, and redelivers it if the process dies. So there is no lease to extend and nothing to rescue: the
+broker holds the lease, and the receipt in the inbox is the fence.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ if TYPE_CHECKING:
     from ledgerstone.store.database import Database
 
 AGAIN = Backoff(seconds=0.5, multiplier=2.0, seconds_max=30.0)
-"""The pauses while a database or a target is out of reach."""
+"""The back-off while a database or a target is unreachable."""
 NO_CONSUMER = "no_consumer"
 
 _log = logging.getLogger("ledgerstone.messaging")
 
 
 class Received(msgspec.Struct):
-    """What was done with deliveries so far; a message counts once for each of its consumers."""
+    """What was done with deliveries so far. A message counts once for each of its consumers."""
 
     received: int = 0
     """Deliveries that arrived."""
@@ -75,19 +75,19 @@ class Received(msgspec.Struct):
     handled: int = 0
     duplicates: int = 0
     retried: int = 0
-    """Times a handler failed and is tried again."""
+    """Failures of a handler that are retried."""
     failed: int = 0
-    """Put into the failed table by a consumer that gave up."""
+    """Messages that were moved to the failed table after the last attempt of a consumer."""
     malformed: int = 0
-    """Put into the failed table because nobody could read it or nobody is there for it."""
+    """Messages in the failed table because they are malformed or have no consumer."""
     returned: int = 0
-    """Given back to the broker."""
+    """Deliveries that were returned to the broker."""
     trouble: str | None = None
-    """Why something is tried again that no message is to blame for."""
+    """The current outage for which messages are retried."""
 
 
 class _Task:
-    """A delivery on its way through the consumers."""
+    """A delivery that consumers have to handle."""
 
     def __init__(
         self, number: int, delivery: Delivery, item: Message | Raw, failure: Failure | None
@@ -96,25 +96,25 @@ class _Task:
         self.delivery = delivery
         self.item = item
         self.failure = failure
-        """Why it goes into the failed table at once."""
+        """Why the message is moved to the failed table at once."""
         self.partition: str | None = None
-        """That of an ordered consumer: one delivery of it is handed out at a time."""
+        """The partition, if a consumer is ordered: one delivery of it is handed out at a time."""
         self.consumers: dict[str, Consumer] = {}
-        """Those that have not dealt with it."""
+        """The consumers that have not handled it."""
         self.at_work: Consumer | None = None
-        """The one whose handler runs, or was told to stop."""
+        """The consumer whose handler runs or was told to stop."""
         self.failures: dict[str, int] = {}
         self.attempt = 0
         self.token = 0
-        """Raised by every claim and every outcome: a handler that was given up ends nothing."""
+        """Raised by every claim and outcome: an abandoned handler cannot end the delivery."""
         self.vain = 0
-        """Times it was tried while something was out of reach."""
+        """Attempts that an outage ended."""
         self.goes_back = False
-        """Whether it is given back to the broker when its pause is over."""
+        """Whether it is returned to the broker when its pause ends."""
 
 
 class DeliveryClaim(Claim, frozen=True, eq=False, kw_only=True):
-    """A delivery that is handed out."""
+    """A delivery that was handed out."""
 
     task: _Task
 
@@ -126,29 +126,31 @@ class DeliveryClaim(Claim, frozen=True, eq=False, kw_only=True):
 
 
 class _Pause(NamedTuple):
-    """Why a message is not dealt with yet, and when it is tried again."""
+    """Why a message is not handled yet, and when it is tried again."""
 
     seconds: float
     failure: Failure
     vain: bool = False
-    """Whether the message is not to blame."""
+    """Whether an outage is the cause, and not the message."""
 
 
 class Deliveries:
-    """What a subscription delivers, for the consumers of a ledger: the work of a pump.
+    """The source of work that receives from a subscription for the consumers of a ledger.
 
-    - Messages of one partition are handed out one after the other, in the order of arrival, if one
-      of their consumers is `ordered`; a message that is tried again holds those behind it.
-    - What is tried again stays where it is, unacknowledged, and takes up no thread.
-    - What nobody can read, or nobody is there for, goes into the failed table at once.
-    - While the database is out of reach deliveries stay and are tried again; none is blamed.
-    - The end keeps the order of the queue: nothing is cancelled and nothing is nacked. Handlers
-      finish, what they did is acknowledged, and the rest goes back with the connection.
-    - An error that no waiting helps ends the pump.
+    - If one of their consumers is `ordered`, messages of one partition are handed out one at a
+      time, in their order. A message that is retried holds those behind it.
+    - A message that is retried stays unacknowledged and uses no thread.
+    - A malformed message, or one without a consumer, is moved to the failed table at once.
+    - While the database is unreachable, deliveries stay and are tried again without counting an
+      attempt.
+    - A stop keeps the order of the queue. It sends no basic.cancel and no basic.nack: handlers
+      finish, their deliveries are acknowledged, and the broker requeues the rest when the
+      connection ends.
+    - An error that is not retryable ends the pump.
     """
 
     one_writer = True
-    """Nothing here waits for a disk: one thread takes outcomes and hands out."""
+    """No call here waits for a disk: one thread takes outcomes and hands out claims."""
     local = True
 
     def __init__(
@@ -171,12 +173,12 @@ class Deliveries:
         self._settings = settings
         self._parse = parse
         self._last_chance = threading.Lock()
-        """Held while a message is handled for which one more death of a process is the end."""
+        """Held while a message is handled that is given up after one more crash."""
         self._waiting = _Waiting(database.clock.monotonic)
         self._numbers = itertools.count()
         self._counting = threading.Lock()
         self._troubles: dict[int, str] = {}
-        """By the number of a task that waits in vain, why."""
+        """The outages, by the number of the waiting task."""
         self._failure: BaseException | None = None
         self._started = False
         self._handler = Handler(self._deal)
@@ -187,27 +189,27 @@ class Deliveries:
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing arrives, or why nothing is handled."""
+        """Why no message arrives, or why none is handled."""
         return self._subscription.trouble or self.counters.trouble
 
     @property
     def waiting(self) -> int:
-        """Deliveries that are not handed out: they wait for their time, or for the one before."""
+        """Deliveries that wait for their retry or for the one before in their partition."""
         return self._waiting.count
 
     def start(self) -> None:
-        """Begin to receive."""
+        """Starts to receive."""
         if not self._started:
             self._started = True
             self._subscription.start(self._deliver)
 
     def stop(self) -> None:
-        """Receive no more; what is handed out may still be acknowledged."""
+        """Stops receiving. Deliveries that were handed out can still be acknowledged."""
         self._subscription.stop()
 
     def close(self) -> None:
-        """End the connection; what is not acknowledged goes back to the queue, in its order."""
-        # None is nacked: the broker would put it behind others of its partition.
+        """Drops the connection. The broker requeues unacknowledged messages in their order."""
+        # A nack would put the message behind others of its partition.
         for _ in range(self._waiting.clear()):
             self._count("returned")
         self._subscription.close()
@@ -216,11 +218,11 @@ class Deliveries:
         return self._handler
 
     def extend(self, claims: Sequence[Claim], lease_seconds: float) -> NotSettled[Claim]:
-        # The broker keeps what is not acknowledged for as long as the connection lives.
+        # The broker keeps an unacknowledged message as long as the connection lives.
         return NotSettled()
 
     def due_seconds(self) -> float:
-        """How long until the pause of a delivery is over."""
+        """The seconds until the next retry is due."""
         return self._waiting.due_seconds()
 
     def exchange(self, outcomes: Sequence[Outcome], ask: Ask | None) -> ExchangeResult:
@@ -240,12 +242,12 @@ class Deliveries:
         return ExchangeResult(claims, NotSettled())
 
     def _deliver(self, delivery: Delivery) -> None:
-        """One arrival, on the thread of the subscription: read it and let it wait."""
+        """Takes one delivery on the thread of the subscription: parses it and queues it."""
         self._count("received")
         task = self._task(delivery)
         entered = self._waiting.enter(task)
         if entered is None:
-            # It goes back with the connection.
+            # The broker requeues it when the connection ends.
             self._count("returned")
         elif entered:
             self._database.wake_signals.notify([self.channel])
@@ -254,11 +256,11 @@ class Deliveries:
         number = next(self._numbers)
         try:
             message = self._parse(delivery)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, it is kept
+        except Exception as error:  # noqa: BLE001 - a message that cannot be parsed is kept
             return _Task(number, delivery, raw_of(delivery), failure_of(error))
         consumers = self._registry.consumers.of(message.name)
         if not consumers:
-            failure = Failure(NO_CONSUMER, f"nobody here consumes {message.name}")
+            failure = Failure(NO_CONSUMER, f"this process has no consumer for {message.name}")
             return _Task(number, delivery, message, failure)
         task = _Task(number, delivery, message, None)
         task.consumers = {consumer.name: consumer for consumer in consumers}
@@ -281,7 +283,7 @@ class Deliveries:
         )
 
     def _deal(self, claim: DeliveryClaim) -> Settled | Outcome:
-        """The handler: have the consumers that are left deal with the message."""
+        """The handler: calls the consumers that have not handled the message."""
         task = claim.task
         try:
             pause = self._done(task)
@@ -298,7 +300,7 @@ class Deliveries:
         return Outcome(claim, verdict, failure=pause.failure, delay_seconds=pause.seconds)
 
     def _done(self, task: _Task) -> _Pause | None:
-        """Have its consumers deal with it: None if all have, otherwise when to try again."""
+        """Handles the message; returns None if all consumers have, otherwise the pause."""
         if task.failure is not None:
             pause = self._set_aside(task, failed.UNKNOWN, task.failure, attempts=0)
         else:
@@ -308,7 +310,7 @@ class Deliveries:
         return pause
 
     def _dealt_with(self, task: _Task) -> list[_Pause]:
-        """Try each consumer that is left; the pauses of those that could not yet."""
+        """Calls each remaining consumer; returns the pauses of those that did not handle it."""
         pauses = []
         for consumer in list(task.consumers.values()):
             task.at_work = consumer
@@ -326,8 +328,8 @@ class Deliveries:
             self._count("handled" if handled.result is Result.HANDLED else "duplicates")
             return None
         if handled.result is Result.AGAIN:
-            # Another process may have it in work: whoever is free then finds the receipt. One of a
-            # partition would come again behind those that it is to go before.
+            # Another process may be handling it; any consumer that is free later finds the receipt.
+            # A message of a partition is not returned: it would come back behind later ones.
             task.goes_back = handled.failure.code == StoreBusy.code and task.partition is None
             return self._vain(task, handled.failure)
         return self._failed(task, consumer, handled.failure, dead=handled.result is Result.DEAD)
@@ -345,13 +347,13 @@ class Deliveries:
         except (LeaseLost, Interrupted, HandlerTimeout) as error:
             if current().reason is not None:
                 raise
-            # The engine has told it nothing: it is the handler's own.
+            # The engine has not raised this: the handler has.
             return Handled(Result.FAILED, failure_of(error))
 
     def _failed(
         self, task: _Task, consumer: Consumer, failure: Failure, *, dead: bool
     ) -> _Pause | None:
-        """A consumer failed: it is tried again, or the message is set aside for it."""
+        """A consumer failed: schedules a retry, or moves the message to the failed table."""
         assert isinstance(task.item, Message)
         settings = self._registry.settings
         failures = task.failures.get(consumer.name, 0)
@@ -387,14 +389,14 @@ class Deliveries:
         return None
 
     def _settle(self, outcome: Outcome) -> None:
-        """It was not dealt with: it waits for its next try."""
+        """Takes an outcome that left the message unhandled, and schedules the next attempt."""
         assert isinstance(outcome.claim, DeliveryClaim)
         task = outcome.claim.task
         task.token += 1
         seconds = outcome.delay_seconds or 0.0
         consumer, failure = task.at_work, outcome.failure
         if outcome.verdict is OutcomeKind.FAILED and outcome.delay_seconds is None and failure:
-            # The engine has told the handler to stop: nothing else counts the failure.
+            # The engine told the handler to stop, so `_deal` has not counted the failure.
             pause = self._failed(task, consumer, failure, dead=False) if consumer else None
             if pause is None and consumer is not None:
                 del task.consumers[consumer.name]
@@ -405,21 +407,21 @@ class Deliveries:
             self._waiting.again(task, seconds)
 
     def _finish(self, task: _Task, token: int) -> None:
-        """All have dealt with it; nothing happens if this handler was given up meanwhile."""
+        """Acknowledges the delivery; does nothing if this handler was abandoned meanwhile."""
         with self._counting:
             mine, task.token = task.token == token, task.token + 1
         if not mine:
             return
-        # Before the one behind it may begin: a broker that gives both back keeps the order.
+        # Before the next of its partition begins: a broker that requeues both keeps their order.
         task.delivery.ack()
         self._count("acknowledged")
         if self._waiting.leave(task):
             self._database.wake_signals.notify([self.channel])
 
     def _vain(self, task: _Task, failure: Failure) -> _Pause:
-        """Not the message's doing: how long to wait."""
+        """Notes an outage; returns the pause."""
         task.vain += 1
-        # An outage of the database is logged once, by the store.
+        # The store logs an outage of the database once.
         if self.counters.trouble is None and failure.code != StoreUnavailable.code:
             _log.warning("%s: %s: %s", self.name, failure.code, failure.message)
         with self._counting:
@@ -428,7 +430,7 @@ class Deliveries:
         return _Pause(AGAIN.after(task.vain), failure, vain=True)
 
     def _over(self, task: _Task) -> None:
-        """It waits in vain no more; the trouble that is shown is one that is still there."""
+        """The task is not blocked any more; `trouble` shows another blocked task, or None."""
         if not self._troubles:
             return
         with self._counting:
@@ -447,7 +449,7 @@ class Deliveries:
 
 
 class _Waiting:
-    """Deliveries that are ready, wait for their time, or for the one before in their partition."""
+    """Deliveries that are ready, or wait for a retry or for the one before in their partition."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self.count = 0
@@ -456,11 +458,11 @@ class _Waiting:
         self._ready: deque[_Task] = deque()
         self._later: list[tuple[float, int, _Task]] = []
         self._partitions: dict[str, deque[_Task]] = {}
-        """By partition, those behind the one that is handed out or waits for its time."""
+        """By partition, the deliveries behind the one that is handed out or waits for a retry."""
         self._cleared = False
 
     def enter(self, task: _Task) -> bool | None:
-        """A new one; whether it is the only one that is ready, None if it comes too late."""
+        """Adds a delivery; True if it is the only ready one, None if the source has ended."""
         with self._lock:
             if self._cleared:
                 return None
@@ -475,7 +477,7 @@ class _Waiting:
             return len(self._ready) == 1
 
     def take(self) -> _Task | None:
-        """The next one that is ready."""
+        """The next ready delivery."""
         with self._lock:
             now = self._monotonic()
             while self._later and self._later[0][0] <= now:
@@ -486,7 +488,7 @@ class _Waiting:
             return self._ready.popleft()
 
     def again(self, task: _Task, seconds: float) -> None:
-        """It is tried again after a pause; those behind it wait as well."""
+        """Schedules a retry; the deliveries behind it in its partition wait too."""
         with self._lock:
             if self._cleared:
                 return
@@ -494,7 +496,7 @@ class _Waiting:
             heapq.heappush(self._later, (self._monotonic() + seconds, task.number, task))
 
     def leave(self, task: _Task) -> bool:
-        """It is done; whether that makes another one ready."""
+        """Ends a delivery; returns whether that made another one ready."""
         if task.partition is None:
             return False
         with self._lock:
@@ -506,7 +508,7 @@ class _Waiting:
             return False
 
     def due_seconds(self) -> float:
-        """How long until a pause is over; without end if none waits for that."""
+        """The seconds until the next retry; infinity if none is scheduled."""
         with self._lock:
             if self._ready:
                 return 0.0
@@ -515,7 +517,7 @@ class _Waiting:
             return max(self._later[0][0] - self._monotonic(), 0.0)
 
     def clear(self) -> int:
-        """Forget all that wait; how many those were. None is let in any more."""
+        """Drops all waiting deliveries and takes no more; returns how many were dropped."""
         with self._lock:
             self._cleared = True
             self._ready.clear()

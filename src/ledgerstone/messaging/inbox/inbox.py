@@ -1,16 +1,16 @@
-"""The inbox: a message takes effect once for each consumer, however often it arrives.
+"""The inbox: each consumer handles a message once, however many times it is delivered.
 
-    begin ─▶ receipt ─▶ handler, its writes, its own messages ─▶ finished ─▶ commit ─▶ the broker
-               │                                                                      may forget it
-               └─ there already: finished, a duplicate; unfinished, it goes to the failed table
+    begin ─▶ receipt ─▶ handler, its writes, its own messages ─▶ finished ─▶ commit ─▶ acknowledged
+               │
+               └─ exists: finished, a duplicate; unfinished, the message goes to the failed table
 
-The receipt is written first, and nobody looks before: of two that come at once the second waits at
-the unique index until the first is through. A handler that fails takes the receipt back with all
-else.
+The receipt is inserted first, without a SELECT before. Of two deliveries at the same time, the
+second waits at the unique index until the first commits. A handler that fails rolls back the
+receipt with all other writes.
 
-A handler may commit in the middle, knowingly or not: many statements of MySQL do. Then its receipt
-stays when it fails, or when its process dies. So a receipt is unfinished until the handler has
-returned, and one that was committed unfinished is no proof that the message was handled.
+A handler can commit in the middle: many statements of MySQL commit implicitly. Then the receipt
+remains although the handler fails or its process dies. So a receipt is unfinished until the handler
+has returned, and an unfinished receipt does not prove that the message was handled.
 """
 
 from __future__ import annotations
@@ -61,60 +61,60 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 CLEANUP_MAX = 1000
-"""Receipts that one transaction removes, and those of the same second."""
+"""Receipts that one transaction removes, plus those of the same second."""
 COUNTED_MAX = 250_000
-"""Receipts that are counted: looking has a bounded cost, however many there are."""
+"""The count of receipts stops here, so that its cost is bounded."""
 DAYS_MAX = 36_500
 PAUSE_SECONDS_MAX = 86_400.0
 EVERY_SECONDS = 60.0
 UNFINISHED = "unfinished: "
-"""What stands before the name in a receipt whose handler has not returned."""
+"""The prefix of the name in a receipt whose handler has not returned."""
 TRANSACTION_ENDED = "transaction_ended"
-"""The code of a message whose handler has ended the transaction and was not done."""
+"""The code of a message whose handler ended its transaction and did not finish."""
 DAY_MS = 86_400_000
 
 _log = logging.getLogger("ledgerstone.messaging")
 
-# Not the message's doing: it is tried again, and that does not count.
+# Outages and conflicts: they do not count as a failure of the message.
 _AGAIN = (errors.StoreUnavailable, errors.StoreBusy, errors.StoreFull, errors.TargetDown)
-# Meant for whoever drives the thread that the handler runs in.
+# Reasons of the engine to stop a handler: the engine handles them.
 _FOR_THE_DRIVER = (errors.LeaseLost, errors.Interrupted, errors.HandlerTimeout)
 
 
 class Result(Enum):
-    """What became of a message at one consumer."""
+    """The result of a message at one consumer."""
 
     HANDLED = "handled"
     DUPLICATE = "duplicate"
     FAILED = "failed"
-    """The handler raised: nothing of it was kept, and no receipt."""
+    """The handler raised: its writes and the receipt were rolled back."""
     DEAD = "dead"
-    """The handler said that it is hopeless."""
+    """The handler raised a permanent error, or ended its transaction and did not finish."""
     AGAIN = "again"
-    """Not the message's doing: the database was out of reach or busy, or what the handler talks to.
-    It may even have been handled, if the answer to the commit was lost: the receipt will tell."""
+    """An outage or a conflict: the database, or the target of the handler, was unreachable or busy.
+    If the answer to the commit was lost, the message may have been handled: the receipt tells."""
 
 
 class Handled(msgspec.Struct, frozen=True):
-    """What became of a message at one consumer, and why."""
+    """The result of a message at one consumer, and its failure."""
 
     result: Result
     failure: Failure | None = None
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """That a consumer has handled a message."""
+    """The record that a consumer has handled a message."""
 
     message_id: str
     consumer: str
     message_name: str
     processed_at: datetime
     finished: bool = True
-    """False: the handler has ended its transaction itself, and was not done."""
+    """False: the handler ended its transaction itself and did not finish."""
 
 
 class _FromHex(TypeDecorator[bytes]):
-    """Bytes that are given in hexadecimal, as a cursor carries them."""
+    """Bytes that a cursor carries as hexadecimal text."""
 
     impl = LargeBinary
     cache_ok = True
@@ -124,7 +124,7 @@ class _FromHex(TypeDecorator[bytes]):
 
 
 class _Statements:
-    """What is asked of a table of receipts, whatever its name."""
+    """The statements of a table of receipts."""
 
     def __init__(self, receipt: Table) -> None:
         message_id = bindparam("message_id", type_=receipt.c.message_id.type)
@@ -135,7 +135,7 @@ class _Statements:
             "inbox.receipt",
             receipt,
             incoming=(receipt.c.consumer, receipt.c.message_name),
-            # Bytes do not travel with the rest; there is one message only.
+            # The batch format cannot carry bytes; there is only one message.
             values=lambda _: {"message_id": message_id, "processed_at": second(now_ms())},
         )
         mine = (receipt.c.message_id == message_id, receipt.c.consumer == consumer)
@@ -181,7 +181,7 @@ def _counting(receipt: Table, consumer: Any) -> Select[Any]:
 
 
 def _listing(receipt: Table, *, chosen: bool) -> Keyset[Receipt]:
-    # The same table; its ids are ordered as bytes and come and go as text.
+    # The same table, with ids that are compared as bytes and read and bound as text.
     seen = Table(
         receipt.name,
         MetaData(),
@@ -219,14 +219,13 @@ def _made(row: Row) -> Receipt:
 def handle(
     database: Database[Any], registry: MessagingRegistry, consumer: Consumer, message: Message
 ) -> Handled:
-    """Run the handler in a transaction with its receipt, unless there is one.
+    """Runs the handler in a transaction with its receipt, unless the receipt exists.
 
-    - What the handler wrote, what it published and the receipt are one commit.
-    - One whose handler has ended the transaction itself, and then failed or died, is DEAD: what was
-      written before that is kept, and another try would write it again.
-    - A transaction that met another one is run again, and the handler in it.
-    - An error that no message can be blamed for and no waiting helps is raised: tables that are
-      missing, rights.
+    - The writes of the handler, the messages it publishes and the receipt are one commit.
+    - If the handler ended its transaction and then failed or died, the result is DEAD: its writes
+      are kept, and another attempt would repeat them.
+    - After a deadlock or serialization failure the transaction and the handler run again.
+    - Raises errors that no retry can solve, such as missing tables or rights.
     """
     tries = database.settings.transaction_tries_max
     for attempt in range(1, tries + 1):
@@ -261,7 +260,7 @@ def handle(
 def forget_unfinished(
     tx: Transaction, registry: MessagingRegistry, consumer: str, message: Message
 ) -> None:
-    """Remove the receipt of a try that has ended its transaction: the message may be retried."""
+    """Deletes an unfinished receipt, so that the message can be retried."""
     registry.setup.ensure(tx, registry.shared.receipt)
     _statements(registry.shared.receipt).forget.run(
         tx, message_id=UUID(message.id).bytes, consumer=consumer
@@ -269,14 +268,14 @@ def forget_unfinished(
 
 
 def log_ids(consumer: Consumer, message: Message) -> dict[str, str | int]:
-    """The message and its consumer for the context of log lines."""
+    """The message and its consumer, for the context of log lines."""
     return {"message_name": message.name, "message_id": message.id, "consumer": consumer.name}
 
 
 def log_failed(
     consumer: Consumer, message: Message, failure: Failure, *, attempt: int, next_seconds: float
 ) -> None:
-    """Log an attempt that failed and is made again."""
+    """Logs a failed attempt that is retried."""
     FailedAttempt(
         what=f"message {message.name} {message.id} for {consumer.name}",
         attempt=attempt,
@@ -287,7 +286,7 @@ def log_failed(
 
 
 class _HandlingState:
-    """How far a transaction came."""
+    """Whether the handler has begun."""
 
     handling = False
 
@@ -295,7 +294,7 @@ class _HandlingState:
 def _received(
     tx: Transaction, registry: MessagingRegistry, consumer: Consumer, message: Message
 ) -> Handled | None:
-    """Write the receipt; if there is one, what that says of the message."""
+    """Inserts the receipt; if one exists, returns the result that follows from it."""
     registry.setup.ensure(tx, registry.shared.receipt)
     statements = _statements(registry.shared.receipt)
     unfinished = (UNFINISHED + _name_of(message))[:NAME_CHARS_MAX]
@@ -311,7 +310,7 @@ def _received(
 
 
 def _name_of(message: Message) -> str:
-    """What a receipt says of the name, a note for people: others name theirs as they like."""
+    """The name of the message in a receipt, for operators. Other programs use any characters."""
     name = message.name.replace("\0", "")
     return name.replace(UNFINISHED.strip(), "")[:NAME_CHARS_MAX]
 
@@ -319,14 +318,14 @@ def _name_of(message: Message) -> str:
 def _finish(
     tx: Transaction, registry: MessagingRegistry, consumer: Consumer, message: Message
 ) -> None:
-    """Note that the handler has returned, if the transaction is the one that has the receipt.
+    """Marks the receipt as finished, if the transaction still contains it.
 
-    A handler that catches an error of the database and goes on may have lost it: PostgreSQL would
-    answer the commit and keep nothing, MySQL has undone what was before a deadlock and would keep
-    the rest.
+    A handler may catch an error of the database and continue without its transaction: PostgreSQL
+    would answer COMMIT with a rollback, and MySQL has undone the writes before a deadlock and would
+    commit the others.
     """
-    words = f"the transaction of the consumer {consumer.name} was undone before its end"
-    hint = "do not roll it back, and let errors of the database out of the handler"
+    words = f"the transaction of the consumer {consumer.name} was rolled back before its end"
+    hint = "do not roll it back, and do not catch errors of the database in the handler"
     _statements(registry.shared.receipt).finish.must_change(
         tx,
         errors.NotAllowedNow(words, hint=hint),
@@ -339,7 +338,7 @@ def _finish(
 def _is_left(
     database: Database[Any], registry: MessagingRegistry, consumer: Consumer, message: Message
 ) -> bool:
-    """Whether a try that failed has left its receipt; if nobody can say, the next try will."""
+    """Whether a failed attempt has left its receipt; False if that cannot be read."""
     try:
         with database.reading() as tx:
             row = _statements(registry.shared.receipt).named.one(
@@ -351,10 +350,10 @@ def _is_left(
 
 
 def _given_up(consumer: Consumer, failure: Failure | None = None) -> Handled:
-    """A try has ended its transaction and was not done: people decide what is to be done."""
+    """The result of an attempt that ended its transaction and did not finish."""
     words = (
-        f"{consumer.name} ended its transaction and did not finish: what it wrote before that is"
-        " kept, and a retry writes it again"
+        f"{consumer.name} ended its transaction and did not finish: the writes before that are"
+        " kept, and a retry repeats them"
     )
     if failure is None:
         return Handled(Result.DEAD, Failure(TRANSACTION_ENDED, words))
@@ -372,7 +371,7 @@ def _unhandled(error: BaseException) -> Handled:
 
 
 def pause_seconds(settings: MessagingSettings, failures: int) -> float:
-    """How long a message waits that failed so often before: none is the first time."""
+    """The pause after this many failures."""
     backoff = Backoff(
         seconds=settings.retry_seconds,
         multiplier=settings.retry_factor,
@@ -383,7 +382,7 @@ def pause_seconds(settings: MessagingSettings, failures: int) -> float:
 
 
 class Inbox:
-    """What was handled, inside a transaction."""
+    """The receipts inside one transaction: `tx.inbox`."""
 
     def __init__(self, tx: Transaction, registry: MessagingRegistry) -> None:
         self._tx = tx
@@ -392,14 +391,22 @@ class Inbox:
     def find(
         self, *, consumer: str | None = None, limit: int = 50, cursor: str | None = None
     ) -> Page[Receipt]:
-        """Receipts, newest first."""
+        """Lists receipts, newest first.
+
+        - `consumer`: only receipts of this consumer.
+        - `limit`: the size of the page.
+        - `cursor`: the `next` of the page before.
+        """
         chosen = _chosen(consumer)
         self._registry.setup.ensure(self._tx, self._registry.shared.receipt)
         pages = _statements(self._registry.shared.receipt).pages[bool(chosen)]
         return pages.read(self._tx, limit=limit, cursor=cursor, **chosen)
 
     def count(self, *, consumer: str | None = None) -> int:
-        """How many receipts there are; no more than so many are counted."""
+        """Counts receipts, at most COUNTED_MAX.
+
+        - `consumer`: only receipts of this consumer.
+        """
         chosen = _chosen(consumer)
         self._registry.setup.ensure(self._tx, self._registry.shared.receipt)
         row = (
@@ -408,14 +415,18 @@ class Inbox:
         return int(row[0]) if row is not None else 0
 
     def cleanup(self, *, days: float) -> int:
-        """Remove receipts that are older, a bounded piece; how many, and 0 when none are left."""
+        """Removes a bounded number of receipts; returns how many, and 0 when none are left.
+
+        - `days`: only receipts that are older than this. Raises BadInput if a message can still be
+          redelivered after that time (`messaging.redelivery_days_max`).
+        """
         _check_days(days, self._registry.settings)
         self._registry.setup.ensure(self._tx, self._registry.shared.receipt)
         return _removed(self._tx, self._registry, days)
 
 
 def cleanup(database: Database[Any], registry: MessagingRegistry, *, days: float) -> int:
-    """Remove all receipts that are older, each bounded piece in its own transaction; how many."""
+    """Removes all receipts older than `days`, in bounded transactions; returns how many."""
     removed = 0
     while piece := database.run(lambda tx: Inbox(tx, registry).cleanup(days=days)):
         removed += piece
@@ -423,7 +434,7 @@ def cleanup(database: Database[Any], registry: MessagingRegistry, *, days: float
 
 
 def duty(registry: MessagingRegistry) -> Duty:
-    """Removes old receipts, a bounded piece at a time."""
+    """The duty that removes old receipts, a bounded number at a time."""
     settings = registry.settings
     days = max(settings.keep_receipts_days, settings.redelivery_days_max)
     return Duty("retire:receipts", EVERY_SECONDS, lambda tx: Inbox(tx, registry).cleanup(days=days))
@@ -435,10 +446,10 @@ def _chosen(consumer: str | None) -> Mapping[str, str]:
 
 def _check_days(days: Any, settings: MessagingSettings) -> None:
     if not isinstance(days, int | float) or not 0 <= days <= DAYS_MAX:
-        raise errors.BadInput(f"receipts are kept for 0 to {DAYS_MAX} days, not {days!r}")
+        raise errors.BadInput(f"days must be a number from 0 to {DAYS_MAX}, not {days!r}")
     least = settings.redelivery_days_max
     if days < least:
-        message = f"a message can arrive again for {least:g} days: receipts are kept as long"
+        message = f"messages can be redelivered for {least:g} days: keep their receipts as long"
         hint = f"give at least {least:g} days, or lower messaging.redelivery_days_max"
         raise errors.BadInput(message, hint=hint)
 
@@ -446,7 +457,7 @@ def _check_days(days: Any, settings: MessagingSettings) -> None:
 def _removed(tx: Transaction, registry: MessagingRegistry, days: float) -> int:
     statements = _statements(registry.shared.receipt)
     age_ms = round(days * DAY_MS)
-    # Up to the second in which the last of them lies: an index knows it, whatever the key is.
+    # Deletes up to the second of the last row of the piece, by the index on processed_at.
     edge = statements.edge.one(tx, age_ms=age_ms, offset=CLEANUP_MAX - 1)
     if edge is None:
         return statements.remove.run(tx, age_ms=age_ms)

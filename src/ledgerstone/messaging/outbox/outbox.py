@@ -1,4 +1,4 @@
-"""What a caller can ask of the outbox, inside a transaction."""
+"""The calls of the outbox inside a transaction: `tx.outbox`."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _paused = Statement("outbox.paused", select(pause.c.queue_name).order_by(pause.c
 
 
 FEW_MAX = 1000
-"""Messages of a destination that are sorted to list them."""
+"""A destination with at most this many messages is sorted when its messages are listed."""
 COUNTED_MAX = 10_000
-"""Messages of a destination that are counted: looking has a bounded cost."""
+"""The count of the messages of a destination stops here, so that its cost is bounded."""
 
 
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,18 +66,18 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits for a destination."""
+    """The undelivered messages of a destination."""
 
     destination: str
     waiting: int
     oldest_at: datetime | None
     paused: bool
     parked: int
-    """Partitions that wait for an operator."""
+    """The number of parked partitions."""
 
 
 class Outbox:
-    """The outbox, inside one transaction."""
+    """The outbox inside one transaction."""
 
     def __init__(self, tx: Transaction, registry: MessagingRegistry) -> None:
         self._tx = tx
@@ -93,11 +93,19 @@ class Outbox:
         headers: Mapping[str, str] | None = None,
         available_at: datetime | None = None,
     ) -> Published:
-        """Publish one, to every destination that its name leads to, if this transaction commits.
+        """Publishes a message to every destination that its name is routed to.
 
-        - Messages of one partition leave in the order of their commits.
-        - Same key, same content: the message there is; other content: KeyConflict.
-        - One that is available later keeps its place: those behind it in its partition wait.
+        The message is sent only if this transaction commits. Messages of one partition are sent in
+        the order in which their transactions commit.
+
+        - `name`: the name of the message: lowercase parts joined by dots, such as `order.placed`.
+        - `body`: any value that msgspec encodes as JSON.
+        - `partition`: messages with the same partition keep their order.
+        - `key`: detects a repeated call. The same key with the same content returns the existing
+          message; with different content it raises KeyConflict.
+        - `headers`: your own headers; their names and values must be text.
+        - `available_at`: the earliest time to send it, with a time zone. Later messages of the same
+          partition wait behind it.
         """
         new = NewMessage(
             name=name,
@@ -116,7 +124,11 @@ class Outbox:
         return published
 
     def publish_many(self, messages: Sequence[NewMessage]) -> list[Published]:
-        """Publish many, with an answer for each: created, existing or conflict."""
+        """Publishes up to MESSAGES_MAX messages, and returns a result for each in their order.
+
+        A message whose key was used with different content has the result CONFLICT; the others are
+        published. A malformed message raises BadInput, and nothing is published.
+        """
         return publishing.publish(self._tx, self._registry, messages)
 
     def find(
@@ -127,9 +139,14 @@ class Outbox:
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[OutboxRow]:
-        """Messages in the outbox, newest first; those that wait in the order in which they leave.
+        """Lists messages in the outbox, newest first.
 
-        With a destination a page may hold fewer than asked for, even none, and yet have a next one.
+        A page may hold fewer rows than `limit`, even none, and still have a next page.
+
+        - `destination`: only messages for this destination.
+        - `waiting`: only undelivered messages, in the order in which they are sent.
+        - `limit`: the size of the page.
+        - `cursor`: the `next` of the page before.
         """
         self._ready()
         if destination is not None:
@@ -151,7 +168,10 @@ class Outbox:
         return Page(sorted(map(lists.made, rows), key=lambda row: -row.place), places.next)
 
     def backlog(self, *, counted_max: int = COUNTED_MAX) -> list[Backlog]:
-        """What waits, for each destination: counted up to a most, the oldest among those."""
+        """Counts the undelivered messages of each destination.
+
+        - `counted_max`: the count stops here; the oldest message is the oldest of those counted.
+        """
         self._ready()
         paused = {row[0] for row in _paused.rows(self._tx)}
         outbox = self._registry.shared.outbox
@@ -189,14 +209,27 @@ class Outbox:
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[LaneRow]:
-        """Partitions of a destination, and where they stand."""
+        """Lists the partitions of a destination and their state, ordered by partition.
+
+        - `destination`: the name of the destination.
+        - `state`: only partitions in this state.
+        - `limit`: the size of the page.
+        - `cursor`: the `next` of the page before.
+        """
         self._known(destination)
         return lanes.find(self._tx, destination, state=_state_of(state), limit=limit, cursor=cursor)
 
     def pause(
         self, destination: str, *, partition: str | None = None, by: str | None = None
     ) -> None:
-        """No message leaves for a destination, or of one partition for it."""
+        """Stops sending to a destination. Raises NotAllowedNow if it is paused already.
+
+        A message that a relay is sending may still be delivered.
+
+        - `destination`: the name of the destination.
+        - `partition`: pauses only this partition.
+        - `by`: who did it, for the record.
+        """
         self._known(destination)
         if partition is not None:
             lanes.pause(self._tx, destination, partition, by=by)
@@ -209,7 +242,14 @@ class Outbox:
     def resume(
         self, destination: str, *, partition: str | None = None, by: str | None = None
     ) -> None:
-        """Messages leave again; of a parked partition the one that was refused is tried again."""
+        """Resumes a paused destination, or a paused or parked partition.
+
+        A parked partition continues with the message that was refused.
+
+        - `destination`: the name of the destination.
+        - `partition`: resumes only this partition.
+        - `by`: who did it, for the record.
+        """
         self._known(destination)
         if partition is not None:
             lanes.resume(self._tx, destination, partition, by=by)
@@ -228,30 +268,41 @@ class Outbox:
         dry_run: bool = False,
         by: str | None = None,
     ) -> list[str]:
-        """Let parked partitions go on, at most `limit` of them; answers which.
+        """Resumes parked partitions in bulk, and returns their names.
 
-        - `code`: only those that were parked for this reason, as `unroutable`.
-        - `dry_run` only answers which would.
+        - `destination`: the name of the destination.
+        - `code`: only partitions that were parked with this code, such as `unroutable`.
+        - `limit`: how many partitions at most.
+        - `dry_run`: only returns the names of the partitions that would be resumed.
+        - `by`: who did it, for the record.
         """
         self._known(destination)
         found = parked.find(self._tx, destination, code=code, limit=limit)
         return found if dry_run else parked.resume(self._tx, destination, found, by=by)
 
     def gone(self) -> list[str]:
-        """Destinations that have rows here, and are in the settings no more."""
+        """The destinations that have rows in the outbox and are not in the settings."""
         self._ready()
         return retention.gone(self._tx, self._registry)
 
     def discard(self, destination: str, *, by: str | None = None) -> int:
-        """Remove what is here for a destination that is gone, delivered or not, a bounded piece.
+        """Removes a bounded number of rows of a destination that is not in the settings.
 
-        How many rows it was; nothing is left when that is 0.
+        Also removes undelivered messages. Returns how many rows it removed; call it until it
+        returns 0.
+
+        - `destination`: a name that `gone` returned.
+        - `by`: who did it, for the record.
         """
         self._ready()
         return retention.discard(self._tx, self._registry, destination, by=by)
 
     def cleanup(self, *, days: float, destination: str | None = None) -> int:
-        """Remove what was delivered so long ago, a bounded piece; how many it were."""
+        """Removes a bounded number of delivered messages, and returns how many.
+
+        - `days`: only messages that were delivered more than this many days ago.
+        - `destination`: only messages for this destination.
+        """
         self._ready()
         if destination is not None:
             self._known(destination)
@@ -265,7 +316,8 @@ class Outbox:
     def _known(self, destination: str) -> None:
         if destination not in self._registry.routes.destinations:
             known = ", ".join(self._registry.routes.destinations)
-            raise NotFound(f"there is no destination {destination!r}", hint=f"there are {known}")
+            message = f"no destination is named {destination!r}"
+            raise NotFound(message, hint=f"the settings have {known}")
 
 
 def _state_of(state: LaneState | str | None) -> LaneState | None:
@@ -275,7 +327,7 @@ def _state_of(state: LaneState | str | None) -> LaneState | None:
         return LaneState(state)
     except ValueError:
         words = ", ".join(each.value for each in LaneState)
-        raise BadInput(f"{state!r} is no state of a partition", hint=f"use {words}") from None
+        raise BadInput(f"{state!r} is not a state of a partition", hint=f"use {words}") from None
 
 
 class _Place(NamedTuple):
@@ -284,10 +336,10 @@ class _Place(NamedTuple):
 
 
 class _Lists:
-    """The lists of an outbox of some name.
+    """The list statements of an outbox.
 
-    No index has all messages of a destination in their order: few are sorted, many are met soon by
-    looking through the newest of all. A cursor of the one list leads on in the other.
+    No index orders all messages of a destination. A destination with few messages is sorted; for
+    one with many, the newest rows of the whole outbox are scanned. Both lists share their cursors.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -351,7 +403,7 @@ def _row(outbox: Table, row: Row) -> OutboxRow:
         headers = envelope.headers_in(row[3])
         message_id = envelope.id_in(headers)
     except BadInput:
-        # Shown all the same: whoever looks for it has to see it.
+        # A malformed row is listed too: an operator has to see it.
         headers, message_id = {}, None
     return OutboxRow(
         place=row[0],

@@ -1,7 +1,7 @@
-"""Publishing: a message is checked, encoded and written, one row for each of its destinations.
+"""Publishing: checks and encodes a message, and inserts one row for each destination.
 
-Where order is kept, a lane is the head of the stream of a partition (see `store/commit_order.py`):
-a row's number is its place, and places follow the commits.
+Where order is kept, a lane is the head of the stream of a partition (see `store/commit_order.py`).
+The id of a row is its place in the partition, and places follow the order of commits.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 MESSAGES_MAX = 10_000
-"""Messages in one call."""
+"""The maximum number of messages in one call."""
 AVAILABLE_DAYS_MAX = 3660
 SECOND_MS = 1000
 
 
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to be published."""
+    """A message to publish. See `Outbox.publish` for the fields."""
 
     name: str
     body: Any = None
@@ -61,17 +61,17 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accepted(Enum):
-    """What became of a message that was to be published."""
+    """The result of publishing a message."""
 
     CREATED = "created"
     EXISTING = "existing"
-    """The same key with the same content: it is the message there was."""
+    """The key was used before with the same content: the result names the existing message."""
     CONFLICT = "conflict"
-    """The same key with other content: nothing was published."""
+    """The key was used before with different content: nothing was published."""
 
 
 class Published(msgspec.Struct, frozen=True):
-    """The id of a message, what became of the call, and where the message goes."""
+    """The id of a message, the result of the call, and the destinations of the message."""
 
     id: str
     accepted: Accepted
@@ -83,12 +83,12 @@ class Published(msgspec.Struct, frozen=True):
 
 
 def lane_id(queue: str, partition: str) -> str:
-    """The id of a lane, which follows from what it is the lane of."""
+    """The id of a lane, derived from its destination and partition."""
     return str(uuid5(NAMESPACE_OID, f"{queue}\0{partition}"))
 
 
 def channel_of(queue: str) -> str:
-    """The channel of wake-ups for messages that wait for this destination."""
+    """The wake-up channel of a destination."""
     return f"outbox:{queue}"
 
 
@@ -103,7 +103,7 @@ _due = column("due_ms", BigInteger())
 
 
 def _due_then(row: Any) -> Any:
-    """When the lane is due: as before if something waits in it, for what is added waits behind."""
+    """The due time of the lane. A lane that has undelivered messages keeps its due time."""
     return func.coalesce(lane.c.due_at_ms, row.due_ms, now_ms())
 
 
@@ -116,7 +116,7 @@ ORDER = CommitOrder(
     opened=lambda row: {
         "state": LaneState.OPEN.value,
         "due_at_ms": func.coalesce(row.due_ms, now_ms()),
-        # Higher than any that a lane of this name had before it was removed.
+        # Higher than every token of a removed lane with the same id.
         "token": now_ms(),
         "attempts": 0,
         "crashes": 0,
@@ -128,7 +128,7 @@ ORDER = CommitOrder(
 
 
 class Statements:
-    """What is written into an outbox of some name."""
+    """The statements that write into an outbox."""
 
     def __init__(self, shared: Shared) -> None:
         outbox = shared.outbox
@@ -140,7 +140,7 @@ class Statements:
                 outbox.c.headers,
                 outbox.c.queue_name,
                 outbox.c.partition_key,
-                # Milliseconds since 1970; none is now.
+                # Milliseconds since 1970; NULL means now.
                 column("at_ms", BigInteger()),
             ),
             values=lambda row: {
@@ -171,15 +171,15 @@ class Statements:
 def publish(
     tx: Transaction, registry: MessagingRegistry, messages: Sequence[NewMessage]
 ) -> list[Published]:
-    """Write each, or say by which message its key is taken; what is malformed refuses all.
+    """Inserts the messages, and returns a result for each. A malformed message refuses all.
 
-    In a transaction of the caller's nothing is left of a call that raises.
+    If the call raises inside a joined transaction, a savepoint has undone everything it wrote.
     """
     if not isinstance(messages, Sequence):
-        raise BadInput(f"messages are given as a list, not as {type(messages).__name__}")
+        raise BadInput(f"messages must be a list of NewMessage, not {type(messages).__name__}")
     if len(messages) > MESSAGES_MAX:
-        words = f"one call publishes at most {MESSAGES_MAX} messages, this one {len(messages)}"
-        raise TooLarge(words, hint="call it several times")
+        words = f"one call publishes at most {MESSAGES_MAX} messages, not {len(messages)}"
+        raise TooLarge(words, hint="split them over several calls")
     made = [_made(registry, new) for new in messages]
     registry.setup.ensure(tx, registry.shared.outbox)
     with ORDER.all_or_nothing(tx):
@@ -189,7 +189,7 @@ def publish(
 def _written(
     tx: Transaction, registry: MessagingRegistry, made: Sequence[tuple[Message, int | None]]
 ) -> list[Published]:
-    """Take the keys of these messages and write the rows of those whose key was free."""
+    """Takes the keys of these messages, and inserts the rows of those whose key was free."""
     taken = _taken(tx, [message for message, _ in made])
     answers = []
     rows: list[Row] = []
@@ -215,7 +215,7 @@ def put_back(
     message: Message,
     place: int | None = None,
 ) -> None:
-    """Write a message anew: in its place of before if that is free, otherwise behind the others."""
+    """Inserts a message again: at its old place if that is free, otherwise at the end."""
     registry.setup.ensure(tx, registry.shared.outbox)
     headers = envelope.headers_of(msgspec.structs.replace(message, attempt=0), put_back=True)
     body = message.raw.decode()
@@ -223,26 +223,26 @@ def put_back(
     if place is None or registry.statements.put_back.run(tx, [(place, *row)]):
         _place(tx, registry, [(*row, None)])
         return
-    # It is behind none that were committed since: the lane only has to look.
+    # The message may lie before rows that were committed since, so the lane only becomes due.
     ORDER.came_back(tx, registry.statements.rows, _stream(queue, message.partition, None), place)
     tx.wake(channel_of(queue))
 
 
 def open_lanes(tx: Transaction, queue: str, partitions: Sequence[str]) -> None:
-    """Lanes for partitions that others wrote into; those that are there stay as they are."""
+    """Creates lanes for partitions of rows of other programs. Existing lanes do not change."""
     ORDER.open(tx, [_stream(queue, each, None) for each in partitions])
 
 
 def _made(registry: MessagingRegistry, new: NewMessage) -> tuple[Message, int | None]:
-    """The message, and when it may leave in milliseconds since 1970, if not at once."""
+    """The message, and its available_at in milliseconds since 1970 if it has one."""
     if not isinstance(new, NewMessage):
-        raise BadInput(f"what is published is a NewMessage, not {type(new).__name__}")
+        raise BadInput(f"messages must be NewMessage values, not {type(new).__name__}")
     name = check_message_name(new.name)
     partition = check_partition(new.partition)
     headers = tracing.carried(check_headers(new.headers))
     if new.key is not None:
         if not isinstance(new.key, str):
-            raise BadInput(f"a key is text, not {new.key!r}")
+            raise BadInput(f"a key must be text, not {new.key!r}")
         check_name(new.key, "a key", chars_max=KEY_CHARS_MAX)
     body = encode(
         new.body,
@@ -267,17 +267,19 @@ def _moment_ms(moment: Any) -> int | None:
         return None
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         hint = "give datetime.now(UTC) + timedelta(…)"
-        raise BadInput(f"available_at is a moment with a time zone, not {moment!r}", hint=hint)
-    # The column has whole seconds: not before the moment.
+        raise BadInput(
+            f"available_at must be a datetime with a time zone, not {moment!r}", hint=hint
+        )
+    # The column has whole seconds: round up, so that the message is not sent early.
     ms = math.ceil(moment.timestamp()) * SECOND_MS
     latest = datetime.now(UTC).timestamp() * SECOND_MS + AVAILABLE_DAYS_MAX * 86_400 * SECOND_MS
     if not 0 <= ms <= latest:
-        raise BadInput(f"available_at lies within {AVAILABLE_DAYS_MAX} days, not at {moment}")
+        raise BadInput(f"available_at must lie within {AVAILABLE_DAYS_MAX} days, not at {moment}")
     return ms
 
 
 def _taken(tx: Transaction, messages: Sequence[Message]) -> list[Published | None]:
-    """For each, the message that has its key already, or None."""
+    """For each message, the existing message that has its key, or None."""
     found: list[Published | None] = [None] * len(messages)
     keyed = [(i, each, each.key) for i, each in enumerate(messages) if each.key is not None]
     wanted = [Wanted(each.id, (), key, _content_hash(each)) for _, each, key in keyed]
@@ -294,7 +296,7 @@ def _content_hash(message: Message) -> str:
 
 
 def _place(tx: Transaction, registry: MessagingRegistry, rows: Sequence[Row]) -> None:
-    """Write the rows, and have the lanes follow before the commit."""
+    """Inserts the rows; the lanes follow just before the commit."""
     new = []
     for row in rows:
         _, _, queue, partition, at_ms = row
@@ -305,5 +307,5 @@ def _place(tx: Transaction, registry: MessagingRegistry, rows: Sequence[Row]) ->
 
 
 def _stream(queue: str, partition: str, due_ms: int | None) -> Stream:
-    """The stream of a partition; its lane is due then, or at once."""
+    """The stream of a partition, with the due time of its lane."""
     return Stream(lane_id(queue, partition), (queue, partition), (due_ms,))

@@ -1,4 +1,4 @@
-"""Routing: which destinations a message goes to, by its name."""
+"""Routing: the destinations of a message, by its name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ledgerstone.settings import DestinationSettings, MessagingSettings
 from ledgerstone.settings.messaging import LOCAL
 
 RETRY = "retry"
-"""Where retried messages of consumers wait: never a destination that one can route to."""
+"""The destination of retried messages of consumers. Routes must not name it."""
 ROUTES_SEEN_MAX = 4096
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
@@ -20,11 +20,11 @@ _PATTERN = re.compile(r"\*|[a-z0-9*]+(\.[a-z0-9*]+)*")
 
 
 class Routes:
-    """Destinations by name, and which of them a message goes to.
+    """The destinations by name, and the routing of messages.
 
-    - A pattern is a name of a message in which `*` stands for any characters; `*` alone is all.
-    - All patterns that match count; what matches none goes to `local`.
-    - Settings that cannot be meant are refused here, all together.
+    - A pattern is a message name in which `*` matches any characters; `*` alone matches all names.
+    - Every matching pattern counts. A name that no pattern matches is routed to `local`.
+    - Raises SettingsError with all problems if the settings are invalid.
     """
 
     def __init__(self, settings: MessagingSettings) -> None:
@@ -61,14 +61,14 @@ def _destination_problems(settings: MessagingSettings) -> list[str]:
     for name, destination in settings.destinations.items():
         where = f"messaging.destinations.{name}"
         if not _NAME.fullmatch(name) or len(name) > QUEUE_CHARS_MAX:
-            allowed = f"small letters, digits, _ and -, at most {QUEUE_CHARS_MAX} of them"
-            problems.append(f"{where}: this name is not allowed; allowed: {allowed}")
+            allowed = f"lowercase letters, digits, _ and -, at most {QUEUE_CHARS_MAX} characters"
+            problems.append(f"{where}: invalid name; allowed: {allowed}")
         if name == RETRY:
-            problems.append(f"{where}: this name is taken; allowed: another name")
+            problems.append(f"{where}: reserved name; allowed: another name")
         if (name == LOCAL) != (destination.url == "local:"):
             problems.append(
-                f"{where}.url: the consumers of this ledger are the destination {LOCAL!r};"
-                " allowed: local: there and nowhere else"
+                f"{where}.url: only the destination {LOCAL!r} may use local:;"
+                " allowed: the URL of a broker or webhook"
             )
     return problems
 
@@ -79,12 +79,12 @@ def _route_problems(settings: MessagingSettings) -> list[str]:
     for pattern, names in settings.routes.items():
         where = f"messaging.routes.{pattern!r}"
         if not _PATTERN.fullmatch(pattern):
-            problems.append(f"{where}: no pattern of names; allowed: order.* or *.placed or *")
+            problems.append(f"{where}: invalid pattern; allowed: order.* or *.placed or *")
         problems.extend(
-            f"{where}: there is no destination {name!r}; allowed: {', '.join(sorted(known))}"
+            f"{where}: no destination is named {name!r}; allowed: {', '.join(sorted(known))}"
             for name in names
             if name not in known
         )
         if not names:
-            problems.append(f"{where}: leads nowhere; allowed: at least one destination")
+            problems.append(f"{where}: no destination; allowed: at least one")
     return problems

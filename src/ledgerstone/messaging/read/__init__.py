@@ -1,1 +1,1 @@
-"""What people see of messages: facts, and what is wrong with them."""
+"""Facts and checks of messaging for `status` and `doctor`."""

@@ -1,4 +1,4 @@
-"""Whether messages are as they should be, for `doctor`."""
+"""The checks of messaging for `doctor`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ledgerstone.store.schema import migrate as migrating
 
 
 def failed_messages(opened: Opened[MessagingRegistry]) -> Iterator[Check]:
-    """Messages that could not be handled or delivered."""
+    """Whether messages have failed."""
     database = opened.database
     with database.reading() as tx:
         if not migrating.look(tx.connection, database.namespace, database.rooms).up_to_date:
@@ -30,7 +30,7 @@ def failed_messages(opened: Opened[MessagingRegistry]) -> Iterator[Check]:
 
 
 def tables(opened: Opened[MessagingRegistry]) -> Iterator[Check]:
-    """The tables that are shared with others are there, as they should be."""
+    """Whether the shared tables are complete."""
     setup = opened.state.setup
     lost = setup.lost(opened.database)
     if lost is not None:
@@ -38,12 +38,12 @@ def tables(opened: Opened[MessagingRegistry]) -> Iterator[Check]:
         yield Check("messages", CheckStatus.PROBLEM, lost, todo)
         return
     if setup.shared_setup(opened.database):
-        found = "Symfony Messenger sets up the outbox, too, and would drop partition_key"
+        found = "Symfony Messenger also sets up the outbox, and would drop partition_key"
         todo = f"{NOT_OURS}; then drop its indexes IDX_… of the outbox"
         yield Check("symfony", CheckStatus.WARNING, found, todo)
     lacking = setup.plan(opened.database)
     if not lacking:
-        yield Check("messages", CheckStatus.OK, "the tables are there")
+        yield Check("messages", CheckStatus.OK, "the tables exist")
         yield from _foreign_rows(opened)
         return
     words = list(dict.fromkeys(step.words for step in lacking))
@@ -53,7 +53,7 @@ def tables(opened: Opened[MessagingRegistry]) -> Iterator[Check]:
 
 
 def _foreign_rows(opened: Opened[MessagingRegistry]) -> Iterator[Check]:
-    """Rows that others wrote into the outbox hold nothing up."""
+    """Whether rows of other programs in the outbox delay other messages."""
     database = opened.database
     with database.reading() as tx:
         if not migrating.look(tx.connection, database.namespace, database.rooms).up_to_date:
@@ -61,17 +61,17 @@ def _foreign_rows(opened: Opened[MessagingRegistry]) -> Iterator[Check]:
         ahead = foreign.from_the_future(tx, opened.state)
         queues = foreign.held_up(tx, opened.state)
     if ahead:
-        found = f"{ahead} of the newest messages were written later than now"
+        found = f"{ahead} of the newest messages have a created_at in the future"
         todo = "set messaging.time_zone to the date.timezone of PHP, or set the clock"
         yield Check("time zones", CheckStatus.WARNING, found, todo)
     if queues:
         found = f"one delayed message without a partition holds all others to {', '.join(queues)}"
-        todo = 'let them have partitions, or set mode = "competing" for the destination'
+        todo = 'give them partitions, or set mode = "competing" for the destination'
         yield Check("partitions", CheckStatus.WARNING, found, todo)
 
 
 def destinations(opened: Opened[MessagingRegistry]) -> Iterator[Check]:
-    """What messages are carried to and received from can be reached, within seconds."""
+    """Whether destinations and subscriptions can be reached, within seconds."""
     settings = opened.settings.messaging
     places: dict[str, Endpoint] = {}
     for name, destination in settings.destinations.items():

@@ -1,4 +1,4 @@
-"""Whether a destination or a subscription can be reached from here, asked without a message."""
+"""Whether a destination or subscription can be reached, without sending a message."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ SERVERS_MAX = 10
 Endpoint = DestinationSettings | SubscriptionSettings
 
 _PORTS = {"https": 443, "http": 80, "nats": 4222, "tls": 4222}
-_HINT = "check that it is running and reachable, and its url; messages wait for it meanwhile"
+_HINT = "check that it runs and can be reached, and check its url; messages wait meanwhile"
 
 
 def reached(name: str, place: Endpoint) -> str:
-    """What it is, if it can be reached; TargetDown if not, after some seconds at the latest.
+    """Describes the place if it can be reached. Raises TargetDown after some seconds otherwise.
 
-    RabbitMQ has to let us in and to have the exchange or queue (NotFound if it has not); others
-    have to take a connection: they are told nothing.
+    RabbitMQ must accept the login and have the exchange or queue, else NotFound. Other places must
+    accept a connection; nothing is sent to them.
     """
     if place.url.startswith("amqp"):
         return _let_in(name, place)
     troubles = []
-    # A cluster of NATS is named by several servers; one is enough.
+    # The URL of a NATS cluster names several servers; one is enough.
     for host, port in _servers(place):
         trouble = _trouble(host, port)
         if trouble is None:
-            return f"{host}:{port} takes connections"
+            return f"{host}:{port} accepts connections"
         troubles.append(trouble)
     raise TargetDown(name, "; ".join(troubles), hint=_HINT)
 
@@ -41,11 +41,11 @@ def _let_in(name: str, place: Endpoint) -> str:
         topology.check(name, place)
     except TargetDown as down:
         raise TargetDown(name, down.message, hint=_HINT) from down
-    return f"{masked(place.url)} lets us in"
+    return f"{masked(place.url)} accepts the login"
 
 
 def _servers(place: Endpoint) -> list[tuple[str, int]]:
-    """Hosts and ports; of a webhook there is one, and commas may stand in its path."""
+    """Hosts and ports. The URL of a webhook has one host, and may have commas in its path."""
     scheme, _, rest = place.url.partition("://")
     urls = rest.split(",") if scheme in {"nats", "tls"} else [rest]
     parts = [urlsplit(f"{scheme}://{each}") for each in urls[:SERVERS_MAX]]
@@ -53,10 +53,10 @@ def _servers(place: Endpoint) -> list[tuple[str, int]]:
 
 
 def _trouble(host: str, port: int) -> str | None:
-    """Why it takes no connection; None if it does."""
+    """Why it accepts no connection; None if it does."""
     try:
         socket.create_connection((host, port), timeout=CONNECT_SECONDS_MAX).close()
     except (OSError, UnicodeError) as error:
         words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return f"{host}:{port} takes no connection: {words}"
+        return f"{host}:{port} accepts no connection: {words}"
     return None

@@ -1,4 +1,4 @@
-"""Messages at a glance, for `status` and `doctor`."""
+"""The facts of messaging for `status` and `doctor`."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 COUNTED_MAX = 10_000
-"""Nothing is counted further than this."""
+"""Every count stops here."""
 _now = Statement("messaging.now", select(now_ms()))
 
 
 class BacklogFacts(msgspec.Struct, frozen=True):
-    """What waits for a destination, and for how long the oldest does."""
+    """The undelivered messages of a destination, and the age of the oldest."""
 
     destination: str
     waiting: int
     oldest_ms: int | None
     parked: int
-    """Partitions that wait for an operator."""
+    """The number of parked partitions."""
     paused: bool
 
 
 def backlog_of(tx: Transaction, registry: MessagingRegistry) -> list[BacklogFacts] | None:
-    """What waits, for each destination; None if the outbox is not there as it should be."""
+    """The backlog of each destination; None if the outbox does not exist or is incomplete."""
     lacking = registry.setup.lacking(tx.connection, tx.database.namespace)
     if any(registry.shared.outbox.name in step.words.split() for step in lacking):
         return None
@@ -55,7 +55,7 @@ def backlog_of(tx: Transaction, registry: MessagingRegistry) -> list[BacklogFact
 
 
 def failed_messages_of(tx: Transaction, registry: MessagingRegistry) -> int | None:
-    """How many messages are in the failed table, up to a most; None where there is no table."""
+    """The number of failed messages, at most COUNTED_MAX; None if the table does not exist."""
     place = tx.database.namespace.shared
     if not inspect(tx.connection).has_table(registry.shared.failed.name, schema=place):
         return None

@@ -1,1 +1,1 @@
-"""Relays: carry messages from the outbox to their destinations, in order or competing."""
+"""Relays: send messages from the outbox to their destinations, in order or competing."""

@@ -1,8 +1,8 @@
-"""The competing relay: carries messages to one destination in any order, as many as it can.
+"""The competing relay: sends the messages of one destination in any order.
 
-A batch of rows is locked, sent and marked in one transaction: another relay passes over them, and
-one that dies gives them back with its connection. So no row needs a lease, and a transaction that
-stands still for longer than one is ended by the database.
+A batch of rows is locked, sent and marked in one transaction. Other relays skip locked rows, and
+the rows of a relay that dies are unlocked with its connection. So rows need no lease. The database
+ends a transaction that stays idle for too long.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ if TYPE_CHECKING:
 
 BEGINNING: tuple[Any, int] = (datetime(1970, 1, 1), 0)  # noqa: DTZ001 - as the column keeps it
 BATCHES_BEFORE_BEGINNING = 10
-"""After so many batches a relay looks from the beginning again."""
+"""A relay starts again at the oldest row after this many batches."""
 BATCHES_MAX = 3
-"""Batches of one relay at once: while one is under way the next is read."""
+"""Concurrent batches of one relay: the next batch is read while one is being sent."""
 
 
 class CompetingRelay:
-    """Messages for one destination, as a source of work.
+    """The source of work for one destination in the mode `competing`.
 
-    - A claim is a call to take a batch; what is in it is decided by the database when it is taken.
-    - A destination that is out of reach costs no message an attempt.
-    - A message that is refused comes again after a pause, others pass it; one that cannot be
-      delivered is moved to the failed table with its reason.
+    - A claim is a call that takes a batch. The call selects its rows when it runs.
+    - An unreachable destination does not count as an attempt of a message.
+    - A refused message is sent again after a pause, and other messages overtake it. A message that
+      cannot be delivered is moved to the failed table with its reason.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class CompetingRelay:
         return []
 
     def close(self) -> None:
-        """Let go of connections and threads; what is sent later makes new ones."""
+        """Closes connections and threads. A later send opens new ones."""
         self.transport.close()
 
     def handler(self, claim: Claim) -> Handler:
@@ -145,7 +145,7 @@ class CompetingRelay:
         return Settled()
 
     def _carry_batch(self) -> bool:
-        """Take a batch, send it, mark what was confirmed; whether more may wait."""
+        """Takes a batch, sends it, and marks confirmed rows; returns whether more may wait."""
         with self._database.transaction() as tx:
             rows, share, more = self._take(tx)
             readable, malformed = self._read(rows)
@@ -163,19 +163,19 @@ class CompetingRelay:
         return more
 
     def _take(self, tx: Transaction) -> tuple[list[Row], Share, bool]:
-        """The next rows behind those of the last batch, and from the beginning when at the end.
+        """Locks the next rows after those of the last batch, as many as fit into the memory budget.
 
-        As many as fit into the memory; whether there may be more.
+        Continues at the oldest row when it reaches the end. Also returns whether more may wait.
         """
         limit = self._destination.batch_max
         self._batches += 1
         if self._batches % BATCHES_BEFORE_BEGINNING == 0:
-            # What was committed late may lie before others that were carried.
+            # A transaction that committed late may have added rows before the current position.
             self._place = BEGINNING
         rows = self._next(tx, self._place, limit)
         if len(rows) < limit and self._place != BEGINNING:
             rows += self._next(tx, BEGINNING, limit - len(rows))
-            # What was taken already in this transaction is not locked against itself.
+            # A transaction does not skip rows that it locked itself.
             rows = list({row[0]: row for row in rows}.values())
         fitting, taken = _fitting(rows, self.budget)
         more = len(rows) == limit or len(fitting) < len(rows)
@@ -218,7 +218,7 @@ class CompetingRelay:
         pairs: Sequence[tuple[Message, Answer]],
         headers: Mapping[int, str],
     ) -> None:
-        """Those that were refused: again after a pause, or to the failed table."""
+        """Refused messages: sends them again after a pause, or moves them to the failed table."""
         later: list[Row] = []
         for message, answer in pairs:
             if answer.verdict in {SendResult.DELIVERED, SendResult.UNKNOWN}:
@@ -231,7 +231,7 @@ class CompetingRelay:
             handling = self._destination.url == "local:"
             pause = refusal_pause(answer, self._backoff, attempts, exact=handling)
             place = place_of(message)
-            # Whole seconds, and not too early.
+            # The column has whole seconds: round up, so that the row is not sent early.
             pause_ms = round(pause * 1000) + 999
             later.append((place, envelope.with_attempt(headers[place], attempts), pause_ms))
         if later:
@@ -260,7 +260,7 @@ class CompetingRelay:
 
 
 class _Statements:
-    """What is read and written of an outbox of some name."""
+    """The statements of a competing relay for an outbox."""
 
     def __init__(self, registry: MessagingRegistry) -> None:
         outbox = registry.shared.outbox
@@ -275,7 +275,7 @@ class _Statements:
         )
         size = byte_length(outbox.c.body) + byte_length(outbox.c.headers)
         small = size <= bindparam("small", type_=BigInteger())
-        # In the order of the index of what may leave: what is delayed lies behind all of it.
+        # The order of the partial index of undelivered rows; delayed rows come last.
         order = (outbox.c.available_at, outbox.c.id)
         self.any = Statement(
             "relay.any",
@@ -324,7 +324,7 @@ class _Statements:
         )
 
     def complete(self, tx: Transaction, rows: Sequence[Row]) -> list[Row]:
-        """The rows with the text of those that were too large to come with it."""
+        """Reads the text of rows that were too large to be selected with it."""
         wanted = sorted((row[0],) for row in rows if row[2] is None)
         if not wanted:
             return list(rows)
@@ -333,7 +333,7 @@ class _Statements:
 
 
 def _fitting(rows: Sequence[Row], budget: Budget) -> tuple[list[Row], int]:
-    """The first rows, as many as fit into the memory, and how many bytes they are."""
+    """The first rows that fit into the memory budget, and their size in bytes."""
     taken = 0
     for i, row in enumerate(rows):
         if not budget.fits(taken, row[6]):

@@ -1,4 +1,4 @@
-"""What both relays ask, read and write: a pause, what waits, what was delivered, their counters."""
+"""What both relays use: pauses, refusals, the marking of rows, and counters."""
 
 from __future__ import annotations
 
@@ -35,21 +35,22 @@ _paused = Statement(
 
 
 def is_paused(tx: Transaction, queue: str) -> bool:
-    """Whether an operator has paused the whole destination."""
+    """Whether an operator has paused the destination."""
     return _paused.one(tx, queue=queue) is not None
 
 
 def is_given_up(answer: Answer, destination: DestinationSettings, attempts: int) -> bool:
-    """Whether a message that was refused so often is not sent again by itself."""
+    """Whether the relay gives up a message that was refused `attempts` times."""
     if answer.verdict is SendResult.UNDELIVERABLE:
         return destination.on_failure != "block" or answer.code not in MISSING
     return destination.on_failure != "block" and attempts >= destination.max_attempts
 
 
 def refusal_pause(answer: Answer, backoff: Backoff, attempts: int, *, exact: bool) -> float:
-    """How long a message that was refused waits: for its destination, and no shorter than always.
+    """The pause after a refusal, in seconds: the pause of the answer, at least the back-off.
 
-    `exact`: the consumers of this ledger know the back-off, and ask for what they mean.
+    - `exact`: take the pause of the answer as it is. Local consumers compute the back-off
+      themselves.
     """
     asked = answer.retry_after_seconds
     if asked is None:
@@ -60,7 +61,7 @@ def refusal_pause(answer: Answer, backoff: Backoff, attempts: int, *, exact: boo
 
 
 class DeliveryMarks:
-    """Marks rows of an outbox of some name as delivered, or removes them."""
+    """Marks rows of an outbox as delivered, or deletes them."""
 
     def __init__(self, registry: MessagingRegistry) -> None:
         outbox = registry.shared.outbox
@@ -82,7 +83,7 @@ class DeliveryMarks:
         )
 
     def delivered(self, tx: Transaction, places: Sequence[int]) -> None:
-        """These were delivered."""
+        """Marks these rows as delivered, or deletes them if delivered rows are not kept."""
         rows = [(place,) for place in sorted(places)]
         if not rows:
             return
@@ -92,13 +93,13 @@ class DeliveryMarks:
             self._remove.run(tx, rows)
 
     def removed(self, tx: Transaction, places: Sequence[int]) -> None:
-        """These are somewhere else now."""
+        """Deletes these rows; they were moved elsewhere."""
         if places:
             self._remove.run(tx, [(place,) for place in sorted(places)])
 
 
 class RelayCounters(msgspec.Struct):
-    """What a relay did so far, in messages."""
+    """What a relay has done so far, in messages."""
 
     delivered: int = 0
     refused: int = 0
@@ -107,7 +108,7 @@ class RelayCounters(msgspec.Struct):
 
 
 class Malformed(msgspec.Struct, frozen=True):
-    """A row of the outbox that cannot be read as a message."""
+    """A row of the outbox that cannot be parsed as a message."""
 
     place: int
     reason: str
@@ -117,7 +118,7 @@ class Malformed(msgspec.Struct, frozen=True):
 def read_row(
     place: int, body: str, headers: str, partition: str, created_at: datetime, *, origin: str
 ) -> Message | Malformed:
-    """The message in a row of the outbox, or why there is none."""
+    """The message in a row of the outbox, or the reason why it cannot be parsed."""
     try:
         return envelope.message_of(
             place=place,
@@ -133,6 +134,6 @@ def read_row(
 
 
 def place_of(message: Message) -> int:
-    """Where a message that came from the outbox lies in it."""
+    """The id of the row of a message that was read from the outbox."""
     assert message.place is not None
     return message.place

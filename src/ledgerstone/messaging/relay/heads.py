@@ -1,4 +1,4 @@
-"""The heads of lanes: what waits first in each, as much of it as may be in memory."""
+"""The heads of lanes: the first undelivered messages of each, within the memory budget."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _small = bindparam("small", type_=BigInteger())
 
 
 class Heads:
-    """Reads what waits first in lanes, of an outbox of some name.
+    """Reads the first undelivered rows of lanes from an outbox.
 
-    Each lane is looked up in the index of what waits; how much waits behind makes no difference.
+    Each lane is one lookup in the index of undelivered rows, so the cost does not depend on the
+    length of the backlog.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -69,10 +70,10 @@ class Heads:
     def read(
         self, tx: Transaction, queue: str, lanes: Sequence[HeldLane], *, each: int, budget: Budget
     ) -> dict[str, Head]:
-        """At most so many rows of each lane, the first first, as far as the budget goes.
+        """Reads at most `each` rows of each lane, in order, within the budget.
 
-        Rows come with their text if all that may come are no larger than the budget; the text of
-        larger ones is read when it is known which of them fit.
+        If all rows that may come fit into the budget they are selected with their text. Otherwise
+        the text of large rows is read after it is known which rows fit.
         """
         small = budget.left // (each * len(lanes))
         groups = [(held.partition,) for held in lanes]
@@ -92,17 +93,17 @@ class Heads:
 
 
 class Head:
-    """What was read of one lane: the rows that are to leave next."""
+    """The rows of one lane that are sent next."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.size = 0
         self.exhausted = True
-        """Whether nothing waits behind these."""
+        """Whether the lane has no more undelivered rows."""
         self.share: Share | None = None
 
     def choose(self, rows: Sequence[Row], *, each: int, taken: int, budget: Budget) -> int:
-        """Keep what fits, but what may not leave yet; how many bytes that is."""
+        """Keeps the rows that fit and may be sent now; returns their size in bytes."""
         self.exhausted = len(rows) < each
         for row in rows:
             size = 0 if row[4] else row[6]
@@ -117,7 +118,7 @@ class Head:
         return self.size
 
     def complete(self, texts: Mapping[int, Row]) -> None:
-        """Add the text of rows that came without; what is gone meanwhile ends it."""
+        """Adds the text of rows that were selected without; stops at a row that was deleted."""
         for i, row in enumerate(self.rows):
             if _lacks_text(row):
                 if row[0] not in texts:
@@ -129,10 +130,10 @@ class Head:
 
 
 def _lacks_text(row: Row) -> bool:
-    """Whether the row may leave, and is too large to have come with its text."""
+    """Whether the row may be sent now and was selected without its text."""
     return row[2] is None and not row[4]
 
 
 def waiting_index(outbox: Table) -> str:
-    """The name of the index of what waits, in the order in which it leaves."""
+    """The name of the index of undelivered rows, in the order in which they are sent."""
     return next(str(each.name) for each in outbox.indexes if str(each.name).endswith("_waiting"))

@@ -1,12 +1,12 @@
-"""Lanes: where each partition of a destination stands, and who is at work on it.
+"""Lanes: the position of each partition of a destination, and the relay that holds it.
 
-    nothing due ──publish──▶ due ──claim──▶ held ──settle──▶ due, or nothing due
-                              ▲               │
-                              └────rescue─────┘ the lease ran out
+    idle ──publish──▶ due ──claim──▶ held ──settle──▶ due or idle
+                       ▲               │
+                       └────rescue─────┘ the lease expired
 
-A lane is held by one relay at a time, by the database's clock. Each claim and each rescue raises
-its token; a settlement compares it in its WHERE and locks the lane until it is through: a relay
-that lost its lane cannot mark anything.
+One relay holds a lane at a time, by the clock of the database. Each claim and each rescue raises
+the fencing token. A settlement compares the token in its WHERE clause and locks the lane until it
+commits, so a relay that lost its lease cannot mark messages as delivered.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 WAIT_SECONDS_MAX = 3600.0
-"""A message that may leave later is looked at again after so long at the latest: somebody may have
-changed it."""
+"""A lane whose first message is delayed becomes due again after this time at the latest, because
+another program may have changed the row."""
 _queue = bindparam("queue", type_=lane.c.queue_name.type)
 _in_queue = lane.c.queue_name == _queue
 
@@ -59,7 +59,7 @@ LANES = Items(
     key=(lane.c.id,),
     due=lane.c.due_at_ms,
     order=(lane.c.due_at_ms, lane.c.id),
-    # Spelled out, so that the partial index is found for it.
+    # Written as a literal, so that the planner uses the partial index.
     ready=lane.c.state == literal_column(f"'{LaneState.OPEN.value}'"),
     done=Idle(),
     token=lane.c.token,
@@ -93,9 +93,9 @@ _soon = now_ms() + round(WAIT_SECONDS_MAX * 1000)
 
 
 def _due_again(row: Any) -> Any:
-    """When the lane is due: not at all, when its first message may leave, or after a pause."""
+    """The next due time: none, when the first message may be sent, or after a pause."""
     return case(
-        # What was published since has raised `last_id`.
+        # A publish since the claim has raised `last_id`.
         (row.done_to >= lane.c.last_id, null()),
         (row.until_ms.is_(None), now_ms() + row.delay_ms),
         (row.until_ms < _soon, row.until_ms),
@@ -111,17 +111,17 @@ _settle = Moving(
             lane.c.state,
             lane.c.attempts,
             column("forgive", Integer()),
-            # Up to where nothing waits any more; none is nowhere.
+            # The place up to which all messages are delivered; -1 if that is not known.
             column("done_to", BigInteger()),
             column("delay_ms", BigInteger()),
-            # When the first that is left may leave, if that is known.
+            # The time when the first undelivered message may be sent, if it is delayed.
             column("until_ms", BigInteger()),
             lane.c.code,
             lane.c.reason,
         ),
         sets=lambda row: {
             "worker": null(),
-            # An operator may have paused it meanwhile.
+            # An operator may have paused the lane since the claim.
             "state": case((lane.c.state == LaneState.OPEN.value, row.state), else_=lane.c.state),
             "attempts": row.attempts,
             "crashes": case((row.forgive == 1, 0), else_=lane.c.crashes),
@@ -147,13 +147,13 @@ class HeldLane(msgspec.Struct, eq=False):
 
     @classmethod
     def of(cls, taken: ItemClaim) -> HeldLane:
-        """The lane that was claimed."""
+        """Makes the value from a claim."""
         partition, last_id, attempts = taken.carries
         return cls(taken.key, partition, taken.token, last_id, attempts, taken.crashes)
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
-    """How a held lane came out."""
+    """The result of working on a held lane."""
 
     lane: HeldLane
     done_to: int | None = None
@@ -161,10 +161,10 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     until_ms: int | None = None
     attempts: int = 0
     answered: bool = True
-    """Whether the destination said anything: then none of its messages is what kills relays."""
+    """Whether the destination answered: then no message of the lane counts as a crash suspect."""
     state: LaneState = LaneState.OPEN
     aside: RecordKind | None = None
-    """What is done with the message that was given up, if one was."""
+    """The event to record for a message that was given up."""
     code: str | None = None
     reason: str | None = None
 
@@ -183,7 +183,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane as it stands."""
+    """The current state of a lane."""
 
     queue: str
     partition: str
@@ -197,7 +197,7 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settled(NamedTuple):
-    """How held lanes were found; what a claim settled before, and was not told, is in none."""
+    """The settlements by their result. One that was settled before is in none of the lists."""
 
     now: list[Settlement]
     lost: list[Settlement]
@@ -205,7 +205,7 @@ class Settled(NamedTuple):
 
 
 def settle(tx: Transaction, settlements: Sequence[Settlement]) -> Settled:
-    """Write how held lanes came out."""
+    """Settles held lanes; skips those that another transaction has locked."""
     ended = [
         Ended(Claim(each.lane.id, 1, each.lane.token), Step(move=_settle, row=each.row))
         for each in settlements
@@ -224,12 +224,12 @@ def settle(tx: Transaction, settlements: Sequence[Settlement]) -> Settled:
 
 
 def rescue(tx: Transaction, queue: str, *, limit: int, crashes_max: int | None) -> int:
-    """Make lanes of dead relays due again; after so many deaths in a row one waits for people."""
+    """Makes lanes with expired leases due again; parks a lane after `crashes_max` dead relays."""
     ended = []
     entries = []
     for each in _expired.run(tx, limit=limit, queue=queue):
         partition, state = each.more
-        # One that an operator has paused meanwhile stays so.
+        # A lane that an operator paused meanwhile stays paused.
         over = crashes_max is not None and each.is_over(crashes_max)
         parked = over and state == LaneState.OPEN.value
         then = LaneState.PARKED.value if parked else state
@@ -322,7 +322,7 @@ def find(
     limit: int = 50,
     cursor: str | None = None,
 ) -> Page[LaneRow]:
-    """Lanes of a destination, by partition."""
+    """Lists the lanes of a destination, ordered by partition."""
     if state is LaneState.OPEN:
         return _open.read(tx, limit=limit, cursor=cursor, queue=queue)
     if state is None:
@@ -346,7 +346,7 @@ _parked = Statement(
 
 
 def parked(tx: Transaction, queue: str, *, counted_max: int) -> int:
-    """How many lanes of a destination wait for an operator, counted up to a most."""
+    """The number of parked lanes of a destination, at most `counted_max`."""
     row = _parked.one(tx, queue=queue, limit_=counted_max)
     return int(row[0]) if row is not None else 0
 
@@ -370,19 +370,19 @@ _turn = Statement(
 
 
 def pause(tx: Transaction, queue: str, partition: str, *, by: str | None) -> None:
-    """No message of this partition leaves any more; one that is under way still arrives."""
+    """Pauses a partition. A message that a relay is sending may still be delivered."""
     found = _standing(tx, queue, partition)
     if found.state is not LaneState.OPEN:
-        raise NotAllowedNow(f"the partition {partition!r} is {found.state.value} already")
+        raise NotAllowedNow(f"the partition {partition!r} is already {found.state.value}")
     _turn.run(tx, id_=lane_id(queue, partition), state_=LaneState.PAUSED.value)
     record(tx, [Entry(what=RecordKind.PAUSED, queue=queue, partition=partition, who=by)])
 
 
 def resume(tx: Transaction, queue: str, partition: str, *, by: str | None) -> None:
-    """Messages of this partition leave again, beginning with the one that waits first."""
+    """Resumes a partition, with its first undelivered message."""
     found = _standing(tx, queue, partition)
     if found.state is LaneState.OPEN:
-        raise NotAllowedNow(f"the partition {partition!r} is open already")
+        raise NotAllowedNow(f"the partition {partition!r} is already open")
     _turn.run(tx, id_=lane_id(queue, partition), state_=LaneState.OPEN.value)
     record(tx, [Entry(what=RecordKind.RESUMED, queue=queue, partition=partition, who=by)])
     tx.wake(channel_of(queue))

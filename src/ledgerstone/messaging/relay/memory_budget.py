@@ -1,6 +1,6 @@
-"""How much a relay holds in memory: so many bytes of messages, whatever their number.
+"""The memory budget of a relay: the bytes of the messages that it holds, whatever their number.
 
-read ──share──▶ sent, answered ──▶ settled: the share is given back
+read ──share──▶ sent, answered ──▶ settled: the share is released
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 from threading import Lock
 
 LANE_SHARES = 8
-"""No lane gets more than this part of it, unless its first message alone is larger."""
+"""A lane gets at most this fraction of the budget, unless its first message alone is larger."""
 
 
 class Budget:
-    """Bytes that may be in memory.
+    """The bytes that may be in memory.
 
-    - `fits` says whether so many more may be taken. The first message may always be, however large
-      it is: it is carried alone.
-    - What is taken is given back when its `Share` is, or when nobody refers to that any more.
+    - `fits` says whether more bytes may be taken. A first message always fits, whatever its size:
+      it is sent alone.
+    - Bytes are released with their `Share`, or when nothing refers to the share any more.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -26,20 +26,20 @@ class Budget:
 
     @property
     def left(self) -> int:
-        """How many bytes are free."""
+        """The free bytes."""
         return max(0, self.bytes_max - self._taken)
 
     @property
     def is_low(self) -> bool:
-        """Whether so little is free that it is better to wait for more."""
+        """Whether so little is free that a claim should wait."""
         return self._taken > self.bytes_max * 3 // 4
 
     def fits(self, taken: int, more: int) -> bool:
-        """Whether `more` may be taken beside `taken`, which is not counted yet."""
+        """Whether `more` bytes fit in addition to `taken`, which is not counted yet."""
         return taken + more <= self.left or taken + self._taken == 0
 
     def share(self, taken: int) -> Share:
-        """Take so many bytes."""
+        """Takes these bytes from the budget."""
         self.count(taken)
         return Share(self, taken)
 
@@ -49,7 +49,7 @@ class Budget:
 
 
 class Share:
-    """Bytes that were taken."""
+    """Bytes that were taken from a budget."""
 
     __slots__ = ("_budget", "_lock", "taken")
 
@@ -59,7 +59,7 @@ class Share:
         self.taken = taken
 
     def shrink(self, taken: int) -> None:
-        """Keep no more than so many; giving back what was given back changes nothing."""
+        """Keeps at most `taken` bytes and releases the rest. Releasing twice has no effect."""
         with self._lock:
             less = max(0, self.taken - taken)
             self.taken -= less

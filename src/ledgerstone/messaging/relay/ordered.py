@@ -1,15 +1,15 @@
-"""The ordered relay: carries messages to one destination, partition by partition in their order.
+"""The ordered relay: sends the messages of one destination, each partition in its order.
 
-A claim is a lane, and the first messages of it. The lanes of one call are carried together, each at
-its own pace (`carrying`), and each is settled by itself:
+A claim is a lane with its first messages. One handler call sends several lanes, each at its own
+pace (`sending`), and each lane is settled by itself:
 
-    lane a   1 2 3      confirmed  1 2 3     settled to 3
-    lane b   1 2        refused    1         again after a pause
-    lane c   1 2        confirmed  1         its lease was lost: settled by none
+    lane a   1 2 3      confirmed  1 2 3     settled up to 3
+    lane b   1 2        refused    1         due again after a pause
+    lane c   1 2        confirmed  1         the lease was lost: nothing is settled
 
-Only what was confirmed without a gap is marked, under the token of the lane. So a lane is held up
-by its own messages and by no others, and a message that is refused is overtaken by none of its lane
-(unless more than one may be under way).
+Only messages that are confirmed without a gap are marked, under the token of the lane. A lane waits
+for its own messages only, and no message of a lane overtakes a refused one (unless the setting
+allows more than one in flight per partition).
 """
 
 from __future__ import annotations
@@ -73,27 +73,28 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ledgerstone.messaging")
 
 CALLS_PER_BATCH = 3
-"""A call takes a third of what may be under way: one is read, one is sent, one is settled."""
+"""A call takes a third of the messages in flight: one call reads, one sends, one settles."""
 CALLS_MAX = 16
-"""Calls at once."""
+"""Concurrent calls."""
 LONG_CALLS_MAX = 240
-"""Further calls, in place of those whose lanes take their time: each is a thread that waits."""
+"""Additional calls for those whose lanes are slow. Each is a thread that waits for an answer."""
 AHEAD_MAX = 50
 """Messages of one lane that are read at once."""
 ROOM_SECONDS = 0.1
-"""How long a lane waits whose first message is larger than what is left of the memory."""
+"""The pause of a lane whose first message does not fit into the free memory."""
 PAUSE_SECONDS_MIN = 0.1
-"""After no answer, so that asking again is no loop without a rest."""
+"""The pause after no answer came, so that the relay does not retry in a busy loop."""
 
 
 class OrderedRelay:
-    """Messages for one destination, as a source of work.
+    """The source of work for one destination in the mode `ordered`.
 
-    - Lanes are claimed in the order in which they became due; each is held by one relay.
-    - A destination that is out of reach costs no message an attempt.
-    - A message that is refused holds its lane; after a while the destination's policy decides.
-    - `handling`: the code of consumers runs in here, takes its time, and may be what kills a relay.
-      Each lane has a handler of its own then, and one whose relays died too often waits for people.
+    - Lanes are claimed in the order of their due time. One relay holds a lane at a time.
+    - An unreachable destination does not count as an attempt of a message.
+    - A refused message holds its lane; after the last attempt the policy of the destination
+      decides.
+    - `handling`: consumers run inside this relay, take their time, and can crash it. Each lane has
+      a handler of its own then, and a lane is parked after too many crashes.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class OrderedRelay:
 
     @property
     def duties(self) -> list[Duty]:
-        """What has to be done for this destination every so often, by one of its relays."""
+        """The periodic work for this destination; one of its relays does it."""
         return [
             sweeping.duty(self._registry, self.queue),
             rechecking.duty(self._registry, self.queue),
@@ -138,14 +139,14 @@ class OrderedRelay:
 
     @property
     def batches(self) -> Batches | None:
-        """Lanes are handled many at once, except where handlers run."""
+        """How lanes are batched; None where each lane runs handlers."""
         if self._handling:
             return None
         most = self._destination.batch_max
         return Batches(CALLS_MAX, LONG_CALLS_MAX, max(1, most // CALLS_PER_BATCH), most)
 
     def close(self) -> None:
-        """Let go of connections and threads; what is sent later makes new ones."""
+        """Closes connections and threads. A later send opens new ones."""
         self.transport.close()
         self._threads.close()
 
@@ -166,7 +167,7 @@ class OrderedRelay:
         if not taken:
             return ()
         if len(taken) == min(limit, ROWS_MAX):
-            # More is due: for the next call, or for another relay.
+            # More lanes are due: wake the next call, or another relay.
             tx.wake(self.channel)
         until = self._monotonic() + ask.lease_seconds
         return [
@@ -177,7 +178,7 @@ class OrderedRelay:
     def _claimed(self, each: LaneProgress, until: float) -> LaneClaim:
         each.until = until
         held = each.held
-        # What is only carried kills nobody.
+        # A relay that only sends is not crashed by a message.
         crashes = held.crashes if self._handling else 0
         return LaneClaim(held.id, 1, held.token, target=self.queue, crashes=crashes, carried=each)
 
@@ -196,12 +197,12 @@ class OrderedRelay:
         hit("relay.marked")
         self._count(settled, by_lane)
         busy = {each.lane for each in locked}
-        # What was locked is settled later, and needs its messages then.
+        # A locked lane is settled later and needs its messages then.
         tx.after_commit(partial(_give_back, [each for _, each in every if each.held not in busy]))
         if any(s.done_to is None and s.until_ms is None and s.delay_seconds == 0 for s in settled):
             tx.wake(self.channel)
         if self._starved:
-            # There may be room now.
+            # Memory may be free now.
             self._starved = False
             tx.wake(self.channel)
         refused = self._refused(tx, outcomes, [by_lane[each.lane] for each in lost])
@@ -227,7 +228,7 @@ class OrderedRelay:
         return lanes.rescue(tx, self.queue, limit=limit, crashes_max=guilty_after)
 
     def _read(self, tx: Transaction, held: Sequence[HeldLane]) -> list[LaneProgress]:
-        """What is to leave of each lane; lanes of which nothing leaves now are let go at once."""
+        """Reads the messages of each lane; settles lanes that have nothing to send now."""
         each = max(1, min(AHEAD_MAX, self._destination.batch_max // len(held)))
         found = self._heads.read(tx, self.queue, held, each=each, budget=self.budget)
         carried = [self._carried(one, found[one.id]) for one in held]
@@ -260,7 +261,7 @@ class OrderedRelay:
             return Settlement(lane=one.held, until_ms=one.until_ms)
         if one.exhausted:
             return Settlement(lane=one.held, done_to=one.held.last_id)
-        # There was no room for its first message.
+        # Its first message does not fit into the free memory.
         self._starved = True
         return Settlement(
             lane=one.held,
@@ -270,7 +271,7 @@ class OrderedRelay:
         )
 
     def _carry(self, claim: Batch | LaneClaim) -> None:
-        """Send the lanes of a batch, or one by itself, and settle each when it is through."""
+        """Sends the lanes of a batch, and settles each when it is done."""
         batch = claim if isinstance(claim, Batch) else Batch.of([claim])
         claims = [item for item in batch.items if isinstance(item, LaneClaim)]
         alone = self._handling and len(claims) == 1
@@ -282,7 +283,7 @@ class OrderedRelay:
             seconds_max=self._destination.send_seconds_max,
             threads=self._threads,
             monotonic=self._monotonic,
-            # Where each lane has its own handler, one of them says nothing about the others.
+            # With one lane in the call, its silence says nothing about the destination.
             down_if_silent=not alone,
             through=lambda each: self._through(batch, each),
         ).run()
@@ -305,12 +306,13 @@ class OrderedRelay:
             return self._refusal(each, answer)
         if each.until_ms is not None:
             return Settlement(lane=held, until_ms=each.until_ms)
-        # Others may have written behind it and told nobody: then it is only certain at the end.
+        # Other programs may have added rows without telling the lane: only the end of the index is
+        # certain.
         ended = each.exhausted or place_of(each.messages[-1]) == held.last_id
         return Settlement(lane=held, done_to=held.last_id if ended else None)
 
     def _undone(self, outcome: Outcome, each: LaneProgress) -> Settlement:
-        """Not the message's doing: it is as it was."""
+        """The settlement after an outage or an interruption: no attempt is counted."""
         failure, delay = outcome.failure, outcome.delay_seconds or 0.0
         code = reason = None
         if each.answer is not None:
@@ -319,7 +321,7 @@ class OrderedRelay:
         elif failure is not None and failure.code != Interrupted.code:
             code, reason = failure.code, failure.message
             if outcome.verdict is not OutcomeKind.RETURNED:
-                # A fault of what carries: no reason to try again and again without a rest.
+                # A failure of the relay itself: pause, so that it is not retried in a busy loop.
                 delay = max(delay, self._destination.backoff_seconds)
         return Settlement(
             lane=each.held,
@@ -331,7 +333,7 @@ class OrderedRelay:
         )
 
     def _refusal(self, each: LaneProgress, answer: Answer) -> Settlement:
-        """The first message that is left was refused: again later, or the policy."""
+        """The settlement after the first undelivered message was refused: a pause or the policy."""
         destination = self._destination
         attempts = each.attempts + answer.counts
         given_up = is_given_up(answer, destination, attempts)
@@ -354,7 +356,7 @@ class OrderedRelay:
         )
 
     def _put_aside(self, tx: Transaction, each: LaneProgress, settlement: Settlement) -> None:
-        """Record a lane that was parked; move what was given up to the failed table."""
+        """Records a parked lane; moves a skipped message to the failed table."""
         if settlement.aside is RecordKind.SKIPPED:
             self._skip(tx, each, settlement)
         elif settlement.aside is RecordKind.PARKED:
@@ -372,7 +374,7 @@ class OrderedRelay:
     def _count(
         self, settled: Sequence[Settlement], by_lane: Mapping[HeldLane, LaneProgress]
     ) -> None:
-        """Count what was settled, once: a transaction that met another one is run again."""
+        """Counts settled messages after the commit, so that a retried transaction counts once."""
         for settlement in settled:
             each = by_lane[settlement.lane]
             if not each.counted:
@@ -382,7 +384,7 @@ class OrderedRelay:
                 self.counters.parked += settlement.aside is RecordKind.PARKED
 
     def _skip(self, tx: Transaction, each: LaneProgress, settlement: Settlement) -> None:
-        """Into the failed table, and out of the way of those behind it."""
+        """Moves the message to the failed table, so that its partition continues."""
         stopped, malformed = each.stopped, each.malformed
         assert stopped is not None or malformed is not None
         item = stopped if stopped is not None else cast("Malformed", malformed).raw
@@ -402,7 +404,7 @@ class OrderedRelay:
     def _refused(
         self, tx: Transaction, outcomes: Sequence[Outcome], lost: Sequence[LaneProgress]
     ) -> Sequence[Outcome]:
-        """Those whose lane was lost; what of them was delivered is on record."""
+        """Records the outcomes whose lane was lost, with what they had delivered."""
         if not lost:
             return ()
         entries = [
@@ -437,7 +439,7 @@ def _log_parked(entry: Entry) -> None:
 
 
 def answer_pause(answer: Answer) -> float:
-    """How long the destination wants to be left alone."""
+    """The pause that the destination asked for, at most PAUSE_SECONDS_MAX."""
     return min(answer.retry_after_seconds or 0.0, PAUSE_SECONDS_MAX)
 
 

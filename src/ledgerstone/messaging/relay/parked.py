@@ -1,4 +1,4 @@
-"""Parked partitions: found by why they were parked, and resumed many at a time."""
+"""Parked partitions: found by the code of their failure, and resumed in bulk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _of_code = lane.c.code == bindparam("code", type_=lane.c.code.type)
 
 
 def _finding(name: str, *, coded: bool, behind: bool) -> Statement:
-    """Parked partitions in their order, of one code or of any, all or those behind one."""
+    """The statement that lists parked partitions, of one code or of any."""
     query = select(lane.c.partition_key).where(_is_parked)
     if coded:
         query = query.where(_of_code)
@@ -79,12 +79,13 @@ def find(
     limit: int,
     after: str | None = None,
 ) -> list[str]:
-    """Parked partitions of a destination in their order, for this reason or for any.
+    """Parked partitions of a destination in their order.
 
-    `after`: only those behind this one.
+    - `code`: only those that were parked with this code.
+    - `after`: only those after this partition.
     """
     if not 1 <= limit <= RESUME_MAX:
-        raise BadInput(f"the limit is 1 to {RESUME_MAX}, not {limit}")
+        raise BadInput(f"limit must be 1 to {RESUME_MAX}, not {limit}")
     given = {"code": code, "after": after}
     given = {name: value for name, value in given.items() if value is not None}
     finding = _find[code is not None, after is not None]
@@ -92,7 +93,7 @@ def find(
 
 
 def resume(tx: Transaction, queue: str, partitions: Sequence[str], *, by: str | None) -> list[str]:
-    """Let these go on, but those that are parked no more or locked now; which ones do."""
+    """Resumes those of these partitions that are parked and not locked; returns which."""
     ids = {lane_id(queue, each): each for each in partitions}
     keys = sorted(ids)
     found = _resume.run(tx, [(each,) for each in keys])
@@ -108,10 +109,10 @@ def resume(tx: Transaction, queue: str, partitions: Sequence[str], *, by: str | 
 
 
 def got_through(tx: Transaction, queue: str, partition: str) -> bool:
-    """Whether a partition that was resumed has delivered what it was parked for."""
+    """Whether a resumed partition has delivered the message for which it was parked."""
     row = _standing.one(tx, id_=lane_id(queue, partition))
     if row is None:
-        # It has been idle for so long that it was removed.
+        # Retention has removed the idle lane.
         return True
     state, code, lease, attempts = row
     return state == LaneState.OPEN.value and code is None and lease is None and not attempts

@@ -1,11 +1,12 @@
-"""Rechecking: partitions that were parked because their target was missing go on by themselves.
+"""The recheck: resumes partitions that were parked because their target was missing.
 
     parked ──one is resumed──▶ refused again: another one, at the next turn
-                        └────▶ delivered: all of them, so many at each turn, each once
+                        └────▶ delivered: all of them, a bounded number per turn, each once
 
-A queue that was deleted parks every partition that publishes to it. One of them tells whether it is
-back, so that a target that stays away costs one message a turn. It is another one at each turn, for
-they may wait for different queues, and those whose queue is still missing are parked again.
+Deleting a queue parks every partition that publishes to it. The recheck resumes one partition per
+turn to find out whether the queue exists again, so a missing target costs one message per turn.
+Each turn takes another partition, because they may wait for different queues. A partition whose
+queue is still missing is parked again.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ if TYPE_CHECKING:
 
 EVERY_SECONDS = 15.0
 WHO = "relay"
-"""Who resumes them, on record."""
+"""The `who` of the recorded events."""
 CODES = tuple(sorted(MISSING))
 
 
 class Recheck:
-    """Resumes one partition of a destination, and all others once that one has got through."""
+    """Resumes one partition of a destination, and all others after that one has delivered."""
 
     def __init__(self, queue: str) -> None:
         self._queue = queue
         self._probe: str | None = None
         self._place: tuple[int, str | None] = (0, None)
-        """The last probe: the number of its code, and its partition."""
+        """The last probe: the index of its code, and its partition."""
         self._left: list[str] = []
-        """The codes whose partitions are being resumed, all of them."""
+        """The codes whose partitions are all being resumed."""
         self._upto: str | None = None
-        """How far that is with the first of these codes."""
+        """The last partition that was resumed for the first of these codes."""
 
     def __call__(self, tx: Transaction) -> int:
-        """One turn; how many partitions go on."""
+        """One turn; returns how many partitions were resumed."""
         if self._probe is not None and parked.got_through(tx, self._queue, self._probe):
             self._left, self._upto, self._probe = list(CODES), None, None
         probing = not self._left
@@ -51,7 +52,7 @@ class Recheck:
         return len(resumed)
 
     def _some(self, tx: Transaction) -> list[str]:
-        """The next of all, as many as one turn resumes."""
+        """The next partitions of all, as many as one turn resumes."""
         found: list[str] = []
         while self._left and not found:
             found = self._found(tx, self._left[0], limit=parked.RESUME_MAX, after=self._upto)
@@ -61,7 +62,7 @@ class Recheck:
         return found
 
     def _next(self, tx: Transaction) -> list[str]:
-        """The one behind the last probe, or the first of the next code that has one."""
+        """The partition after the last probe, or the first one of the next code that has any."""
         last, after = self._place
         for step in range(len(CODES) + 1):
             number = (last + step) % len(CODES)
@@ -76,6 +77,6 @@ class Recheck:
 
 
 def duty(registry: MessagingRegistry, queue: str) -> Duty:
-    """Rechecks every so often, one relay of all."""
+    """The duty of the recheck; one relay of the destination does it."""
     del registry
     return Duty(f"recheck:{queue}", EVERY_SECONDS, Recheck(queue))

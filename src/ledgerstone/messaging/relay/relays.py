@@ -1,4 +1,4 @@
-"""What carries to a destination: its mode says which relay, its URL says which transport."""
+"""Makes relays, transports and deliveries from settings: the mode and the URL select them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ledgerstone.store.database import Database
 
 IDLE_SECONDS_MAX = 30
-"""How much longer than a send may take the transaction of a batch may stand still."""
+"""The idle limit of the transaction of a batch, in addition to the longest send."""
 EXTRAS = {
     "amqp": "amqp",
     "amqps": "amqp",
@@ -35,11 +35,11 @@ def relay_of(
     database: Database[Any],
     transport: Transport | None = None,
 ) -> OrderedRelay | CompetingRelay:
-    """The source that carries messages to a destination, by the transport that its URL asks for."""
+    """The relay of a destination, with the transport that its URL selects."""
     destination = registry.routes.destinations.get(name)
     if destination is None:
         known = ", ".join(registry.routes.destinations)
-        raise NotFound(f"there is no destination {name!r}", hint=f"there are {known}")
+        raise NotFound(f"no destination is named {name!r}", hint=f"the settings have {known}")
     if transport is None:
         transport = WatchedTransport(name, transport_of(name, destination, registry, database))
     if not registry.keeps_order(name, database):
@@ -48,7 +48,8 @@ def relay_of(
             destination,
             transport,
             registry,
-            # It stands still while a batch is under way; if the process does, the rows are let go.
+            # The transaction is idle while its batch is sent; the limit unlocks rows of a relay
+            # that stands still.
             database=database.sibling(
                 connections=BATCHES_MAX,
                 idle_seconds_max=math.ceil(destination.send_seconds_max) + IDLE_SECONDS_MAX,
@@ -72,17 +73,17 @@ def deliveries_of(
     database: Database[Any],
     settings: SubscriptionSettings | None = None,
 ) -> Deliveries:
-    """What a subscription delivers, for the consumers of this process."""
+    """The source of work that receives from a subscription for the consumers of this process."""
     settings = settings or registry.settings.subscriptions.get(name)
     if settings is None:
         known = ", ".join(registry.settings.subscriptions) or "none"
-        hint = f"there are {known}; write [messaging.subscriptions.{name}] into the settings"
-        raise NotFound(f"there is no subscription {name!r}", hint=hint)
+        hint = f"the settings have {known}; add [messaging.subscriptions.{name}] to them"
+        raise NotFound(f"no subscription is named {name!r}", hint=hint)
     try:
         from ledgerstone.messaging.brokers.amqp.wire import message_of
         from ledgerstone.messaging.brokers.subscriptions.amqp import AmqpSubscription
     except ModuleNotFoundError as error:
-        message = f"what receives {name} needs {error.name}, which is not installed"
+        message = f"the subscription {name} needs {error.name}, which is not installed"
         raise Unsupported(message, hint="install ledgerstone[amqp]") from error
     subscription = AmqpSubscription(name, settings)
     return Deliveries(database, registry, subscription, settings, name=name, parse=message_of)
@@ -94,7 +95,7 @@ def transport_of(
     registry: MessagingRegistry,
     database: Database[Any],
 ) -> Transport:
-    """What carries to this destination; it connects when something is sent."""
+    """The transport of a destination. It connects at its first send."""
     scheme = destination.url.partition(":")[0]
     source = registry.settings.source
     try:
@@ -114,6 +115,6 @@ def transport_of(
 
         return WebhookTransport(name, destination, source)
     except ModuleNotFoundError as error:
-        message = f"what carries to {name} needs {error.name}, which is not installed"
+        message = f"the destination {name} needs {error.name}, which is not installed"
         hint = f"install ledgerstone[{EXTRAS.get(scheme, scheme)}]"
         raise Unsupported(message, hint=hint) from error

@@ -1,12 +1,12 @@
-"""Carrying: the lanes of one batch are sent, each at its own pace.
+"""Sending: the lanes of one batch are sent, each at its own pace.
 
-    lane a   1 2 3      send 1   a1 b1 c1     a1 and c1 are answered, b1 takes its time
+    lane a   1 2 3      send 1   a1 b1 c1     a1 and c1 are answered, b1 is slow
     lane b   1 2        send 2   a2 c2        while send 1 still waits for b1
-    lane c   1 2        send 3   a3           c is through: it is settled
+    lane c   1 2        send 3   a3           c is done: it is settled
 
-A lane has no more messages under way than it may have, and goes on when these are answered. Lanes
-that are ready at the same time are sent together. Each send has a thread: one that waits for
-an answer keeps no other waiting.
+A lane has a limited number of messages in flight, and continues when they are answered. Lanes that
+are ready at the same time share a send. Each send has a thread, so a send that waits for an answer
+does not delay other lanes.
 """
 
 from __future__ import annotations
@@ -31,45 +31,45 @@ from ledgerstone.messaging.relay.lanes import HeldLane
 from ledgerstone.messaging.relay.memory_budget import Share
 
 GATHER_SECONDS = 0.01
-"""After the first answer of a send, how long lanes wait for others that can go on with them."""
+"""How long answered lanes wait for others that can share the next send."""
 LOOK_SECONDS = 0.1
-"""How often a batch that waits for answers looks whether it has to stop."""
+"""How often a batch that waits for answers checks whether it has to stop."""
 CLOSE_SECONDS_MAX = 2.0
-"""How long closing waits for the threads of sends that have not ended."""
+"""How long `close` waits for the threads of unfinished sends."""
 IDLE_SECONDS = 10.0
-"""A thread that had nothing to send for so long ends."""
+"""An idle thread ends after this time."""
 
 
 FORGET_BYTES_MIN = 4096
-"""Lanes that are through and hold less keep it: to forget it costs more than it is."""
+"""A settled lane that holds fewer bytes keeps them: releasing them would cost more."""
 
 
 class LaneProgress(msgspec.Struct, eq=False):
-    """A lane that was claimed: what is to leave, and how far it came."""
+    """A claimed lane: its messages, and how far they were delivered."""
 
     held: HeldLane
     messages: list[Message]
     exhausted: bool
-    """Whether nothing waits behind these."""
+    """Whether the lane has no more undelivered rows."""
     until: float = 0.0
-    """When the lease ends, by this process's clock."""
+    """When the lease expires, by the monotonic clock of this process."""
     confirmed: int = 0
     answer: Answer | None = None
-    """Why it stopped, if it did before its end."""
+    """The answer that stopped the lane, if it stopped before its end."""
     malformed: Malformed | None = None
-    """A row that cannot be read: it stands behind `messages`."""
+    """A row after `messages` that cannot be parsed."""
     until_ms: int | None = None
-    """When the first that is left may leave, if not yet."""
+    """When the first undelivered message may be sent, if it is delayed."""
     counted: bool = False
     share: Share | None = None
-    """Its bytes of the relay's memory."""
+    """The bytes of the memory budget that the lane holds."""
 
     def forget(self, *, settled: bool = False) -> None:
-        """Keep no text but that of the first that is left: it may have to be set aside."""
+        """Drops all bodies but that of the first undelivered message, which may be set aside."""
         if self.share is None:
             return
         if self.share.taken >= FORGET_BYTES_MIN:
-            # A batch refers to its lanes until the slowest is through.
+            # The batch refers to its lanes until the slowest one is done.
             kept = -1 if settled else self.confirmed
             self.messages = [
                 message if i == kept else msgspec.structs.replace(message, raw=b"", headers={})
@@ -81,12 +81,12 @@ class LaneProgress(msgspec.Struct, eq=False):
 
     @property
     def stopped(self) -> Message | None:
-        """The first that is left, if it could be read."""
+        """The first undelivered message, if it could be parsed."""
         return self.messages[self.confirmed] if self.confirmed < len(self.messages) else None
 
     @property
     def attempts(self) -> int:
-        """How often the first that is left was refused before."""
+        """How many times the first undelivered message was refused before."""
         return self.held.attempts if self.confirmed == 0 else 0
 
 
@@ -124,13 +124,12 @@ class _Send:
 
 
 class BatchSender:
-    """Carries the lanes of one batch.
+    """Sends the lanes of one batch.
 
-    - `through` is told of each lane that is at its end or held up, as soon as that is known.
-    - `down_if_silent`: a destination that answered nothing at all is down, and TargetDown is raised
-      at the end.
-    - If it has to stop, or something fails, nothing more is sent, and the answers to what is under
-      way are waited for: what was delivered is marked.
+    - Calls `through` for each lane as soon as it is done or stopped.
+    - `down_if_silent`: raises TargetDown at the end if the destination answered nothing at all.
+    - If the handler has to stop, or a send fails, nothing more is sent. The batch waits for the
+      answers of messages in flight, so that delivered messages are marked.
     """
 
     def __init__(
@@ -160,12 +159,12 @@ class BatchSender:
         self._sends = 0
         self._ready = list(claims)
         self._silent: list[LaneClaim] = []
-        """Lanes that had no answer, while the destination has not answered anything."""
+        """Lanes without an answer, while the destination has answered nothing."""
         self._heard = not down_if_silent
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Carry until every lane is at its end or held up."""
+        """Sends until every lane is done or stopped."""
         while True:
             self._look()
             flights = self._flights()
@@ -182,7 +181,7 @@ class BatchSender:
             raise TargetDown(self._name, f"{self._name}: {words}")
 
     def _look(self) -> None:
-        """Notice that the handler has to stop."""
+        """Notices that the handler has to stop."""
         if self._error is None:
             try:
                 cancellation.check()
@@ -190,7 +189,7 @@ class BatchSender:
                 self._error = reason
 
     def _flights(self) -> list[_LaneSend]:
-        """What can be sent now; lanes of which nothing can are through."""
+        """The next messages of each lane that is ready; ends lanes that have none."""
         ready, self._ready = self._ready, []
         flights = []
         for claim in ready:
@@ -198,7 +197,7 @@ class BatchSender:
             messages = lane.messages[lane.confirmed : lane.confirmed + self._per_lane]
             held = not lane.held.lost and self._monotonic() < lane.until
             if self._error is not None:
-                # What is left of it is judged by what ends the batch.
+                # The error that ends the batch decides about its remaining messages.
                 continue
             if messages and held and lane.answer is None:
                 flights.append(_LaneSend(claim, messages))
@@ -216,7 +215,7 @@ class BatchSender:
     def _start(self, flights: Sequence[_LaneSend]) -> None:
         send = _Send(flights)
         if len(flights) == 1 and self._sends == 0 and not self._ready:
-            # Nobody else waits: no other thread is needed.
+            # No other lane waits, so no other thread is needed.
             self._carry_out(send)
             self._sends += 1
             return
@@ -236,7 +235,7 @@ class BatchSender:
         except BaseException as error:  # noqa: BLE001 - raised by the thread that waits for it
             send.error = error
         with self._news:
-            # An answer that comes later is to a lane that may be settled already.
+            # A later answer could be for a lane that is settled already.
             send.over = True
             self._returned.append(send)
             self._news.notify()
@@ -255,7 +254,7 @@ class BatchSender:
                     self._news.notify()
 
     def _take_in(self) -> None:
-        """Wait for answers, and let the lanes that have theirs go on."""
+        """Waits for answers, and lets answered lanes continue."""
         with self._news:
             self._await_news()
             landed, self._landed = self._landed, []
@@ -283,11 +282,11 @@ class BatchSender:
         self._ready.append(flight.claim)
 
     def _note(self, flight: _LaneSend) -> None:
-        """How far the lane of this flight came, and why it stopped there."""
+        """Notes how far the lane was confirmed, and the answer that stopped it."""
         lane = flight.claim.lane
         for answer in flight.answers:
             if answer is None or lane.answer is not None:
-                # What is behind a gap is sent again.
+                # Messages after a gap are sent again.
                 break
             if answer.verdict is SendResult.DELIVERED:
                 lane.confirmed += 1
@@ -300,20 +299,20 @@ class BatchSender:
                     self._through(claim)
 
     def _fail(self, send: _Send, error: BaseException) -> None:
-        """A send that raised. If the destination went away in the middle, that is not an error."""
+        """Ends the lanes of a send that raised; an outage in mid-batch is not an error."""
         flights = {id(flight): flight for flight, _ in send.places if flight.left}
         for flight in flights.values():
             self._note(flight)
         if isinstance(error, TargetDown) and self._heard:
             for flight in flights.values():
-                # As they were: the next send tells whether it is down.
+                # Not changed: the next send finds out whether the destination is down.
                 self._through(flight.claim)
         elif self._error is None:
             self._error = error
 
 
 class SendThreads:
-    """Threads that are made when needed, kept for the next send, and end when there is none."""
+    """A pool of threads: created on demand, reused, and ended when idle."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -324,7 +323,7 @@ class SendThreads:
         self._closed = False
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run this in a free thread, or in a new one."""
+        """Runs the function in an idle thread, or in a new one."""
         with self._lock:
             self._closed = False
             thread: threading.Thread | None = None
@@ -338,7 +337,7 @@ class SendThreads:
             thread.start()
 
     def close(self) -> None:
-        """End the threads: idle ones now, the others when their send has ended."""
+        """Ends idle threads now, and the others after their send."""
         with self._lock:
             self._closed = True
             threads = list(self._threads)
@@ -353,7 +352,7 @@ class SendThreads:
         try:
             while (work := self._next()) is not None:
                 work()
-                # An idle thread holds no message.
+                # Drop the reference, so that an idle thread keeps no message in memory.
                 del work
                 with self._lock:
                     if self._closed:
@@ -364,7 +363,7 @@ class SendThreads:
                 self._threads.discard(threading.current_thread())
 
     def _next(self) -> Callable[[], None] | None:
-        """What this thread is to do; None: nothing any more."""
+        """The next function of this thread; None if the thread ends."""
         try:
             return self._work.get(timeout=IDLE_SECONDS)
         except Empty:
@@ -372,5 +371,5 @@ class SendThreads:
                 if self._idle > 0:
                     self._idle -= 1
                     return None
-            # Something was put for this thread meanwhile.
+            # `start` has chosen this thread between the two.
             return self._work.get()

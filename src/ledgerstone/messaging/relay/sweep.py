@@ -1,8 +1,8 @@
-"""Sweeping: finding what others wrote into the outbox.
+"""The sweep: finds rows that other programs inserted into the outbox.
 
-Whoever publishes through the ledger tells the lane; a Symfony installation does not. Its rows are
-found by looking for partitions that have something waiting while their lane is not due. The index
-of what waits is read from partition to partition, not row by row.
+A publish through the ledger makes its lane due; a row of a Symfony application does not. The sweep
+looks for partitions that have undelivered rows while their lane is not due. It skips through the
+index from partition to partition and does not read every row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 PARTITIONS_MAX = 10 * STEPS_MAX
-"""Partitions that one sweep passes, STEPS_MAX in a statement."""
+"""Partitions that one sweep passes, STEPS_MAX in each statement."""
 
 _wake = ChangeEach(
     "sweep.wake",
@@ -40,7 +40,7 @@ _wake = ChangeEach(
 
 
 class Sweep:
-    """Looks for partitions of one destination whose lane does not know that something waits."""
+    """Finds partitions of one destination that have undelivered rows while their lane is idle."""
 
     def __init__(self, registry: MessagingRegistry, queue: str) -> None:
         self._registry = registry
@@ -60,7 +60,7 @@ class Sweep:
         )
 
     def __call__(self, tx: Transaction) -> int:
-        """One sweep; how many lanes were told."""
+        """One sweep; returns how many lanes it made due."""
         self._registry.setup.ensure(tx, self._registry.shared.outbox)
         told, left = 0, PARTITIONS_MAX
         while left > 0:
@@ -68,14 +68,14 @@ class Sweep:
             left -= most
             rows = self._find.rows(tx, queue=self._queue, begin=self._from, most=most)
             told += self._tell(tx, rows)
-            # The next sweep goes on where this one had enough.
+            # The next sweep continues where this one stopped.
             self._from = rows[-1][0] if len(rows) >= most else ""
             if not self._from:
                 break
         return told
 
     def _tell(self, tx: Transaction, rows: Sequence[Row]) -> int:
-        """Make the lanes of these due, if they are not; how many were told."""
+        """Makes the lanes of these rows due unless they are; returns how many."""
         new = [row[0] for row in rows if row[1] is None]
         asleep = [row for row in rows if row[1] is not None and row[2] is None and row[3] is None]
         open_lanes(tx, self._queue, new)
@@ -86,11 +86,11 @@ class Sweep:
 
     @staticmethod
     def _woken(tx: Transaction, ids: Sequence[str]) -> int:
-        """Make these lanes due; how many were told."""
-        # A lane that a transaction has locked is told by that one, or by a later sweep.
+        """Makes these lanes due; returns how many."""
+        # A locked lane is skipped: the transaction that holds it, or a later sweep, makes it due.
         return _wake.run(tx, [(each,) for each in ids]).count(CHANGED)
 
 
 def duty(registry: MessagingRegistry, queue: str) -> Duty:
-    """Sweeps every so often, one relay of all."""
+    """The duty of the sweep; one relay of the destination does it."""
     return Duty(f"sweep:{queue}", registry.settings.sweep_seconds, Sweep(registry, queue))

@@ -1,4 +1,4 @@
-"""A transport that is watched: the log says whether its destination can be reached."""
+"""A wrapper around a transport that logs outages of its destination."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from ledgerstone.messaging.outbox.routing import RETRY
 from ledgerstone.settings.messaging import LOCAL
 
 OF_CONSUMERS = (LOCAL, RETRY)
-"""Destinations that lead to the consumers of a process that has some."""
+"""Destinations that are handled by consumers."""
 CODES_SAID_MAX = 100
-"""Causes of refusals that are said, each once."""
+"""The maximum number of codes of refusals that are logged, each once."""
 
 _log = logging.getLogger("ledgerstone.relay")
 
 
 class WatchedTransport:
-    """A transport that says when its destination is out of reach, and when it is back.
+    """A transport that logs when its destination becomes unreachable and when it is back.
 
-    Each is said once, and so is each cause for which messages are refused.
+    An outage is logged once when it begins and once when it ends. Each code of a refusal is logged
+    once.
     """
 
     def __init__(self, name: str, transport: Transport) -> None:
@@ -57,7 +58,7 @@ class WatchedTransport:
             known, self.trouble = self.trouble, words
         if known is None:
             told = words if words.startswith(self._name) else f"{self._name}: {words}"
-            _log.warning("%s; what waits for it goes on waiting", told)
+            _log.warning("%s; messages wait until it is back", told)
 
     def _came_back(self) -> None:
         with self._lock:

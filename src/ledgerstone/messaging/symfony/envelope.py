@@ -1,12 +1,12 @@
-r"""Messages as rows: body and headers as Symfony Messenger's JSON serialiser has them.
+r"""Messages as rows: body and headers in the format of the JSON serializer of Symfony Messenger.
 
     body     {"order": 7}
     headers  {"type": "order.placed", "Content-Type": "application/json",
               "X-Message-Stamp-…\\MessageIdStamp": "[{\"messageId\": \"0192…\"}]", …}
 
-A stamp is a header whose value is a JSON array in text. Stamps of others are kept as they are. A
-row without an id, which others may write, gets one that follows from where it lies, so that it has
-the same each time it is read.
+A stamp is a header whose value is the text of a JSON array. Stamps of other programs are kept
+unchanged. A row without an id gets an id that is computed from its table and row, so that it is the
+same every time the row is read.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ KEY = "X-Ledgerstone-Key"
 ATTEMPT = "X-Ledgerstone-Attempt"
 CONSUMER = "X-Ledgerstone-Consumer"
 CREATED = "X-Ledgerstone-Created"
-"""When a message was published that was put back later."""
+"""The header with the publish time of a message that was inserted again later."""
 HEADERS = {
-    TYPE: "the name of the message; where Symfony wrote the row, the class of PHP",
+    TYPE: "the name of the message; the PHP class if Symfony wrote the row",
     CONTENT_TYPE: "the media type of `body`",
     ID_STAMP: "`messageId`: the id of the message; the class may have another namespace",
     NAME_STAMP: "`messageName`: its name",
     KEY: "the key with which it was published",
-    ATTEMPT: "how often a competing destination has refused it",
-    CONSUMER: "the only consumer that is to handle it, or that could not; empty: none was found",
-    CREATED: "when it was published, where it was put back later",
+    ATTEMPT: "how many times a competing destination has refused it",
+    CONSUMER: "the only consumer of the message, or the one that failed; empty: none was found",
+    CREATED: "when it was published, if it was inserted again later",
 }
-"""What a row says of its message, and in which words the reference says so."""
+"""The headers of a message in the outbox, with the words of the reference."""
 MESSAGE_ID = "MessageIdStamp"
 NAMES_KEPT_MAX = 1024
 _OURS = "x-ledgerstone-"
@@ -53,7 +53,7 @@ _stamps = msgspec.json.Decoder(list[dict[str, Any]])
 
 
 def headers_of(message: Message, *, put_back: bool = False) -> str:
-    """The headers of its row, as JSON; one that is put back says when it was published."""
+    """The headers of the row as JSON; `put_back` adds the time when it was published."""
     found: dict[str, str] = {
         TYPE: message.name,
         CONTENT_TYPE: message.content_type,
@@ -73,7 +73,7 @@ def headers_of(message: Message, *, put_back: bool = False) -> str:
 
 
 def with_attempt(headers: str, attempt: int) -> str:
-    """The headers of a row, all that it has, and how often it was refused."""
+    """The headers of a row with the number of refusals added."""
     return _encoder.encode({**_decoder.decode(headers), ATTEMPT: str(attempt)}).decode()
 
 
@@ -86,9 +86,9 @@ def message_of(
     created_at: datetime,
     origin: str,
 ) -> Message:
-    """The message in a row; BadInput says what is wrong with it.
+    """The message in a row. Raises BadInput if it is malformed.
 
-    `origin` tells this table from every other: it goes into the id of a row that has none.
+    - `origin`: the identity of the table, part of the id of a row that has none.
     """
     found = headers_in(headers)
     name = _name_in(found)
@@ -108,11 +108,11 @@ def message_of(
 
 
 def headers_in(text: str) -> dict[str, str]:
-    """The headers of a row by name; what others wrote as numbers or lists is taken as JSON text."""
+    """The headers of a row by name. Values that are not text become JSON text."""
     try:
         found = _decoder.decode(text)
     except msgspec.DecodeError as error:
-        raise BadInput(f"the headers are no JSON object: {error}") from error
+        raise BadInput(f"the headers are not a JSON object: {error}") from error
     return {
         name: value if isinstance(value, str) else _encoder.encode(value).decode()
         for name, value in found.items()
@@ -120,7 +120,7 @@ def headers_in(text: str) -> dict[str, str]:
 
 
 def stamp(headers: Mapping[str, str], ending: str) -> dict[str, Any] | None:
-    """The newest stamp whose class is called so, whatever its namespace."""
+    """The newest stamp whose class has this name, in any namespace."""
     for name, value in headers.items():
         if is_stamp(name, ending):
             return newest_stamp(name, value)
@@ -129,34 +129,34 @@ def stamp(headers: Mapping[str, str], ending: str) -> dict[str, Any] | None:
 
 @lru_cache(NAMES_KEPT_MAX)
 def is_stamp(header: str, ending: str) -> bool:
-    """Whether this header holds the stamps of a class, in whatever case a protocol has put it."""
+    """Whether the header holds stamps of this class; the case of letters does not matter."""
     header, prefix, ending = header.lower(), STAMP.lower(), ending.lower()
     return header.startswith(prefix) and header[len(prefix) :].rpartition("\\")[2] == ending
 
 
 def newest_stamp(header: str, text: str) -> dict[str, Any] | None:
-    """The last stamp of a header: Symfony puts the newest there."""
+    """The last stamp of a header: Symfony appends the newest."""
     try:
         stamps = _stamps.decode(text)
     except msgspec.DecodeError as error:
-        hint = 'it is a JSON array: [{"messageId":"…"}]'
+        hint = 'use a JSON array: [{"messageId":"…"}]'
         raise BadInput(f"the header {header} cannot be read: {error}", hint=hint) from error
     return stamps[-1] if stamps else None
 
 
 def id_in(headers: Mapping[str, str]) -> str | None:
-    """The id that a stamp holds; BadInput if it is none."""
+    """The id in the stamp of the headers, if there is one. Raises BadInput if it is malformed."""
     found = stamp(headers, MESSAGE_ID)
     return id_of(found) if found is not None else None
 
 
 def id_of(found: Mapping[str, Any]) -> str:
-    """The id in a stamp; BadInput if there is none."""
+    """The id in a stamp. Raises BadInput if there is none."""
     return message_id_of(found.get("messageId", found.get("id")))
 
 
 def _name_in(headers: Mapping[str, str]) -> str:
-    """The name of the message; where `type` is a class, the name that a stamp gives it."""
+    """The name of the message: `type`, or the name in a stamp if `type` is a PHP class."""
     name = headers.get(TYPE)
     if not name:
         raise BadInput("the row has no header `type`", hint="it names the message: order.placed")
@@ -173,7 +173,7 @@ def _attempt_in(headers: Mapping[str, str]) -> int:
 
 
 def _carried(headers: Mapping[str, str]) -> dict[str, str]:
-    """What travels on: neither what has a field of its own nor what is only about this row."""
+    """The headers that are sent: without those that have a field or concern only this row."""
     fields = {TYPE, CONTENT_TYPE}
     return {
         name: value

@@ -1,4 +1,4 @@
-"""Rows that others wrote into the outbox: what of them stands in the way of the rest."""
+"""Rows of other programs in the outbox that delay other messages."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 LOOKED_AT_MAX = 1000
-"""The newest rows are looked at."""
+"""How many of the newest rows are examined."""
 AHEAD_MS_MAX = 300_000
-"""Clocks may differ; time zones differ by more."""
+"""The allowed difference between clocks; a difference between time zones is larger."""
 _WAITS = 4
-"""The column of `Heads` that says whether a row waits for its time."""
+"""The column of `Heads` that says whether the row is delayed."""
 
 
 def from_the_future(tx: Transaction, registry: MessagingRegistry) -> int:
-    """How many of the newest rows were written later than now, by the clock of the database.
+    """How many of the newest rows have a created_at in the future, by the clock of the database.
 
-    Symfony writes moments in the time zone of PHP, which may not be that of the settings.
+    Symfony writes local time of PHP, which may differ from the time zone of the settings.
     """
     outbox = registry.shared.outbox
     newest = (
@@ -43,7 +43,7 @@ def from_the_future(tx: Transaction, registry: MessagingRegistry) -> int:
 
 
 def held_up(tx: Transaction, registry: MessagingRegistry) -> list[str]:
-    """Ordered destinations whose empty partition waits for a delayed row, others due behind it."""
+    """Ordered destinations whose empty partition waits for a delayed row while others are due."""
     heads = Heads(registry.shared)
     found = []
     for queue, destination in registry.routes.destinations.items():

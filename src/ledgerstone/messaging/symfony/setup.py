@@ -1,16 +1,16 @@
-"""Setting up the tables that are shared with Symfony Messenger.
+"""Setup of the tables that are shared with Symfony Messenger.
 
-They are not part of the migrations: an installation may have them already, under names of its own.
-What is missing is made, what is there is kept with its rows: an outbox without partitions gets the
-column and the indexes, receipts without a consumer get one.
+The migrations do not contain these tables: an installation may have them already, under other
+names. The setup creates what is missing and keeps existing rows. An outbox without partitions gets
+the column and the indexes; receipts without a consumer get the column.
 
-Symfony's own setup() compares its tables with what it would make, and drops what it does not know:
-our column of partitions and our indexes. It runs with `messenger:setup-transports`, and where
-`auto_setup` finds no table. What was lost is made again, and said.
+The setup() of Symfony compares its tables with its own definition and drops what it does not know:
+the column partition_key and the indexes of Ledgerstone. `messenger:setup-transports` runs it, and
+so does `auto_setup` when a table is missing. Ledgerstone logs the loss and creates them again.
 
-The outbox and the failed table are made at their first use (`messaging.auto_setup`); the receipts
-by `ledgerstone migrate` or `ledgerstone messaging setup --apply`, and with the rest of an embedded
-database.
+The outbox and the failed table are created at their first use (`messaging.auto_setup`). The
+receipts are created by `ledgerstone migrate` or `ledgerstone messaging setup --apply`, and with the
+other tables of an embedded database.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 
 
 WAITING_MAX = 100_000
-"""Messages that are counted when something was lost."""
+"""The count of messages that lost their partition stops here."""
 _SYMFONY_INDEXES = ("queue_name", "available_at", "delivered_at")
 NOT_OURS = "set auto_setup to false there, and run messenger:setup-transports for other tables only"
 _log = logging.getLogger("ledgerstone.messaging")
 
 
 class Setup:
-    """Makes what is missing of the shared tables.
+    """Creates what is missing of the shared tables.
 
-    - `plan` says what a database lacks, `apply` does it, `sql` writes all of it for a dialect.
-    - `ensure` is for the first use inside a transaction: what may be made unasked is made, and for
-      the rest an error says what to do.
+    - `plan` lists what a database lacks, `apply` creates it, `sql` prints all of it for a dialect.
+    - `ensure` runs at the first use inside a transaction: it creates what the settings allow, and
+      raises SchemaMissing for the rest.
     """
 
     def __init__(self, shared: Shared, settings: MessagingSettings) -> None:
@@ -61,15 +61,15 @@ class Setup:
         self._looking = threading.Lock()
 
     def ensure(self, tx: Transaction, table: Table) -> None:
-        """The table is there and as it should be, or is now."""
+        """Checks that the table is complete; creates what is missing if the settings allow it."""
         if table.name in self._seen:
             return
         made_here = f"setup.{table.name}"
-        # SQLAlchemy does not compile its own statements of inspection in several threads at once.
+        # SQLAlchemy cannot compile its inspection statements in several threads at once.
         with self._looking:
             steps = self._plan(tx.connection, tx.database.namespace, [table])
         if not steps:
-            # What this transaction has made itself may be undone with it.
+            # A table that this transaction created may be rolled back with it.
             own = tx.joined or made_here in tx.notes
             if not (own and table.name in self._doubtful):
                 self._seen.add(table.name)
@@ -79,7 +79,7 @@ class Setup:
             hint = "run `ledgerstone messaging setup --apply`"
             raise SchemaMissing(f"{steps[0].words}: not done yet", hint=hint)
         if tx.database.dialect.one_writer:
-            # Its own transaction would wait for this one. Whether it stays, this one decides.
+            # A transaction of its own would wait for this one, so this one creates the table.
             self._say_lost(tx.connection, tx.database.namespace, [table])
             shaping.run(tx.connection, steps)
             tx.notes[made_here] = True
@@ -95,9 +95,10 @@ class Setup:
         tables: Sequence[Table] | None = None,
         consumer: str | None = None,
     ) -> list[Step]:
-        """Make what is missing; answers what was done.
+        """Creates what is missing; returns the steps that were done.
 
-        Receipts that were kept without a consumer are given this one.
+        - `tables`: only these tables.
+        - `consumer`: the consumer of receipts that name none.
         """
         wanted = self.tables if tables is None else tables
         names = database.namespace
@@ -121,21 +122,21 @@ class Setup:
         return steps
 
     def plan(self, database: Database[Any]) -> list[Step]:
-        """What is missing."""
+        """The steps that are missing."""
         with database.reading() as tx:
             return self.lacking(tx.connection, database.namespace)
 
     def lacking(self, connection: Connection, names: Namespace) -> list[Step]:
-        """What is missing, as this connection sees it."""
+        """The steps that are missing, as seen by this connection."""
         return self._plan(connection, names, self.tables)
 
     def lost(self, database: Database[Any]) -> str | None:
-        """What Symfony's setup() has taken from the outbox; None if it has not run there."""
+        """What Symfony's setup() has dropped from the outbox; None if it has not run there."""
         with database.reading() as tx:
             return self._lost(tx.connection, database.namespace)
 
     def shared_setup(self, database: Database[Any]) -> bool:
-        """Whether Symfony's setup() has made the outbox, or has changed it: its indexes tell."""
+        """Whether Symfony's setup() has created or changed the outbox, by its indexes."""
         with database.reading() as tx:
             found = inspect(tx.connection)
             name, place = self._shared.outbox.name, database.namespace.shared
@@ -148,7 +149,7 @@ class Setup:
             return all(_doctrine_name(name, column) in indexes for column in _SYMFONY_INDEXES)
 
     def sql(self, dialect_name: str) -> str:
-        """All of it as text, for a database that has nothing of it."""
+        """The SQL of all shared tables, for an empty database."""
         dialect = shaping.dialect(dialect_name)
         steps = [step for table in self.tables for step in shaping.new(table, dialect)]
         return "".join(f"{step.sql};\n\n" for step in steps)
@@ -165,8 +166,8 @@ class Setup:
         longest = connection.dialect.max_identifier_length
         for table in tables:
             if len(table.name) > longest:
-                message = f"the name {table.name} is longer than the {longest} characters of a name"
-                raise NotAllowedNow(message, hint="set a shorter one under [messaging]")
+                message = f"the table name {table.name} is longer than {longest} characters"
+                raise NotAllowedNow(message, hint="set a shorter name under [messaging]")
             if not found.has_table(table.name, schema=names.shared):
                 steps += shaping.new(table, connection.dialect, names)
                 continue
@@ -183,9 +184,9 @@ class Setup:
         for column in lacking:
             if column.name not in {"partition_key", "consumer"}:
                 message = f"the table {table.name} has no column {column.name}"
-                raise NotAllowedNow(message, hint="another table has this name: set another one")
+                raise NotAllowedNow(message, hint="set another name; this table has another owner")
             steps.append(shaping.added(connection, column, names))
-        # By the key and not by the column: one may have been interrupted between the two.
+        # By the key and not by the column: a change may have been interrupted between the two.
         if table is self._shared.receipt and not self._keyed(found, names):
             steps += shaping.rekeyed(connection, table, names)
         if "partition_key" in table.c:
@@ -193,11 +194,11 @@ class Setup:
         there_already = found.get_indexes(table.name, schema=names.shared)
         indexes = {index["name"] for index in there_already}
         if table is self._shared.failed:
-            # Symfony's names for them are as good as ours.
+            # An index of Symfony on the same columns is good enough.
             columns = [index["column_names"] for index in there_already]
             indexes |= {i.name for i in table.indexes if [c.name for c in i.columns] in columns}
         steps += shaping.indexes(table, connection.dialect, names, but=indexes)
-        # A table that is made anew for another key brings its indexes along.
+        # A table that is created again for another key includes its indexes.
         return list(dict.fromkeys(steps))
 
     def _lost(self, connection: Connection, names: Namespace) -> str | None:
@@ -214,7 +215,7 @@ class Setup:
             return None
         used = select(lane.c.id).where(lane.c.partition_key != "").limit(1)
         if connection.execute(used, execution_options=names.options).first() is None:
-            # A table of Symfony's that we have never used.
+            # A table of Symfony that Ledgerstone has never used.
             return None
         waiting = select(outbox.c.id).where(outbox.c.delivered_at.is_(None)).limit(WAITING_MAX)
         counted = select(func.count()).select_from(waiting.subquery())
@@ -223,17 +224,17 @@ class Setup:
         return (
             f"{outbox.name} has lost its column partition_key and its indexes: Symfony's setup()"
             f" drops what it does not know; {more}{count} messages that wait have lost their"
-            " partition, and leave one after the other"
+            " partition, and are sent in one order"
         )
 
     def _say_lost(self, connection: Connection, names: Namespace, tables: Sequence[Table]) -> None:
-        """Log what is about to be made again: nothing shows it afterwards."""
+        """Logs what is created again: afterwards nothing shows that it was lost."""
         words = self._lost(connection, names) if self._shared.outbox in tables else None
         if words is not None:
-            _log.warning("%s; what is missing is made again (%s)", words, NOT_OURS)
+            _log.warning("%s; what is missing is created again (%s)", words, NOT_OURS)
 
     def _keyed(self, found: Any, names: Namespace) -> bool:
-        """Whether the receipts are kept by message and consumer."""
+        """Whether the primary key of the receipts is message and consumer."""
         receipt = self._shared.receipt
         key = found.get_pk_constraint(receipt.name, schema=names.shared)
         return list(key["constrained_columns"]) == [column.name for column in receipt.primary_key]
@@ -245,7 +246,7 @@ class Setup:
         tables: Sequence[Table],
         consumer: str | None,
     ) -> None:
-        """Receipts of before need a consumer: kept without one they would protect nobody."""
+        """Raises NotAllowedNow if receipts name no consumer and none is given."""
         receipt = self._shared.receipt
         found = inspect(connection)
         if receipt not in tables or consumer is not None:
@@ -255,8 +256,8 @@ class Setup:
         counted = select(func.count()).select_from(receipt)
         count = connection.execute(counted, execution_options=names.options).scalar()
         if count:
-            message = f"{receipt.name} has {count} receipts that name no consumer"
-            hint = "say whose they are: ledgerstone messaging setup --apply --consumer NAME"
+            message = f"{receipt.name} has {count} receipts without a consumer"
+            hint = "name their consumer: ledgerstone messaging setup --apply --consumer NAME"
             raise NotAllowedNow(message, hint=hint)
 
     def _name_consumer(self, connection: Connection, names: Namespace, consumer: str) -> None:
@@ -269,6 +270,6 @@ class Setup:
 
 
 def _doctrine_name(table: str, column: str) -> str:
-    """The name that Doctrine makes for an index of one column."""
+    """The name that Doctrine gives an index of one column."""
     checksums = [f"{binascii.crc32(name.encode()):x}" for name in (table, column)]
     return f"idx_{''.join(checksums)}"[:30].upper()

@@ -1,8 +1,8 @@
-"""Moments in the tables that are shared with Symfony Messenger, which writes local time.
+"""Timestamps in the tables that are shared with Symfony Messenger, which writes local time.
 
-The columns know no zone; `messaging.time_zone` says which one it is. The database converts, because
-its clock decides: by the changes of summer time that lie around today. In the hour that comes twice
-in autumn a moment may be read an hour early.
+The columns have no time zone; `messaging.time_zone` names it. The database converts, because its
+clock decides, with the changes of daylight saving time around today. In the hour that is repeated
+in autumn a timestamp may be read one hour early.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from ledgerstone.store.sql.expressions import second
 from ledgerstone.store.sql.timestamps import moment_of
 
 ZONE = "time_zone"
-"""What a table says of itself."""
+"""The key of the time zone in the info of a table."""
 UTC_ZONE = "UTC"
 DAYS_BEFORE = 400
 DAYS_AFTER = 11 * 366
-"""A message is published for ten years ahead at most."""
+"""A message is published at most ten years ahead."""
 _STEP = timedelta(days=1)
 
 
 def check_zone(name: str) -> None:
-    """SettingsError unless there is such a time zone."""
+    """Raises SettingsError unless the time zone exists."""
     try:
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        problem = f"messaging.time_zone: there is no time zone {name!r}"
+        problem = f"messaging.time_zone: unknown time zone {name!r}"
         raise SettingsError([f"{problem}; allowed: a name such as Europe/Berlin"]) from None
 
 
 def kept(table: Table, ms: ColumnElement[int]) -> ColumnElement[Any]:
-    """Milliseconds since 1970 as this table keeps a moment."""
+    """Milliseconds since 1970 as the timestamp that the table stores."""
     zone = table.info[ZONE]
     return second(ms) if zone == UTC_ZONE else second(ms + _offset(zone, ms))
 
@@ -51,7 +51,7 @@ def moment_in(table: Table, found: None) -> None: ...
 
 
 def moment_in(table: Table, found: datetime | str | None) -> datetime | None:
-    """A moment that this table keeps, in UTC."""
+    """A timestamp that the table stores, in UTC."""
     zone = table.info[ZONE]
     if found is None or zone == UTC_ZONE:
         return moment_of(found)
@@ -59,14 +59,14 @@ def moment_in(table: Table, found: datetime | str | None) -> datetime | None:
 
 
 class _Span(NamedTuple):
-    """How far local time is ahead until a moment."""
+    """The offset of local time until a moment."""
 
     until_ms: int
     ahead_ms: int
 
 
 def _offset(zone: str, ms: ColumnElement[int]) -> ColumnElement[int]:
-    """How far this zone is ahead of UTC at that moment."""
+    """The offset of this time zone at that moment."""
     *spans, last = _spans(zone)
     rest = _constant(last)
     if not spans:
@@ -92,7 +92,7 @@ def _spans(zone: str) -> list[_Span]:
 
 
 def _change(place: ZoneInfo, day: datetime) -> datetime:
-    """The moment in this day from which on the offset is another."""
+    """The moment of this day at which the offset changes."""
     before, after = day, day + _STEP
     while after - before > timedelta(seconds=1):
         middle = before + (after - before) / 2

@@ -1,8 +1,8 @@
 """One connection to RabbitMQ with one channel, driven by the thread that runs it.
 
-pika connects, speaks TLS, keeps the heartbeat and reads. What is written in bulk is encoded by us
-and put on its wire as bytes, behind everything that was written before: see
-docs/decisions/pika.md for what that saves.
+pika connects, negotiates TLS, keeps the heartbeat and reads. Published messages are encoded here
+and written to the transport of pika as bytes, after everything that was written before
+(docs/decisions/pika.md says what that saves).
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ HEARTBEAT_SECONDS = 15
 CLOSE_SECONDS_MAX = 2.0
 CAUSES_MAX = 10
 
-# It tells every failed attempt with a traceback; here whoever needs the connection is told instead.
+# pika logs every failed attempt with a traceback; here the caller is told instead.
 _pika_log = logging.getLogger("pika")
 if _pika_log.level == logging.NOTSET:
     _pika_log.setLevel(logging.CRITICAL)
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """Why a connection is over; `code` is the broker's own, 0 where it gave none."""
+    """Why a connection ended; `code` is the code of the broker, 0 if it gave none."""
 
     reason: str
     code: int = 0
 
 
 class AmqpConnection:
-    """A connection to the broker that a destination or a subscription names.
+    """A connection to the broker of a destination or subscription.
 
-    - `run` connects, calls `opened` with the channel, and returns when it is over, with why.
-    - A channel that the broker closes is the end of the connection too: its code is the ending's.
-    - `call` has something done on the thread of `run`; once it is over, nothing is done.
-    - `cut` ends it at once, `close` in good order; both from any thread.
-    - `drop` ends it without a word about the channel: what was written before arrives, and the
-      broker requeues everything unacknowledged at once, in its order. pika's own close cancels the
-      consumers first, so that another consumer gets the next messages before these come back.
-    - `write`, `frame_bytes_max` and `blocked` are for the thread of `run`.
+    - `run` connects, calls `opened` with the channel, and returns why the connection ended.
+    - A channel that the broker closes ends the connection too, with the code of the channel.
+    - `call` runs a function on the thread of `run`; it does nothing after the end.
+    - `cut` ends the connection at once, `close` closes channel and connection; from any thread.
+    - `drop` ends it without closing the channel: everything written before arrives, and the broker
+      requeues all unacknowledged messages at once, in their order. pika's own close cancels the
+      consumers first, so that another consumer receives later messages before these are requeued.
+    - `write`, `frame_bytes_max` and `blocked` must be used on the thread of `run`.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class AmqpConnection:
 
     @property
     def frame_bytes_max(self) -> int:
-        """The largest frame that both sides take."""
+        """The largest frame that both sides accept."""
         return int(self._connection.params.frame_max)
 
     def run(self, *, seconds_max: float) -> Ending:
-        """Connect within so many seconds and serve the connection until it is over."""
+        """Connects within `seconds_max` and serves the connection until it ends."""
         self._parameters.socket_timeout = seconds_max
         self._parameters.stack_timeout = seconds_max
         try:
@@ -93,8 +93,8 @@ class AmqpConnection:
             self._connection.add_on_connection_blocked_callback(self._on_blocked)
             self._connection.add_on_connection_unblocked_callback(self._on_unblocked)
             self._loop.start()
-        except Exception as error:  # noqa: BLE001 - whoever needs the connection is told
-            # pika stumbles when a connection is given up while it is being opened.
+        except Exception as error:  # noqa: BLE001 - the caller gets the reason
+            # pika raises various errors when a connection is cut while it is being opened.
             self._ending = self._ending or Ending(told(error))
         finally:
             with self._lock:
@@ -119,7 +119,7 @@ class AmqpConnection:
     def write(self, frames: bytes) -> None:
         transport = self._services.transport
         if transport is not None and not self._connection.is_closed:
-            # A view: what the socket does not take at once is kept without being copied.
+            # A memoryview: pika keeps the rest of a partial write without copying it.
             transport.write(memoryview(frames))
 
     def _on_open(self, connection: Any) -> None:
@@ -149,14 +149,14 @@ class AmqpConnection:
     def _guarded(self, do: Callable[[], None]) -> None:
         try:
             do()
-        except Exception as error:  # noqa: BLE001 - it would end the loop and leave the socket open
+        except Exception as error:  # noqa: BLE001 - it would end the loop and leak the socket
             self._end(Ending(told(error)))
 
     def _leave(self) -> None:
         if self._connection.is_closed:
             return
         if not self._connection.is_open:
-            self._ending = self._ending or Ending("given up before it was open")
+            self._ending = self._ending or Ending("closed before it was open")
         if not self._connection.is_closing:
             self._connection.close()
         self._services.call_later(CLOSE_SECONDS_MAX, self._abort)
@@ -166,7 +166,7 @@ class AmqpConnection:
             self._leave()
             return
         self._ending = self._ending or Ending("dropped")
-        # The broker answers when it has taken everything that was written before.
+        # The broker answers after it has processed everything that was written before.
         self._connection.callbacks.add(0, pika.spec.Connection.CloseOk, lambda _: self._abort())
         self.write(CLOSE)
         self._services.call_later(CLOSE_SECONDS_MAX, self._abort)
@@ -179,14 +179,14 @@ class AmqpConnection:
         if self._connection.is_closed:
             return
         if not self._connection.is_closing:
-            # It must have a reason of its own before its stream may go.
+            # pika needs an ending of its own before its transport may be closed.
             self._connection.close()
         if self._services.transport is not None:
             self._services.transport.abort()
 
 
 class _Services(SelectorIOServicesAdapter):  # type: ignore[misc] # pika carries no types
-    """pika's input and output, with the stream of the connection in reach."""
+    """The I/O services of pika, with access to the transport of the connection."""
 
     transport: Any = None
 
@@ -209,12 +209,12 @@ class _Services(SelectorIOServicesAdapter):  # type: ignore[misc] # pika carries
 
 
 def parameters(name: str, settings: DestinationSettings | SubscriptionSettings) -> Any:
-    """How pika reaches the broker of the settings; BadInput if the URL or a file is no good."""
+    """The connection parameters of the settings. Raises BadInput if they are invalid."""
     try:
         made = pika.URLParameters(settings.url)
-    except Exception:  # noqa: BLE001 - what is wrong may quote a part of the password
-        hint = "write amqp://user:password@host:5672/vhost, and odd characters as %23"
-        raise BadInput(f"the url of {name} cannot be read", hint=hint) from None
+    except Exception:  # noqa: BLE001 - the error may quote a part of the password
+        hint = "write amqp://user:password@host:5672/vhost, with special characters as %23"
+        raise BadInput(f"the url of {name} cannot be parsed", hint=hint) from None
     made.connection_attempts = 1
     made.client_properties = {"connection_name": f"ledgerstone {name}"}
     if "heartbeat=" not in urlsplit(settings.url).query:
@@ -230,13 +230,13 @@ def _tls(name: str, settings: DestinationSettings | SubscriptionSettings) -> ssl
         if settings.certificate_file is not None:
             context.load_cert_chain(settings.certificate_file, settings.key_file)
     except OSError as error:
-        hint = "look at ca_file, certificate_file and key_file"
+        hint = "check ca_file, certificate_file and key_file"
         raise BadInput(f"the certificates of {name} cannot be read: {error}", hint=hint) from error
     return context
 
 
 def told(error: BaseException) -> str:
-    """What is the matter, in the words of whoever knows best: pika wraps what others said."""
+    """The cause of an error in words: pika wraps the errors of others."""
     for _ in range(CAUSES_MAX):
         wrapped = getattr(error, "exception", None)
         inner = getattr(error, "exceptions", None) or (*error.args, wrapped)

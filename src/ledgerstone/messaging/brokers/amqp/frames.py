@@ -1,11 +1,11 @@
-"""A message as the bytes of AMQP 0-9-1's basic.publish: method, header and body in one piece.
+"""A message as the bytes of basic.publish of AMQP 0-9-1: method, header and body in one piece.
 
     +------+---------+------+- - - - -+-----+
     | kind | channel | size | payload | end |     a frame: 1 method, 2 header, 3 body
     +------+---------+------+- - - - -+-----+
 
-Only what a message needs is encoded, and nothing twice: a client that encodes every property by its
-declared type takes several times as long, and there is one of these for each message.
+Only the properties that a message needs are encoded. A client that encodes every property by its
+declared type takes several times as long per message.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _moment = struct.Struct(">Q")
 
 
 def _close() -> bytes:
-    """The frame of connection.close on channel 0: 200, no text, caused by no method."""
+    """The frame of connection.close on channel 0: code 200, without text."""
     payload = struct.pack(">HHHBHH", 10, 50, 200, 0, 0, 0)
     return _frame.pack(METHOD, 0, len(payload)) + payload + END
 
 
 CLOSE = _close()
-"""What ends a connection in good order, whatever its channels are doing."""
+"""The bytes that close a connection in good order, whatever the state of its channels."""
 
 
 class NotEncodable(ValueError):
-    """The message cannot be said in AMQP; the words say why."""
+    """The message cannot be encoded in AMQP; the text says why."""
 
 
 def published(
@@ -59,7 +59,7 @@ def published(
     app_id: str,
     body: bytes,
 ) -> bytes:
-    """The frames of a persistent, mandatory basic.publish; NotEncodable if there are none."""
+    """The frames of a persistent, mandatory basic.publish; raises NotEncodable."""
     properties = b"".join(
         (
             short(content_type),
@@ -71,10 +71,10 @@ def published(
             short(app_id),
         )
     )
-    # Class, weight, size of the body and flags stand before the properties.
+    # Class, weight, body size and flags precede the properties.
     size = 14 + len(properties)
     if size > frame_bytes_max - FRAME_OVERHEAD_BYTES:
-        message = f"its headers are {size} bytes and the broker takes {frame_bytes_max} in a frame"
+        message = f"its headers are {size} bytes, and a frame has at most {frame_bytes_max}"
         raise NotEncodable(message)
     header = _header.pack(HEADER, channel, size, BASIC, 0, len(body), _PROPERTIES)
     method = _method(channel, exchange, routing_key)
@@ -99,7 +99,7 @@ def _method(channel: int, exchange: str, routing_key: str) -> bytes:
 
 
 def table(texts: Mapping[str, str]) -> bytes:
-    """A field table whose values are all text."""
+    """A field table with text values."""
     fields: list[bytes] = []
     for name, text in texts.items():
         value = text.encode()
@@ -110,14 +110,16 @@ def table(texts: Mapping[str, str]) -> bytes:
 
 @lru_cache(NAMES_KEPT_MAX)
 def _field(name: str) -> bytes:
-    """What stands before a value: its name, and that it is a long text."""
+    """The name of a field and the type of its value, long string."""
     return short(name) + b"S"
 
 
 def short(text: str) -> bytes:
-    """A short text: its size in one byte, then itself."""
+    """A short string: its size in one byte, then its bytes."""
     encoded = text.encode()
     if len(encoded) > SHORT_BYTES_MAX:
         shown = f"{text[:40]}…"
-        raise NotEncodable(f"{shown!r} is longer than the {SHORT_BYTES_MAX} bytes AMQP has for it")
+        raise NotEncodable(
+            f"{shown!r} is longer than the {SHORT_BYTES_MAX} bytes of a short string"
+        )
     return bytes((len(encoded),)) + encoded

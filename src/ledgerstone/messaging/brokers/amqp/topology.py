@@ -1,9 +1,9 @@
-"""Exchanges, queues and bindings of RabbitMQ, as the settings want them.
+"""Exchanges, queues and bindings of RabbitMQ, as the settings describe them.
 
-    plan ──▶ declare      on a broker: each item by itself, with what became of it
+    plan ──▶ declare      on a broker: each item separately, with its result
          └─▶ definitions  for `rabbitmqctl import_definitions` and the management plugin
 
-What a broker has beside them is left alone, and nothing is ever deleted.
+Nothing is deleted, and nothing else on the broker changes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ledgerstone.settings.messaging import (
 
 CONNECT_SECONDS_MAX = 30.0
 DELIVERIES_MAX = 2**31 - 1
-"""How often a quorum queue delivers a message before it drops it, unless the settings say. RabbitMQ
-4 has a limit of 20 by default: as many restarts of a consumer would lose what it had in hand."""
-OTHER_LIMIT = "it is there with another delivery limit: give it one by a policy, or make it anew"
+"""The delivery limit of a quorum queue, unless the settings give one. RabbitMQ 4 has a default
+limit of 20: after as many restarts of a consumer it drops messages that the consumer prefetched."""
+OTHER_LIMIT = "it exists with another delivery limit: set one by a policy, or create it again"
 PRECONDITION_FAILED = 406
 Arguments = Mapping[str, str | int | bool]
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="exchange"):
-    """An exchange that is to be there."""
+    """An exchange to declare."""
 
     name: str
     type: str
@@ -45,7 +45,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="queue"):
-    """A queue that is to be there; its type is one of its arguments."""
+    """A queue to declare; its type is one of its arguments."""
 
     name: str
     durable: bool
@@ -56,7 +56,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="qu
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="binding"):
-    """A way from an exchange to a queue that is to be there."""
+    """A binding of a queue to an exchange, to declare."""
 
     exchange: str
     queue: str
@@ -70,7 +70,7 @@ Item = Exchange | Queue | Binding
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """What became of an item: it is there as planned, or the broker's reason why not."""
+    """The result for an item: it exists as planned, or the reason of the broker why not."""
 
     what: Item
     ok: bool
@@ -78,7 +78,7 @@ class Declared(msgspec.Struct, frozen=True):
 
 
 def plan(settings: MessagingSettings) -> list[Item]:
-    """All that is to be declared, in an order in which it can be."""
+    """All items to declare, in an order that works."""
     exchanges = [_exchange(name, wanted) for name, wanted in settings.exchanges.items()]
     queues = [_queue(name, wanted) for name, wanted in settings.queues.items()]
     bindings = [
@@ -98,7 +98,7 @@ def _exchange(name: str, wanted: ExchangeSettings) -> Exchange:
 
 def _queue(name: str, wanted: QueueSettings) -> Queue:
     if not name:
-        hint = "messaging.queues gives each by its name"
+        hint = "give each queue a name under messaging.queues"
         raise BadInput("a queue without a name cannot be declared", hint=hint)
     arguments: dict[str, str | int | bool] = {"x-queue-type": wanted.type}
     if wanted.type == "quorum":
@@ -111,18 +111,18 @@ def _queue(name: str, wanted: QueueSettings) -> Queue:
 def declare(
     name: str, broker: DestinationSettings | SubscriptionSettings, items: Sequence[Item]
 ) -> list[Declared]:
-    """Declare the items on the broker that a destination or subscription names.
+    """Declares the items on the broker of a destination or subscription.
 
-    - Declaring what is there already is fine; what is there in another shape is not changed.
-    - An item that fails does not stop the others.
-    - TargetDown if the broker is out of reach, also if it goes in the middle: declare again.
+    - An item that exists as planned is fine. One with other properties is not changed.
+    - A failed item does not stop the others.
+    - Raises TargetDown if the broker is or becomes unreachable: declare again.
     """
     with _connected(name, broker) as connection:
         return [_declared(connection, item) for item in items]
 
 
 def check(name: str, broker: DestinationSettings | SubscriptionSettings) -> None:
-    """NotFound if the broker has not got the exchange or queue that is named; nothing is made."""
+    """Raises NotFound if the broker does not have the named exchange or queue; creates nothing."""
     if isinstance(broker, SubscriptionSettings):
         what, verb, wanted = "queue", "queue_declare", broker.queue
     else:
@@ -131,12 +131,12 @@ def check(name: str, broker: DestinationSettings | SubscriptionSettings) -> None
         from pika.exceptions import ChannelClosedByBroker
 
         try:
-            # The exchange without a name is always there.
+            # The default exchange always exists.
             if wanted:
                 getattr(connection.channel(), verb)(wanted, passive=True)
         except ChannelClosedByBroker as refused:
             message = f"the {what} {wanted}: {refused.reply_code} {refused.reply_text}"
-            hint = "run `ledgerstone messaging topology`, or have it made and opened to us"
+            hint = "run `ledgerstone messaging topology`, or let an operator create it"
             raise NotFound(message, hint=hint) from refused
 
 
@@ -148,7 +148,7 @@ def _connected(name: str, broker: DestinationSettings | SubscriptionSettings) ->
 
         from ledgerstone.messaging.brokers.amqp.connection import parameters, told
     except ModuleNotFoundError as error:
-        message = f"to talk to {name} needs {error.name}, which is not installed"
+        message = f"{name} needs {error.name}, which is not installed"
         raise Unsupported(message, hint="install ledgerstone[amqp]") from error
 
     reach = parameters(name, broker)
@@ -168,7 +168,7 @@ def _connected(name: str, broker: DestinationSettings | SubscriptionSettings) ->
 def _declared(connection: Any, item: Item) -> Declared:
     from pika.exceptions import ChannelClosedByBroker
 
-    # The broker closes the channel of a failed declaration, so each has one of its own.
+    # The broker closes the channel of a failed declaration, so each item has a channel of its own.
     channel = connection.channel()
     try:
         _ask(channel, item)
@@ -207,7 +207,7 @@ def _ask(channel: Any, item: Item) -> None:
 
 
 def definitions(items: Sequence[Item], *, vhost: str = "/") -> dict[str, list[dict[str, Any]]]:
-    """The items in the shape that RabbitMQ imports."""
+    """The items in the import format of RabbitMQ."""
     found: dict[str, list[dict[str, Any]]] = {"exchanges": [], "queues": [], "bindings": []}
     for item in items:
         match item:

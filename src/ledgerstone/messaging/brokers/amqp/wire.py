@@ -1,8 +1,8 @@
-"""What a message looks like over AMQP: the headers it leaves with, and a delivery read back.
+"""Messages on AMQP: the headers of a published message, and the parsing of a delivery.
 
-A message carries itself three times, so that each reader finds what it knows: as a CloudEvent, by
+A message is described in three ways, so that each reader finds what it knows: as a CloudEvent, by
 the properties of AMQP, and by the headers of the original PHP package (`type`, `x-message-name` and
-the stamp of the id). Any one of them is enough to read it back.
+the stamp of the id). Each of them is enough to parse it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAME_HEADER = "x-message-name"
 TYPE_HEADER = "type"
 ID_STAMP = "X-Message-Stamp-Freyr\\MessageBroker\\Contracts\\MessageIdStamp"
 _ATTRIBUTE = re.compile(r"(?:cloudevents[:_]|ce-)(.+)", re.IGNORECASE)
-# What the house, the original package and the broker add; the rest is the publisher's own.
+# Headers of Ledgerstone, the original package and the broker; the others are the publisher's.
 _NOT_OWN = re.compile(
     r"type|content-type|x-message-.*|x-death|x-(first|last)-death-.*|x-delivery-count"
     r"|x-acquired-count|x-received-from|x-stream-.*|x-opt-.*|x-ledgerstone-.*|cc|bcc",
@@ -43,12 +43,12 @@ _NOT_OWN = re.compile(
 )
 _SHOWN_CHARS_MAX = 80
 NAMES_KEPT_MAX = 1024
-# Looks through a document without making anything of it.
+# Parses a document without building values.
 _json = msgspec.json.Decoder(msgspec.Raw)
 
 
 def headers_of(message: Message, source: str, *, structured: bool) -> dict[str, str]:
-    """The headers that a message leaves with; a structured one has its attributes in the body."""
+    """The headers of a published message. In structured mode the body holds the attributes."""
     found = dict(message.headers)
     if not structured:
         attributes = cloudevents.attributes(message, source)
@@ -60,11 +60,11 @@ def headers_of(message: Message, source: str, *, structured: bool) -> dict[str, 
 
 
 def message_of(delivery: Delivery) -> Message:
-    """The message that a delivery holds; BadInput says what is missing or wrong.
+    """The message in a delivery. Raises BadInput if it is malformed.
 
-    - A CloudEvent, structured or binary (`cloudEvents:`, `cloudEvents_` or `ce-` before its
-      attributes), is read as one.
-    - Anything else needs a name (the header `x-message-name` or `type`, or the property `type`) and
+    - A CloudEvent, structured or binary (attributes with the prefix `cloudEvents:`, `cloudEvents_`
+      or `ce-`), is parsed as one.
+    - Other messages need a name (the header `x-message-name` or `type`, or the property `type`) and
       an id (the header with the stamp of the id, or the property `message_id`).
     """
     attributes: dict[str, str] = {}
@@ -132,7 +132,7 @@ def _id(delivery: Delivery) -> str:
 
 
 def _read(message: Message) -> Message:
-    """The message, if its body is what it says: nobody can handle JSON that is none."""
+    """The message, after a check that a JSON body is valid JSON."""
     media = _media(message.content_type)
     if media == JSON or media.endswith("+json"):
         _check_json(message.raw, f"the body of {message.name}")
@@ -141,15 +141,15 @@ def _read(message: Message) -> Message:
 
 def _check_json(document: bytes, what: str) -> None:
     try:
-        # Looking through does not look into its texts.
+        # msgspec.Raw does not check that texts are valid UTF-8.
         document.decode()
         _json.decode(document)
     except (UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise BadInput(f"{what} is no JSON: {error}") from error
+        raise BadInput(f"{what} is not JSON: {error}") from error
 
 
 def _text(name: str, value: Any) -> str:
-    """The value of a header that says what the message is; only what has one spelling is taken."""
+    """The value of a header that identifies the message; it must have one spelling."""
     match value:
         case str():
             return value
@@ -163,14 +163,14 @@ def _text(name: str, value: Any) -> str:
             try:
                 return value.decode()
             except UnicodeDecodeError:
-                raise BadInput(f"the header {name} holds bytes that are no UTF-8") from None
+                raise BadInput(f"the header {name} contains bytes that are not UTF-8") from None
         case _:
             shown = repr(value)[:_SHOWN_CHARS_MAX]
-            raise BadInput(f"the header {name} is no text but {type(value).__name__}: {shown}")
+            raise BadInput(f"the header {name} is not text but {type(value).__name__}: {shown}")
 
 
 def _shown(name: str, value: Any) -> str:
-    """The value of a header of the publisher's own: all else is JSON, bytes as base64 in it."""
+    """The value of a publisher's header as text: other types as JSON, bytes as base64."""
     if isinstance(value, str | bool | int | Decimal | datetime):
         return _text(name, value)
     if isinstance(value, bytes | bytearray):

@@ -1,16 +1,16 @@
-"""AMQP 0-9-1: messages are received from a queue of RabbitMQ, and acknowledged in groups.
+"""AMQP 0-9-1: receives messages from a queue of RabbitMQ, and acknowledges them in groups.
 
     broker ──▶ deliver ──▶ handlers in other threads
       ▲                        │ ack, back
-      └── told together ◀──────┘ at the next turn of the connection's thread
+      └── sent together ◀──────┘ at the next turn of the connection's thread
 
-What is done in a row from the oldest outstanding one on is told in one frame (`multiple`); what is
-done out of turn is told by itself: a slow handler holds up no other's place in the prefetch.
+The oldest deliveries that are done without a gap are acknowledged by one frame (`multiple`), the
+others one by one, so that a slow handler does not use up the prefetch of others.
 
-The end of a subscription keeps the order of the queue. Nothing is cancelled and nothing is nacked:
-a cancel lets the broker activate the next consumer while messages are outstanding here, and nacked
-messages come back behind others. The connection ends when the last acknowledgement is written; the
-broker then requeues what is outstanding, in its order, before it activates the next consumer.
+A stop keeps the order of the queue. It sends neither basic.cancel nor basic.nack: after a cancel
+the broker activates the next consumer while messages are unacknowledged here, and nacked messages
+are requeued behind others. The connection ends after the last acknowledgement is written; then the
+broker requeues unacknowledged messages in their order, before it activates the next consumer.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _log = logging.getLogger("ledgerstone.messaging")
 
 
 class AmqpSubscription:
-    """Receives from one queue, through one connection in a thread of its own.
+    """Receives from one queue, over one connection in a thread of its own.
 
-    - A queue that is not there, or is deleted, is a trouble like any other: it is looked for again.
-    - A `deliver` that raises ends the connection, so that nothing it was given is lost.
+    - If the queue does not exist or is deleted, it reconnects until the queue is back.
+    - An error of `deliver` ends the connection, so that the broker redelivers the message.
     """
 
     def __init__(self, name: str, settings: SubscriptionSettings) -> None:
-        parameters(name, settings)  # What cannot be right is refused before the start.
+        parameters(name, settings)  # Raises now if the settings are invalid.
         self._name = name
         self._settings = settings
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class AmqpSubscription:
         self._thread: threading.Thread | None = None
         self._trouble: str | None = "not started"
         self._said: str | None = None
-        """The trouble that was logged last, while it lasts."""
+        """The last logged trouble, until it is over."""
 
     @property
     def connected(self) -> bool:
@@ -101,12 +101,12 @@ class AmqpSubscription:
 
     def _run(self, deliver: Callable[[Delivery], None]) -> None:
         failures = 0
-        # One that is stopped has nothing to acknowledge on a new connection.
+        # A new connection could not acknowledge deliveries of the old one.
         while not self._stopped:
             try:
                 line = _BrokerSession(self._name, self._settings, deliver, self._on_consuming)
             except BadInput as error:
-                # It was right at the start: a certificate that is being replaced.
+                # The settings were valid at the start: a certificate is being replaced.
                 ending, worked = Ending(str(error)), False
             else:
                 ending, worked = self._served(line), line.consumed
@@ -127,7 +127,7 @@ class AmqpSubscription:
         return line.run()
 
     def _say(self, trouble: str) -> None:
-        """Log it once, until something arrives again or it is another trouble."""
+        """Logs the trouble once, until messages arrive again or the trouble changes."""
         words = " ".join(trouble.split())
         if words != self._said:
             _log.warning("%s receives nothing: %s", self._name, words)
@@ -140,14 +140,14 @@ class AmqpSubscription:
 
     def _told(self, ending: Ending) -> str:
         if ending.code == NOT_FOUND:
-            return f"the queue {self._settings.queue} is not there: {ending.reason}"
+            return f"the queue {self._settings.queue} does not exist: {ending.reason}"
         return ending.reason
 
 
 class _BrokerSession:
-    """One connection of a subscription, and what is outstanding on its channel.
+    """One connection of a subscription, and the unacknowledged deliveries of its channel.
 
-    - `consuming` while the broker sends; `consumed` once it did.
+    - `consuming` while the broker delivers; `consumed` after it has begun to.
     """
 
     def __init__(
@@ -166,21 +166,21 @@ class _BrokerSession:
         self._channel: Any = None
         self._stopping = False
         self._lock = threading.Lock()
-        # What handlers have said and the broker has not been told: tag, and whether it is done.
+        # The results that the broker has not been told: tag, and whether it is done.
         self._said: deque[tuple[int, bool]] = deque()
         self._telling = False
-        # In the order of arrival, at most as many as the prefetch: a set that keeps its order.
+        # In the order of delivery; at most the prefetch count.
         self._outstanding: dict[int, None] = {}
 
     def run(self) -> Ending:
-        """Receive until the connection is over; why it is."""
+        """Receives until the connection ends; returns why."""
         try:
             return self._connection.run(seconds_max=CONNECT_SECONDS_MAX)
         finally:
             self.consuming = False
 
     def stop(self) -> None:
-        """Hand over no more; the broker sends until its prefetch is used up."""
+        """Delivers no more; the broker sends until its prefetch is used up."""
         self._stopping = True
         self.consuming = False
 
@@ -189,7 +189,7 @@ class _BrokerSession:
         self._connection.call(self._close)
 
     def say(self, tag: int, *, done: bool) -> None:
-        """What became of a delivery, from any thread; the broker is told in the next turn."""
+        """Notes the result of a delivery, from any thread; the next turn tells the broker."""
         with self._lock:
             self._said.append((tag, done))
             if self._telling:
@@ -197,7 +197,7 @@ class _BrokerSession:
             self._telling = True
         self._connection.call(self._tell)
 
-    # From here on everything happens on the thread of the connection.
+    # The methods below run on the thread of the connection.
 
     def _on_channel(self, channel: Any) -> None:
         self._channel = channel
@@ -230,7 +230,7 @@ class _BrokerSession:
 
     def _on_message(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
         if self._stopping:
-            # It goes back with the connection.
+            # The broker requeues it when the connection ends.
             return
         self._outstanding[method.delivery_tag] = None
         self._deliver(_Delivery(self, method, properties, body))
@@ -256,7 +256,7 @@ class _BrokerSession:
 
 
 class _Delivery:
-    """One arrival; see `Delivery`."""
+    """One delivery; see `Delivery`."""
 
     __slots__ = ("_line", "_method", "_properties", "body")
 
@@ -299,5 +299,5 @@ def _moment(seconds: int) -> str:
     try:
         return written(datetime.fromtimestamp(seconds, UTC))
     except (ValueError, OverflowError, OSError):
-        # No calendar has it; whoever reads it as a moment will say so.
+        # Outside the calendar; a reader that needs a timestamp will refuse it.
         return f"{seconds} seconds"

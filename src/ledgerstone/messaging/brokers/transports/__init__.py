@@ -1,1 +1,1 @@
-"""Transports: each carries messages to one kind of destination."""
+"""Transports: each sends messages to one kind of destination."""

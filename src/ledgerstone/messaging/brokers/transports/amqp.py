@@ -1,11 +1,11 @@
-"""AMQP 0-9-1: messages are published to an exchange of RabbitMQ, and kept once it confirms them.
+"""AMQP 0-9-1: publishes messages to an exchange of RabbitMQ, with publisher confirms.
 
-    send ──frames──▶ ┌ line ─────────────────┐ ──▶ broker
+    send ──frames──▶ ┌ session ──────────────┐ ──▶ broker
       ▲              │ tag ─▶ batch, index   │      │
       └──answers─────└───────────────────────┘ ◀────┘ ack, nack, return
 
-All that a call hands over is on its way at once, and confirms are taken as they come: waiting for
-each would cost a journey to the broker's disk per message.
+All messages of a call are written at once, and confirms are processed as they arrive. To wait for
+each confirm would cost a round trip and a disk write of the broker per message.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ _CODES = {
 
 
 class AmqpTransport:
-    """Publishes to one exchange, through one connection in a thread of its own.
+    """Publishes to one exchange, over one connection in a thread of its own.
 
-    - Messages are persistent and mandatory: what no queue is bound for is UNDELIVERABLE
-      (`unroutable`), what a queue turns away is REFUSED (`nacked`).
-    - An exchange that is not there is REFUSED (`no_exchange`), for an operator may create it; it is
-      looked for before the first message of a connection, so that nothing is sent into the void.
-    - When the broker closes the channel over a message, it does not say which: those without an
-      answer are sent again one by one, and the one that is alone when it happens again is REFUSED.
-    - What is not confirmed by the end of the call is UNKNOWN: `blocked` if the broker had said by
-      then that it takes nothing (it is out of memory or disk), `timeout` if it had not.
-    - After `blocked` the connection is kept. A call of which nothing was written by its end is
-      withdrawn, and never sent. After `timeout` the connection is given up.
+    - Messages are persistent and mandatory: without a bound queue the answer is UNDELIVERABLE
+      (`unroutable`); a message that a queue rejects is REFUSED (`nacked`).
+    - A missing exchange is REFUSED (`no_exchange`), because an operator may create it. The exchange
+      is checked before the first message of a connection.
+    - When the broker closes the channel because of a message, it does not name the message. Those
+      without an answer are sent again one by one; the one that closes the channel again is REFUSED.
+    - A message that is not confirmed at the end of the call is UNKNOWN: `blocked` if the broker has
+      reported that it accepts nothing (memory or disk alarm), otherwise `timeout`.
+    - After `blocked` the connection is kept. A call of which nothing was written is withdrawn and
+      never sent. After `timeout` the connection is closed.
     """
 
     def __init__(self, name: str, settings: DestinationSettings, source: str) -> None:
-        parameters(name, settings)  # What cannot be right is refused before the first message.
+        parameters(name, settings)  # Raises now if the settings are invalid.
         self._name = name
         self._settings = settings
         self._source = source
@@ -88,7 +88,7 @@ class AmqpTransport:
             line.close()
 
     def _shared(self, deadline: float) -> _BrokerSession:
-        """The line that all threads use, made if there is none; TargetDown if there can be none."""
+        """The session that all threads share; connects if there is none, or raises TargetDown."""
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise TargetDown(self._name)
         try:
@@ -103,7 +103,7 @@ class AmqpTransport:
         try:
             line = _BrokerSession(self._name, self._settings)
         except BadInput as error:
-            # It was right when the transport was made: a certificate that is being replaced.
+            # The settings were valid at the start: a certificate is being replaced.
             raise TargetDown(self._name, f"{self._name} is out of reach: {error}") from error
         ending = line.start(deadline)
         if ending is None:
@@ -136,18 +136,18 @@ class AmqpTransport:
                 content_type=cloudevents.STRUCTURED if structured else message.content_type,
                 headers=headers_of(message, self._source, structured=structured),
                 message_id=message.id,
-                # AMQP has no moment before 1970.
+                # AMQP has no timestamps before 1970.
                 timestamp=max(0, int(message.created_at.timestamp())),
                 name=message.name,
                 app_id=self._source,
                 body=cloudevents.structured(message, self._source) if structured else message.raw,
             )
         except ValueError as error:
-            # Of our own making, or text that no UTF-8 can hold: nobody but itself is to suffer.
+            # A limit of AMQP, or text that is not valid UTF-8: only this message is affected.
             return Answer(SendResult.UNDELIVERABLE, "not_encodable", str(error))
 
     def _send_singly(self, batch: _Batch, deadline: float) -> None:
-        """Find the message that closes the channel: alone on a line, it can only be itself."""
+        """Finds the message that closes the channel: each is sent alone on a session."""
         line: _BrokerSession | None = None
         for index, message in enumerate(batch.messages):
             if batch.answers[index] is not None:
@@ -167,7 +167,7 @@ class AmqpTransport:
 
 
 class _Refused(Exception):
-    """The broker is there, and there is no place in it for any message."""
+    """The broker is reachable and accepts no message at all."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.reason)
@@ -175,7 +175,7 @@ class _Refused(Exception):
 
 
 class _Batch:
-    """The messages of one call: their frames, and the answers as they come."""
+    """The messages of one call: their frames, and their answers."""
 
     def __init__(
         self,
@@ -214,14 +214,14 @@ class _Batch:
             code = _CODES.get(self.ending.code, "connection_lost")
             return Answer(SendResult.UNKNOWN, code, self.ending.reason)
         if self.blocked:
-            return Answer(SendResult.UNKNOWN, "blocked", "the broker takes nothing: memory or disk")
+            return Answer(SendResult.UNKNOWN, "blocked", "the broker has a memory or disk alarm")
         return Answer(SendResult.UNKNOWN, "timeout", "the broker did not confirm in time")
 
 
 class _BrokerSession:
-    """One connection, its thread, and what is on its way through it.
+    """One connection, its thread, and the unconfirmed messages.
 
-    A line that is `over` carries nothing more; its `ending` follows.
+    A session that is `over` writes nothing more; its `ending` follows.
     """
 
     def __init__(self, name: str, settings: DestinationSettings) -> None:
@@ -237,7 +237,7 @@ class _BrokerSession:
         self._settled = threading.Event()
         self._batches: set[_Batch] = set()
         self._waiting: deque[_Batch] = deque()
-        # By delivery tag; below `_lowest` there is nothing.
+        # By delivery tag; there is none below `_lowest`.
         self._pending: dict[int, tuple[_Batch, int]] = {}
         self._lowest = self._next = 1
         self._returned: dict[str, list[Answer]] = {}
@@ -245,12 +245,12 @@ class _BrokerSession:
         self._thread = threading.Thread(target=self._run, name=f"amqp {name}", daemon=True)
 
     def start(self, deadline: float) -> Ending | None:
-        """Connect; why not, if that failed or took too long."""
+        """Connects; returns why, if that failed or took too long."""
         self._seconds_max = max(0.001, deadline - time.monotonic())
         self._thread.start()
         if not self._settled.wait(self._seconds_max):
-            self._connection.cut("it did not greet in time")
-            return Ending("it did not greet in time")
+            self._connection.cut("the broker did not answer in time")
+            return Ending("the broker did not answer in time")
         return self.ending
 
     def close(self) -> None:
@@ -269,7 +269,7 @@ class _BrokerSession:
         self._connection.call(lambda: self._write(batch))
 
     def give_up(self, batch: _Batch) -> None:
-        """Expect no more answers. A broker that is silent without giving a reason is left."""
+        """Expects no more answers. Cuts the connection if the broker is silent without a reason."""
         with self._lock:
             self._batches.discard(batch)
             batch.blocked = self._connection.blocked
@@ -291,7 +291,7 @@ class _BrokerSession:
             batch.lose(ending)
         self._settled.set()
 
-    # From here on everything happens on the thread of the connection.
+    # The methods below run on the thread of the connection.
 
     def _on_channel(self, channel: Any) -> None:
         self.channel = channel.channel_number
@@ -327,17 +327,17 @@ class _BrokerSession:
             self._write(self._waiting.popleft())
 
     def _forget(self, batch: _Batch) -> None:
-        # Of one that was written half may be with the broker: the rest follows when it takes more.
+        # The broker may have half of a written batch: the rest follows when it accepts more.
         if batch in self._waiting:
             self._waiting.remove(batch)
 
     def _on_return(self, _: Any, returned: Any, properties: Any, __: bytes) -> None:
         reason = (
-            f"nobody is bound to receive it: exchange {returned.exchange!r}, routing key"
+            f"no queue is bound for it: exchange {returned.exchange!r}, routing key"
             f" {returned.routing_key!r}: {returned.reply_code} {returned.reply_text}"
         )
         answer = Answer(SendResult.UNDELIVERABLE, "unroutable", reason)
-        # The confirm of the same message follows, and is told by this.
+        # The confirm of the same message follows; `_answer` then uses this answer.
         self._returned.setdefault(properties.message_id, []).append(answer)
 
     def _on_confirm(self, frame: Any) -> None:
@@ -364,11 +364,11 @@ class _BrokerSession:
             return answer
         if taken:
             return DELIVERED
-        return Answer(SendResult.REFUSED, "nacked", "the broker could not keep it (basic.nack)")
+        return Answer(SendResult.REFUSED, "nacked", "the broker rejected it (basic.nack)")
 
 
 def _spoiled(ending: Ending | None) -> bool:
-    """Whether it ended because of a message: a closed channel, or an error of the protocol."""
+    """Whether a message ended the connection: a closed channel, or a protocol error."""
     if ending is None or ending.code == NOT_FOUND:
         return False
     return ending.code in _CODES or ending.code in HARD_ERRORS

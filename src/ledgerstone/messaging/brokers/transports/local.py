@@ -1,7 +1,7 @@
-"""The local transport: straight to the consumers of the same ledger, without a broker.
+"""The local transport: calls the consumers of the same ledger, without a broker.
 
-A message is delivered when every consumer has dealt with it: handled it, now or before, or failed
-for the last time, which puts it into the failed table for that consumer alone.
+A message is delivered when every consumer has handled it, now or before, or has failed for the last
+time. In that case the message is moved to the failed table for that consumer alone.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ LATE = "late"
 class LocalTransport:
     """Handles messages in the thread that sends them, one after the other.
 
-    - A consumer that has handled a message is recognised by its receipt and passed over.
-    - A handler that fails is tried again after a pause that grows, so often as the settings say.
-    - Behind a message that is not delivered, those of the same partition are held.
-    - A message for which this process has no consumer is refused, and waits for one that has.
+    - The receipt tells whether a consumer has handled a message before.
+    - A failed handler is retried after a growing pause, as many times as the settings allow.
+    - A message that is not delivered holds those behind it in its partition.
+    - A message without a consumer in this process is refused, and waits for a process that has one.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class LocalTransport:
     def send(
         self, messages: Sequence[Message], *, seconds_max: float, heard: Heard | None = None
     ) -> list[Answer]:
-        """Answers after `seconds_max`, and the handler that runs then."""
+        """Returns after `seconds_max`, plus the time of the handler that runs then."""
         until = self._database.clock.monotonic() + seconds_max
         held: set[str] = set()
         answers = []
         for message in messages:
             if message.partition in held:
-                answer = Answer(SendResult.UNKNOWN, HELD, "a message before it was not delivered")
+                answer = Answer(SendResult.UNKNOWN, HELD, "a message before it is not delivered")
             elif self._database.clock.monotonic() >= until:
-                answer = Answer(SendResult.UNKNOWN, LATE, "those before it took all the time")
+                answer = Answer(SendResult.UNKNOWN, LATE, "the messages before it took too long")
             else:
                 answer = self._deliver(message)
             if answer.verdict is not SendResult.DELIVERED:
@@ -65,7 +65,7 @@ class LocalTransport:
         return answers
 
     def close(self) -> None:
-        """Nothing: the connections are the ledger's."""
+        """Does nothing: the connections belong to the ledger."""
 
     def _deliver(self, message: Message) -> Answer:
         consumers = self._consumers(message)
@@ -78,7 +78,7 @@ class LocalTransport:
             partition = failed.partition_in(message.partition, message.consumer)
             message = msgspec.structs.replace(message, partition=partition)
         answers = [self._hand(consumer, message) for consumer in consumers]
-        # A refusal counts as an attempt: it is told before what is nobody's doing.
+        # A refusal counts as an attempt, so it comes before an outage.
         for verdict in (SendResult.REFUSED, SendResult.UNKNOWN):
             for answer in answers:
                 if answer.verdict is verdict:

@@ -1,21 +1,21 @@
-"""NATS JetStream: each message is published to a subject, and a stream confirms that it has it.
+"""NATS JetStream: publishes each message to a subject; a stream confirms that it stored it.
 
-The id travels as `Nats-Msg-Id`, by which the stream recognises what is sent again within its
-duplicate window. Publishing is streamed over one connection: the answers come in a window of as
-many messages as are handed over.
+The id is sent as `Nats-Msg-Id`, by which the stream detects duplicates within its duplicate window.
+All messages of a call are published over one connection before the answers are awaited.
 
-    stored, or a duplicate          DELIVERED
-    no stream listens               UNDELIVERABLE `unroutable`
-    larger than it may be           UNDELIVERABLE `too_large`
-    the stream says no              REFUSED `jetstream_<its code>`
-    somebody listens, but no stream REFUSED `no_stream`
-    the user may not publish there  REFUSED `not_allowed`
-    no answer in time               UNKNOWN `timeout`
-    connection lost                 UNKNOWN `lost`
-    no connection, no JetStream     TargetDown
+    stored, or a duplicate            DELIVERED
+    no stream has the subject         UNDELIVERABLE `unroutable`
+    larger than the limit             UNDELIVERABLE `too_large`
+    the stream refuses it             REFUSED `jetstream_<its code>`
+    a subscriber, but no stream       REFUSED `no_stream`
+    the user may not publish there    REFUSED `not_allowed`
+    no answer in time                 UNKNOWN `timeout`
+    connection lost                   UNKNOWN `lost`
+    no connection, no JetStream       TargetDown
 
-A server says "no responders" also while a stream elects its leader, and says nothing at all if some
-other client listens to the subject. So what is not confirmed is looked up in the list of streams.
+A server answers "no responders" also while a stream elects its leader, and answers nothing if
+another client subscribes to the subject. So an unconfirmed subject is looked up in the list of
+streams.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class _Streams(msgspec.Struct):
 
 
 class _Unreachable(Exception):
-    """No connection came about: nothing was sent."""
+    """No connection could be made: nothing was sent."""
 
 
 class _WatchedContext(ssl.SSLContext):
-    """A context that knows whether it was used: the client would also go on without TLS."""
+    """An SSL context that notes its use: the client would also continue without TLS."""
 
     used = False
 
@@ -93,13 +93,13 @@ class _WatchedContext(ssl.SSLContext):
 
 
 class NatsTransport:
-    """Publishes messages to JetStream; see `Transport` for what it promises.
+    """Publishes messages to JetStream; see `Transport` for the contract.
 
-    - The URL may name several servers of a cluster, with commas between them.
-    - `tls://` never goes on without TLS; `nats://` uses it where the server asks for it.
+    - The URL may name several servers of a cluster, separated by commas.
+    - `tls://` never continues without TLS; `nats://` uses TLS if the server requires it.
     - User and password of the URL are sent as such, a user alone as a token.
-    - The stream is the operator's to make: nothing is declared here.
-    - No wait has a limit of its own: connecting and looking up share what the call may take.
+    - An operator creates the stream: nothing is declared here.
+    - No wait has a limit of its own: connecting and lookups share the time of the call.
     """
 
     def __init__(self, name: str, settings: DestinationSettings, source: str) -> None:
@@ -108,9 +108,9 @@ class NatsTransport:
         self._source = source
         self._servers = _Servers(name, settings)
         if not _PREFIX.fullmatch(settings.subject_prefix):
-            message = f"subject_prefix of the destination {name} cannot begin a subject"
-            raise BadInput(message, hint="write words with dots behind them: shop.events.")
-        # Unusable files are told now, not at the first message.
+            message = f"subject_prefix of the destination {name} is not a valid prefix"
+            raise BadInput(message, hint="write words, each with a dot behind it: shop.events.")
+        # Raises now if a file cannot be used.
         client_context(name, settings, _WatchedContext)
         self._lock = threading.Lock()
         self._session: _Session | None = None
@@ -160,7 +160,7 @@ class NatsTransport:
 
 
 class _Publish:
-    """One message as it is published, and what became of it."""
+    """One message to publish, and its answer."""
 
     def __init__(self, subject: str, headers: dict[str, str], body: bytes) -> None:
         self.subject = subject
@@ -168,12 +168,12 @@ class _Publish:
         self.body = body
         self.answer: Answer | None = None
         self.unheard = False
-        """Whether the server said that nobody answers to this subject."""
+        """Whether the server answered that nobody subscribes to the subject."""
         self.settled = asyncio.Event()
 
     @property
     def size(self) -> int:
-        """The bytes that count against the server's `max_payload`."""
+        """The bytes that count against `max_payload` of the server."""
         lines = (
             len(name.encode()) + len(value.strip().encode()) + _HEADER_MARKS
             for name, value in self.headers.items()
@@ -186,7 +186,7 @@ class _Publish:
 
 
 class _Servers:
-    """Where to connect, and as whom."""
+    """The servers and the credentials."""
 
     def __init__(self, name: str, settings: DestinationSettings) -> None:
         self._name = name
@@ -199,8 +199,8 @@ class _Servers:
         except ValueError:
             hosts = [("", 0)]
         if not all(host for host, _ in hosts):
-            # Not the URL itself, which may hold a password.
-            message = f"the URL of the destination {name} names no host and port"
+            # Do not show the URL, which may contain a password.
+            message = f"the URL of the destination {name} has no host or port"
             raise BadInput(message, hint="write nats://one.example.org:4222,two.example.org:4222")
         self._urls = [f"{scheme}://{_bracketed(host)}:{port}" for host, port in hosts]
         self._where = ", ".join(f"{_bracketed(host)}:{port}" for host, port in hosts)
@@ -209,14 +209,14 @@ class _Servers:
         self._password = unquote(known.password) if known and known.password else None
 
     async def connect(self, session: _Session, seconds_max: float) -> Client:
-        """A client that is connected; _Unreachable says why there is none.
+        """Connects a client. Raises _Unreachable with the reason.
 
-        The caller ends it after `seconds_max`. A server that is silent takes its share of that.
+        The caller ends it after `seconds_max`; each server gets its share of that time.
         """
         client = Client()
         context = client_context(self._name, self._settings, _WatchedContext)
         heard: list[Exception] = []
-        # The client declares whole seconds, and takes any.
+        # The type declares whole seconds, but the client accepts floats.
         share: Any = seconds_max / len(self._urls)
 
         async def failed(error: Exception) -> None:
@@ -230,7 +230,7 @@ class _Servers:
                 name=f"ledgerstone-{self._name}",
                 error_cb=failed,
                 closed_cb=session.lost,
-                # A lost connection is told to whoever waits; the next send connects again.
+                # The next send connects again; a reconnect would hide the loss from the caller.
                 allow_reconnect=False,
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
@@ -241,7 +241,7 @@ class _Servers:
             )
             self._demand_tls(context)
         except BaseException as error:
-            # What is heard while closing, a reset for one, is no reason.
+            # Errors while closing, such as a reset, are not the reason.
             why = heard[-1] if heard and isinstance(error, NatsError) else error
             await _closed(client)
             if not isinstance(error, TimeoutError | OSError | NatsError):
@@ -255,7 +255,7 @@ class _Servers:
 
         def told(value: str) -> Any:
             def tell() -> str:
-                # Asked when they are about to be sent: not before TLS is there.
+                # Called when the credentials are about to be sent: not before TLS is active.
                 self._demand_tls(context)
                 return value
 
@@ -271,7 +271,7 @@ class _Servers:
 
 
 class _Session:
-    """The connection and the loop that it lives on, from the first send to `close`."""
+    """The connection and its event loop, from the first send to `close`."""
 
     def __init__(self, name: str, servers: _Servers) -> None:
         self._servers = servers
@@ -285,7 +285,7 @@ class _Session:
         self.thread = LoopThread(f"ledgerstone-nats-{name}")
 
     async def carry(self, letters: Sequence[_Publish], seconds_max: float) -> None:
-        """Publish them and wait for the answers, no longer than that."""
+        """Publishes the messages and waits for the answers, for at most `seconds_max`."""
         tokens: list[str] = []
         limit = asyncio.timeout(seconds_max)
         try:
@@ -297,7 +297,7 @@ class _Session:
             if not limit.expired():
                 raise
             if not tokens:
-                raise _Unreachable(f"there was no connection within {seconds_max:g} s") from None
+                raise _Unreachable(f"no connection within {seconds_max:g} s") from None
         finally:
             for token in tokens:
                 self._under_way.pop(token, None)
@@ -305,7 +305,7 @@ class _Session:
         if answers[0] is not None and all(_without_jetstream(answer) for answer in answers):
             raise _Unreachable(answers[0].reason)
         said = f"; the server said: {self._complaint}" if self._complaint else ""
-        late = Answer(SendResult.UNKNOWN, "timeout", f"there was no answer in time{said}")
+        late = Answer(SendResult.UNKNOWN, "timeout", f"no answer came in time{said}")
         for letter in letters:
             letter.settle(late)
 
@@ -328,8 +328,8 @@ class _Session:
     ) -> None:
         for letter in letters:
             if letter.size > client.max_payload:
-                # The server would end the connection, and with it what others sent.
-                why = f"it has {letter.size} bytes, the server takes {client.max_payload}"
+                # The server would close the connection, and with it the messages of others.
+                why = f"it has {letter.size} bytes, and the server allows {client.max_payload}"
                 letter.settle(Answer(SendResult.UNDELIVERABLE, "too_large", why))
                 continue
             token = str(next(self._numbers))
@@ -348,7 +348,7 @@ class _Session:
     async def _listen(
         self, client: Client, letters: Sequence[_Publish], limit: asyncio.Timeout
     ) -> None:
-        """Wait for the answers; who stays without one for a while is asked for."""
+        """Waits for the answers; looks up subjects that stay without one."""
         try:
             async with asyncio.timeout(min(LOOK_SECONDS, _left(limit) / 2)):
                 await _all_settled(letters)
@@ -357,19 +357,19 @@ class _Session:
         open_ones = [letter for letter in letters if not letter.settled.is_set() or letter.unheard]
         subjects = dict.fromkeys(letter.subject for letter in open_ones)
         for subject in itertools.islice(subjects, LOOKS_MAX):
-            # The other half is for those that are still to be answered.
+            # The other half of the time is left for messages that are still unanswered.
             answer = await self._looked_up(client, subject, _left(limit) / 2)
             for letter in open_ones:
                 if letter.subject == subject and letter.unheard:
                     letter.settle(answer)
                 elif letter.subject == subject and answer.code == "unroutable":
-                    # A stream of another account could still be on its way to confirm it.
-                    why = f"{answer.reason}, and who listens does not confirm"
+                    # A stream of another account could still confirm it.
+                    why = f"{answer.reason}, and the subscriber does not confirm"
                     letter.settle(Answer(SendResult.REFUSED, "no_stream", why))
         await _all_settled([letter for letter in letters if not letter.unheard])
 
     async def _looked_up(self, client: Client, subject: str, seconds_max: float) -> Answer:
-        """What it means that nobody answers to a subject."""
+        """The answer for a subject that nobody confirmed, after a lookup of its stream."""
         question = msgspec.json.encode({"subject": subject})
         try:
             asked = client.request(_LIST_STREAMS, question, timeout=seconds_max)
@@ -378,18 +378,20 @@ class _Session:
         except NoRespondersError:
             return Answer(SendResult.UNKNOWN, "no_jetstream", "the server does not run JetStream")
         except (NatsError, TimeoutError, msgspec.DecodeError):
-            why = f"nobody answers to {subject}, and the streams could not be listed"
+            why = f"nobody answers on {subject}, and the streams could not be listed"
             return Answer(SendResult.REFUSED, "no_responders", why)
         if streams.error is not None:
-            # Not on for this account, or its cluster has no leader now.
+            # JetStream is disabled for this account, or its cluster has no leader now.
             return Answer(SendResult.UNKNOWN, "no_jetstream", streams.error.description)
         if streams.total:
             why = f"the stream of {subject} does not answer now"
             return Answer(SendResult.UNKNOWN, "no_leader", why)
-        return Answer(SendResult.UNDELIVERABLE, "unroutable", f"no stream listens to {subject}")
+        return Answer(
+            SendResult.UNDELIVERABLE, "unroutable", f"no stream has the subject {subject}"
+        )
 
     async def _unless_forbidden(self, asked: Coroutine[Any, Any, Msg]) -> Msg:
-        """The answer; TimeoutError if none will come, for the user may not ask."""
+        """Awaits an answer. Raises TimeoutError if none can come, because the user may not ask."""
         answering = asyncio.ensure_future(asked)
         forbidden = asyncio.ensure_future(self._may_not_look.wait())
         try:
@@ -412,7 +414,7 @@ class _Session:
         try:
             ack = msgspec.json.decode(msg.data, type=_Ack)
         except msgspec.DecodeError:
-            # Some other client answers to the subject; the stream's own answer counts.
+            # Another subscriber has answered; only the answer of the stream counts.
             return
         if ack.error is not None:
             letter.settle(_refused(ack.error))
@@ -420,10 +422,10 @@ class _Session:
             letter.settle(DELIVERED)
 
     def overheard(self, error: Exception) -> None:
-        """What the server says without being asked: who may not publish learns it only here."""
+        """Takes an asynchronous error of the server, such as a permissions violation."""
         self._complaint = _words(error)
         if found := _FORBIDDEN.search(self._complaint):
-            # It comes in small letters, whatever the subject was.
+            # The server spells the subject in lowercase.
             if found[1] == _LIST_STREAMS.lower():
                 self._may_not_look.set()
             answer = Answer(SendResult.REFUSED, "not_allowed", self._complaint)
@@ -432,7 +434,7 @@ class _Session:
                     letter.settle(answer)
 
     async def lost(self) -> None:
-        """The connection is gone, and no answer comes any more."""
+        """Takes the loss of the connection: no answer comes any more."""
         for letter in list(self._under_way.values()):
             letter.settle(_LOST)
 
@@ -454,7 +456,7 @@ def _refused(error: _Refusal) -> Answer:
 
 
 def _left(limit: asyncio.Timeout) -> float:
-    """How many seconds there are until then."""
+    """The seconds that are left until the limit."""
     return max(0.0, (limit.when() or 0.0) - asyncio.get_running_loop().time())
 
 

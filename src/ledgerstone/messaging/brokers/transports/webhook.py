@@ -1,18 +1,17 @@
-"""Webhooks: each message is posted to a URL, signed as Standard Webhooks 1.0 asks.
+"""Webhooks: each message is posted to a URL and signed by Standard Webhooks 1.0.
 
-Its answers, and what they mean:
+The responses, and the answers that they become:
 
     2xx                      DELIVERED
-    410                      UNDELIVERABLE `gone`; nothing is posted there any more
-    3xx                      REFUSED `redirect`: the URL is to be corrected, not followed
-    any other status         REFUSED `http_<status>`, with the `Retry-After` it came with
-    no answer in time        UNKNOWN `timeout`
-    connection lost          UNKNOWN `broken`
-    no connection at all     TargetDown
+    410                      UNDELIVERABLE `gone`; nothing is posted to the URL any more
+    3xx                      REFUSED `redirect`: the URL must be corrected; redirects are not
+    followed any other status         REFUSED `http_<status>`, with the pause of `Retry-After` no
+    response in time      UNKNOWN `timeout` connection lost          UNKNOWN `broken` no connection
+    TargetDown
 
-Messages of one partition are posted one after the other, and the first that is not delivered holds
-back the rest of its partition (UNKNOWN `held`); partitions are posted side by side. In the mode
-`competing` each message is on its own.
+Messages of one partition are posted one after the other. The first one that is not delivered holds
+the others of its partition (UNKNOWN `held`). Partitions are posted concurrently. In the mode
+`competing` no message holds another.
 """
 
 from __future__ import annotations
@@ -56,16 +55,16 @@ from ledgerstone.messaging.message import Message
 from ledgerstone.settings.messaging import DestinationSettings
 
 CONNECTIONS_MAX = 32
-"""Requests at once to one URL: so many partitions that are slow hold up the others there."""
+"""Concurrent requests to one URL: this many slow partitions delay the others of this URL."""
 REQUEST_SECONDS_MAX = 20.0
 REASON_CHARS_MAX = 300
 
 GONE = Answer(
-    SendResult.UNDELIVERABLE, "gone", "the receiver answered 410: it wants no more of these"
+    SendResult.UNDELIVERABLE, "gone", "the receiver answered 410: it wants no more messages"
 )
-HELD = Answer(SendResult.UNKNOWN, "held", "one before it in its partition was not delivered")
+HELD = Answer(SendResult.UNKNOWN, "held", "a message before it in its partition is not delivered")
 
-# Those that speak of the connection, and those that this side sets itself.
+# Headers of the connection, and headers that this transport sets.
 _NOT_THE_PUBLISHERS = re.compile(
     r"host|content-(length|type)|transfer-encoding|connection|keep-alive|te|trailer|upgrade|expect"
     r"|proxy-.*|user-agent|authorization|ce-.*|webhook-.*"
@@ -75,14 +74,13 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 class WebhookTransport:
-    """Posts messages to one URL; see `Transport` for what it promises.
+    """Posts messages to one URL; see `Transport` for the contract.
 
-    - A 410 is remembered as long as this object lives, also over `close`: the receiver is not
-      asked again, every message is answered `gone`.
-    - A pause that the receiver asks for (`Retry-After`) is of the message's partition alone.
+    - A 410 is remembered as long as this object lives, also after `close`: every later message is
+      answered `gone` without a request.
+    - A pause that the receiver asks for (`Retry-After`) applies to the partition of the message.
     - User and password of the URL become Basic authentication.
-    - Plain `http` is for private networks only: it needs `private_addresses`, and an address that
-      is private.
+    - Plain `http` needs the setting `private_addresses` and a private address.
     """
 
     def __init__(
@@ -129,7 +127,7 @@ class WebhookTransport:
 
 
 class _Target:
-    """The URL and everything about it: where to connect, and what a request to it looks like."""
+    """The URL, its endpoint, and the requests to it."""
 
     def __init__(self, name: str, settings: DestinationSettings, source: str) -> None:
         self.gone = False
@@ -164,7 +162,7 @@ class _Target:
             body = message.raw
             headers.append(("Content-Type", message.content_type))
             found = cloudevents.headers(message, self._source)
-            # On HTTP that one is the Content-Type.
+            # The HTTP binding uses Content-Type instead.
             del found["ce-datacontenttype"]
             headers += found.items()
         now = int(time.time())
@@ -173,7 +171,7 @@ class _Target:
             signed = signature(self._signing, message.id, now, body)
             headers.append(("webhook-signature", signed))
         headers.append(("Content-Length", str(len(body))))
-        # Beyond ASCII, a publisher's own header travels as UTF-8.
+        # A publisher's header with non-ASCII characters is sent as UTF-8.
         encoded = [(name.encode(), value.strip().encode()) for name, value in headers]
         return [*self._fixed, *encoded], body
 
@@ -181,14 +179,14 @@ class _Target:
 def _place(name: str, parts: SplitResult, settings: DestinationSettings) -> Endpoint:
     try:
         host = (parts.hostname or "").rstrip(".")
-        # Names with letters beyond ASCII are looked up in their other spelling.
+        # A host name with non-ASCII letters is looked up in its IDNA spelling.
         host = host if ":" in host else host.encode("idna").decode()
         port = parts.port or _PORTS[parts.scheme]
     except (ValueError, UnicodeError):
         host, port = "", 0
     if not host:
-        # Not the URL itself, which may hold a password.
-        message = f"the URL of the destination {name} names no host and port"
+        # Do not show the URL, which may contain a password.
+        message = f"the URL of the destination {name} has no host or port"
         raise BadInput(message, hint="write https://example.org/path")
     allowed = {AddressScope.PUBLIC}
     if settings.private_addresses:
@@ -199,8 +197,8 @@ def _place(name: str, parts: SplitResult, settings: DestinationSettings) -> Endp
         message = f"the destination {name} would be posted to without TLS"
         raise BadInput(message, hint="use https, or private_addresses within a private network")
     if _is_address(host) and reach_of(host) not in allowed:
-        message = f"the destination {name} has the address {host}, which it may not have"
-        raise BadInput(message, hint="private_addresses lets it lie in a private network")
+        message = f"the address {host} of the destination {name} is not allowed"
+        raise BadInput(message, hint="private_addresses allows private networks")
     tls = None
     if parts.scheme == "https":
         tls = client_context(name, settings, ssl.SSLContext)
@@ -218,7 +216,7 @@ def _host_header(place: Endpoint, scheme: str) -> bytes:
 
 
 class _PostBatch:
-    """The messages of one call, in lanes that are each posted in order, and their answers."""
+    """The messages of one call in lanes that are posted in order, and their answers."""
 
     def __init__(
         self, messages: Sequence[Message], *, ordered: bool, heard: Heard | None = None
@@ -231,10 +229,10 @@ class _PostBatch:
             lanes.setdefault(message.partition if ordered else index, deque()).append(index)
         self.lanes = deque(lanes.values())
         self.posted: set[str] = set()
-        """Whose request was written."""
+        """The ids of messages whose request was written."""
         self.trouble: str | None = None
         """Why there is no connection."""
-        self.late = Answer(SendResult.UNKNOWN, "timeout", "there was no answer in time")
+        self.late = Answer(SendResult.UNKNOWN, "timeout", "no response came in time")
 
     def settle(self, index: int, answer: Answer) -> None:
         self.answers[index] = answer
@@ -254,7 +252,7 @@ class _PostBatch:
 
 
 class _Session:
-    """The connections and the loop that they live on, from the first send to `close`."""
+    """The connections and their event loop, from the first send to `close`."""
 
     def __init__(self, name: str, target: _Target, connections: int) -> None:
         self._target = target
@@ -264,7 +262,7 @@ class _Session:
         self.thread = LoopThread(f"ledgerstone-webhook-{name}")
 
     async def carry(self, errand: _PostBatch, seconds_max: float) -> None:
-        """Post what can be posted in that time."""
+        """Posts the messages that can be posted within `seconds_max`."""
         count = min(len(errand.lanes), self._connections)
         try:
             async with asyncio.timeout(seconds_max), asyncio.TaskGroup() as group:
@@ -276,9 +274,9 @@ class _Session:
             errand.late = Answer(SendResult.UNKNOWN, "unreachable", errand.trouble)
 
     async def _work(self, errand: _PostBatch) -> None:
-        """Post lane after lane, until there are no more or no connection is to be had."""
+        """Posts lane after lane, until none is left or no connection can be made."""
         while errand.lanes:
-            # A place for each lane: another call has its turn in between.
+            # Acquired for each lane, so that other calls get their turn in between.
             async with self._places:
                 if not errand.lanes:
                     return
@@ -287,7 +285,7 @@ class _Session:
                     await self._lane(errand, lane)
                 except Unreachable as error:
                     errand.trouble = str(error)
-                    # Whoever still has a connection takes it.
+                    # Another worker that has a connection takes the lane.
                     errand.lanes.appendleft(lane)
                     return
 
@@ -306,12 +304,12 @@ class _Session:
             async with asyncio.timeout(REQUEST_SECONDS_MAX):
                 return self._answer_to(await self._response(errand, message))
         except TimeoutError:
-            why = f"there was no answer within {REQUEST_SECONDS_MAX:g} s"
-            # A receiver that hangs over one message may take all others.
+            why = f"no response came within {REQUEST_SECONDS_MAX:g} s"
+            # A receiver that hangs on one message may accept others.
             posted = message.id in errand.posted
             return Answer(SendResult.REFUSED if posted else SendResult.UNKNOWN, "timeout", why)
         except ConnectionBroken as error:
-            # Without a word it may be going down, whatever the message is.
+            # Without any byte of a response the receiver may be shutting down.
             verdict = SendResult.REFUSED if error.heard else SendResult.UNKNOWN
             return Answer(verdict, "broken", str(error))
         except Unsendable as error:
@@ -328,8 +326,8 @@ class _Session:
                 errand.posted.add(message.id)
                 return await connection.response()
             except ConnectionBroken as broken:
-                # One that was kept open may be closed just now by the other side; nothing was
-                # heard, so it is tried on another. Used ones come to an end: so does the loop.
+                # The receiver may have closed an idle connection just now. Nothing was received, so
+                # the request is sent again on another; used connections run out, so the loop ends.
                 if broken.heard or not used:
                     raise
             finally:
@@ -349,7 +347,7 @@ class _Session:
         try:
             return await opened(self._target.place)
         except asyncio.CancelledError:
-            errand.trouble = f"{self._target.place} took no connection in time"
+            errand.trouble = f"{self._target.place} accepted no connection in time"
             raise
 
     def _answer_to(self, response: Response) -> Answer:
@@ -371,12 +369,12 @@ class _Session:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """The pause that the header asks for, in seconds or until a date; none if it cannot be read."""
+    """The pause of the header `Retry-After`, a number or a date; None if it cannot be parsed."""
     if retry_after is None:
         return None
     text = retry_after.strip()
     if text.isascii() and text.isdecimal():
-        # So many digits are more than the longest pause anyway.
+        # A longer number exceeds the longest pause anyway.
         return min(float(text[:10]), PAUSE_SECONDS_MAX)
     try:
         moment = parsedate_to_datetime(text)

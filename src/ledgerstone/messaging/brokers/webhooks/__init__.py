@@ -1,1 +1,1 @@
-"""Webhooks: whom one may post to, how, and signed by whom."""
+"""Webhooks: the allowed addresses, the requests, and their signatures."""

@@ -1,8 +1,8 @@
-"""Which addresses a webhook may lead to.
+"""The addresses that a webhook may connect to.
 
-A webhook's URL is often given by somebody outside. Whoever chooses it, or what its name resolves
-to, must not reach what only this machine can reach. So what is allowed is listed, not what is
-forbidden: an address that no list knows is refused.
+The URL of a webhook often comes from outside. Its author, or the DNS entry of its host, must not
+reach hosts that only this machine can reach. So the allowed addresses are listed, not the forbidden
+ones: an address that is in no list is refused.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ PRIVATE_4 = [
 ]
 PRIVATE_6 = [IPv6Network("fc00::/7"), IPv6Network("::1/128")]
 
-# Those that `is_global` lets pass in one of the versions of Python we run on.
+# Networks that `is_global` accepts in some versions of Python.
 NOT_PUBLIC_4 = [
     IPv4Network(network) for network in ("192.0.0.0/24", "192.88.99.0/24", "224.0.0.0/4")
 ]
-# All that was ever given to networks lies in here. Outside are the addresses that only stand for
-# others: IPv4 written as IPv6 (::ffff:0:0/96, ::/96) and NAT64 (64:ff9b::/96, 64:ff9b:1::/48).
+# All assigned networks lie in here. Outside are addresses that represent others: IPv4 written as
+# IPv6 (::ffff:0:0/96, ::/96) and NAT64 (64:ff9b::/96, 64:ff9b:1::/48).
 PUBLIC_6 = IPv6Network("2000::/3")
-# Teredo and other uses of the protocol itself, documentation, 6to4.
+# Teredo and other protocol assignments, documentation, 6to4.
 NOT_PUBLIC_6 = [
     IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
 ]
 
 
 class AddressScope(Enum):
-    """Where an address lies."""
+    """The network of an address."""
 
     PUBLIC = "public"
     PRIVATE = "private"
-    """In a network of one's own: RFC 1918, shared address space, unique local, this machine."""
+    """A private network: RFC 1918, shared address space, unique local, this machine."""
     NOWHERE = "nowhere"
-    """No receiver has it: link-local (where clouds keep their metadata), multicast, reserved."""
+    """No receiver has it: link-local (cloud metadata), multicast, reserved."""
 
 
 def reach_of(address: str) -> AddressScope:
-    """Where the address lies; an address that cannot be read lies nowhere."""
+    """The network of the address; NOWHERE if it cannot be parsed."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -51,7 +51,7 @@ def reach_of(address: str) -> AddressScope:
         private = any(parsed in network for network in PRIVATE_4)
         public = parsed.is_global and not any(parsed in network for network in NOT_PUBLIC_4)
     else:
-        # An address with a zone means an interface of this machine.
+        # An address with a zone names an interface of this machine.
         private = parsed.scope_id is None and any(parsed in network for network in PRIVATE_6)
         public = (
             parsed.scope_id is None

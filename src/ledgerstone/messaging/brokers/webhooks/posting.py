@@ -1,9 +1,9 @@
-"""Posting to one place by HTTP/1.1, over a connection to exactly the address that was checked.
+"""HTTP/1.1 requests to one endpoint, over a connection to exactly the address that was checked.
 
-    resolve the name, once ─▶ check every address ─▶ connect to one of those ─▶ TLS with the name
+    resolve the name, once ─▶ check every address ─▶ connect to one of them ─▶ TLS with the name
 
-There is no second look-up between the check and the connection, so a name that resolves to
-something else a moment later changes nothing.
+The name is not resolved again between the check and the connection, so a DNS entry that changes in
+between has no effect.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Unreachable(Exception):
-    """No connection came about: nothing was sent."""
+    """No connection could be made: nothing was sent."""
 
 
 class ConnectionBroken(Exception):
-    """The connection ended, or what came over it cannot be read; `heard` if anything came."""
+    """The connection ended, or the response is malformed; `heard` if any byte was received."""
 
     def __init__(self, message: str, *, heard: bool) -> None:
         super().__init__(message)
@@ -43,11 +43,11 @@ class ConnectionBroken(Exception):
 
 
 class Unsendable(Exception):
-    """The request breaks the rules of HTTP: nothing was sent."""
+    """The request violates the rules of HTTP: nothing was sent."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to connect, and which addresses it may have."""
+    """The host and port to connect to, and the addresses that are allowed."""
 
     host: str
     port: int
@@ -59,7 +59,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer: its status, its headers by small letters, and how its body begins."""
+    """A response: its status, its headers in lowercase, and the first bytes of its body."""
 
     status: int
     headers: dict[str, str]
@@ -67,11 +67,11 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Connection:
-    """One connection, on which one request is posted after the other.
+    """One connection, which sends one request after the other.
 
-    - `fresh` says that it can take another one: open, not idle for long, and not old, so that the
-      name is resolved again now and then.
-    - `used` says that it was answered before: then it may have been closed meanwhile.
+    - `fresh`: it can take another request: open, not idle for long, and not old, so that the name
+      is resolved again from time to time.
+    - `used`: it has received a response before, so the server may have closed it meanwhile.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -94,7 +94,7 @@ class Connection:
         )
 
     def write(self, target: bytes, headers: Headers, body: bytes) -> None:
-        """Begin a request; it is under way when this returns. Unsendable: nothing is."""
+        """Writes a request. Raises Unsendable if it is invalid; nothing is written then."""
         try:
             request = h11.Request(method=b"POST", target=target, headers=list(headers))
             events = (request, h11.Data(data=body), h11.EndOfMessage())
@@ -105,10 +105,10 @@ class Connection:
         self._writer.write(b"".join(parts))
 
     async def response(self) -> Response:
-        """The answer to what was written. Broken: there is none."""
+        """Reads the response of the request. Raises ConnectionBroken if there is none."""
         head = await self._head()
         text = b""
-        # What it says beyond its status is for people: neither its length nor its pace matter.
+        # The body is only shown to operators, so its length and errors do not matter.
         try:
             async with asyncio.timeout(BODY_SECONDS_MAX):
                 text = await self._body()
@@ -130,8 +130,8 @@ class Connection:
             if isinstance(event, h11.Response):
                 return event
             if not isinstance(event, h11.InformationalResponse):
-                raise ConnectionBroken("it answered with something else", heard=True)
-        raise ConnectionBroken(f"{INTERIM_MAX} interim answers and no other", heard=True)
+                raise ConnectionBroken("the response is not HTTP", heard=True)
+        raise ConnectionBroken(f"{INTERIM_MAX} interim responses and no final one", heard=True)
 
     async def _body(self) -> bytes:
         found = bytearray()
@@ -147,8 +147,10 @@ class Connection:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 self._http.receive_data(await self._read())
         except h11.RemoteProtocolError as error:
-            # A connection that ends too early is a breach of the protocol too.
-            why = f"it answered what is no HTTP: {error}" if self._heard else "it hung up"
+            # A connection that ends too early violates the protocol too.
+            why = (
+                f"the response is not HTTP: {error}" if self._heard else "it closed the connection"
+            )
             raise ConnectionBroken(why, heard=self._heard) from error
         except OSError as error:
             raise ConnectionBroken(
@@ -162,23 +164,23 @@ class Connection:
         return data
 
     def close(self) -> None:
-        """End it at once, whatever is under way."""
+        """Closes the connection at once."""
         self._writer.transport.abort()
 
 
 async def opened(place: Endpoint) -> Connection:
-    """A connection to one of the place's addresses, the first that takes it."""
+    """Connects to one of the addresses of the endpoint, the first that accepts."""
     try:
         async with asyncio.timeout(CONNECT_SECONDS_MAX):
             sock = await _connected(place, await _addresses(place))
             return await _connection(place, sock)
     except TimeoutError:
-        why = f"{place} took no connection within {CONNECT_SECONDS_MAX:g} s"
+        why = f"{place} accepted no connection within {CONNECT_SECONDS_MAX:g} s"
         raise Unreachable(why) from None
 
 
 async def _addresses(place: Endpoint) -> list[tuple[int, tuple[object, ...]]]:
-    """Every address that the name has; Unreachable if one of them is not allowed."""
+    """All addresses of the name. Raises Unreachable if one of them is not allowed."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
@@ -193,10 +195,10 @@ async def _addresses(place: Endpoint) -> list[tuple[int, tuple[object, ...]]]:
 
 def _not_allowed(place: Endpoint, address: str, reach: AddressScope) -> str:
     if reach is AddressScope.PUBLIC:
-        return f"{place.host} has the public address {address}: over a public network use https"
+        return f"{place.host} has the public address {address}: use https"
     if reach is AddressScope.PRIVATE:
         return f"{place.host} has the private address {address}: private_addresses is not set"
-    return f"{place.host} has the address {address}, which no receiver may have"
+    return f"{place.host} has the address {address}, which is never allowed"
 
 
 async def _connected(
@@ -208,7 +210,7 @@ async def _connected(
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # An address made of numbers: nothing is resolved here.
+            # A numeric address: nothing is resolved here.
             await asyncio.get_running_loop().sock_connect(sock, where)
         except OSError as error:
             sock.close()
@@ -218,7 +220,7 @@ async def _connected(
             raise
         else:
             return sock
-    raise Unreachable(f"{place} takes no connection: {trouble}")
+    raise Unreachable(f"{place} accepts no connection: {trouble}")
 
 
 async def _connection(place: Endpoint, sock: socket.socket) -> Connection:
@@ -232,7 +234,7 @@ async def _connection(place: Endpoint, sock: socket.socket) -> Connection:
     except ssl.SSLError as error:
         raise Unreachable(f"{place} cannot be trusted: {_words(error)}") from error
     except OSError as error:
-        raise Unreachable(f"{place} ended the connection: {_words(error)}") from error
+        raise Unreachable(f"{place} closed the connection: {_words(error)}") from error
     return Connection(reader, writer)
 
 

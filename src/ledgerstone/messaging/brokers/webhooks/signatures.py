@@ -1,7 +1,7 @@
 """Signatures of Standard Webhooks 1.0, by HMAC-SHA256 (`v1`) and ed25519 (`v1a`).
 
-What is signed is `id.timestamp.body`. Each secret adds a signature, so that receivers can change
-from one to the next while both are sent.
+The signed content is `id.timestamp.body`. Each secret adds a signature, so that receivers can
+change from one secret to the next while both are in use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Sign = Callable[[bytes], str]
 
 
 def signers(secrets: Sequence[str], *, destination: str) -> list[Sign]:
-    """What signs with each of these; BadInput says which cannot be used, never what it is."""
+    """The signing functions of these secrets. Raises BadInput without showing the secret."""
     return [
         _signer(secret, f"secret {number} of the destination {destination}")
         for number, secret in enumerate(secrets, start=1)
@@ -44,24 +44,24 @@ def _signer(secret: str, which: str) -> Sign:
     if secret.startswith(ASYMMETRIC):
         return _asymmetric(_decoded(secret.removeprefix(ASYMMETRIC), which), which)
     hint = f"write {SYMMETRIC} or {ASYMMETRIC} and the secret in base64"
-    raise BadInput(f"{which} is of no known kind", hint=hint)
+    raise BadInput(f"{which} has an unknown prefix", hint=hint)
 
 
 def _decoded(text: str, which: str) -> bytes:
-    # Padding is often cut off.
+    # Padding is often missing.
     padded = text + "=" * (-len(text) % 4)
     try:
         return base64.b64decode(padded, validate=True)
     except (binascii.Error, ValueError):
-        # Not from the error, which could hold the secret.
-        raise BadInput(f"{which} is not written in base64", hint="copy it again, whole") from None
+        # Not chained: the error could show the secret.
+        raise BadInput(f"{which} is not valid base64", hint="copy the whole secret again") from None
 
 
 def _symmetric(key: bytes, which: str) -> Sign:
     if not SYMMETRIC_BYTES_MIN <= len(key) <= SYMMETRIC_BYTES_MAX:
         message = f"{which} has {len(key)} bytes"
         allowed = f"{SYMMETRIC_BYTES_MIN} to {SYMMETRIC_BYTES_MAX}"
-        raise BadInput(message, hint=f"take {allowed} random bytes")
+        raise BadInput(message, hint=f"use {allowed} random bytes")
 
     def sign(content: bytes) -> str:
         return f"v1,{_encoded(hmac.digest(key, content, hashlib.sha256))}"
@@ -73,15 +73,15 @@ def _asymmetric(key: bytes, which: str) -> Sign:
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ModuleNotFoundError as error:
-        message = f"{which} is one of ed25519, and the package cryptography is not installed"
+        message = f"{which} is an ed25519 key, and the package cryptography is not installed"
         raise BadInput(message, hint="install ledgerstone[webhook-ed25519]") from error
     if len(key) not in {SEED_BYTES, KEY_PAIR_BYTES}:
         message = f"{which} has {len(key)} bytes"
-        hint = f"a key of ed25519 has {SEED_BYTES}, or {KEY_PAIR_BYTES} with its public half"
+        hint = f"an ed25519 key has {SEED_BYTES} bytes, or {KEY_PAIR_BYTES} with its public key"
         raise BadInput(message, hint=hint)
     private = Ed25519PrivateKey.from_private_bytes(key[:SEED_BYTES])
     if key[SEED_BYTES:] not in {b"", private.public_key().public_bytes_raw()}:
-        raise BadInput(f"the public half of {which} is not that of its private one")
+        raise BadInput(f"the public key of {which} does not match its private key")
 
     def sign(content: bytes) -> str:
         return f"v1a,{_encoded(private.sign(content))}"
