@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from ledgerstone.engine.atomic import Committed
+from ledgerstone.engine.attempt import Attempt
+from ledgerstone.engine.attempt_steps import AttemptSteps
 from ledgerstone.engine.claim_size import (
     HANDLER_SECONDS_MIN,
     TROUBLE_SECONDS,
@@ -15,25 +18,37 @@ from ledgerstone.engine.claim_size import (
     PollSchedule,
 )
 from ledgerstone.engine.executor import Executor
-from ledgerstone.engine.outcomes import of_value
-from ledgerstone.engine.source import Claim, Handler
+from ledgerstone.engine.source import Claim, Handler, Outcome
 from ledgerstone.settings import EngineSettings
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
+
+
+class Steps(AttemptSteps):
+    """The steps of attempts, whose outcomes are only counted."""
+
+    def __init__(self, call: Callable[[Claim], None]) -> None:
+        self.done = 0
+        self._bytes_max = 1000
+        self._handler = Handler(call)
+
+    def begin(self, claim: Claim) -> Attempt:
+        return Attempt(claim, self._handler)
+
+    def record(self, claim: Claim, outcome: Outcome | Committed, waiting: int) -> None:
+        self.done += 1
 
 
 class Work:
     """An executor with two places whose handlers are quick, or wait until they may go."""
 
     def __init__(self) -> None:
-        self.done = 0
         self.go = threading.Event()
-        self.executor = Executor(
-            2,
-            handler=lambda _: Handler(self._call),
-            atomic=lambda _, __: None,
-            came_out=lambda claim, value: of_value(claim, value, bytes_max=1000),
-            done=lambda _, __: self._count(),
-        )
+        self._steps = Steps(self._call)
+        self.executor = Executor(2, self._steps)
+
+    @property
+    def done(self) -> int:
+        return self._steps.done
 
     def start(self, *bodies: str) -> None:
         """Run one for each of these."""
@@ -42,9 +57,6 @@ class Work:
     def _call(self, claim: Claim) -> None:
         if claim.body == "slow":
             self.go.wait(WAIT_SECONDS_MAX)
-
-    def _count(self) -> None:
-        self.done += 1
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from ledgerstone.engine.attempt import Attempt
+from ledgerstone.engine.attempt_steps import AttemptSteps
 from ledgerstone.engine.executors.event_loop import LoopRunner
-from ledgerstone.engine.outcomes import of_value
 from ledgerstone.engine.source import Claim, ExecutorKind, Handler, Outcome, OutcomeKind
 from ledgerstone.errors import HandlerTimeout, Interrupted
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
-Finished = SimpleQueue[tuple[str, Outcome | None]]
+Finished = SimpleQueue[tuple[str, Outcome]]
 
 
 @pytest.fixture
@@ -30,19 +30,41 @@ def finished() -> Finished:
     return SimpleQueue()
 
 
+class Steps(AttemptSteps):
+    """The steps of attempts, for their judgement alone."""
+
+    def __init__(self) -> None:
+        self._bytes_max = 1000
+
+
+class Ending:
+    """Where tasks end: their outcomes are kept."""
+
+    def __init__(self, finished: Finished) -> None:
+        self._finished = finished
+        self._steps = Steps()
+
+    def task_ended(self, attempt: Attempt) -> None:
+        outcome = self._steps.judge(attempt)
+        assert isinstance(outcome, Outcome)
+        self._finished.put((attempt.claim.key, outcome))
+
+
+class Odd:
+    """An answer that raises when its type is asked for."""
+
+    @property
+    def __class__(self) -> Any:
+        raise LookupError("odd")
+
+    @__class__.setter
+    def __class__(self, _: Any) -> None: ...
+
+
 @pytest.fixture
 def loop(finished: Finished) -> Iterator[LoopRunner]:
-    """A loop that refuses the answer 'odd' with an error of its own."""
-
-    def came_out(claim: Claim, value: Any) -> Outcome:
-        if value == "odd":
-            raise LookupError(value)
-        return of_value(claim, value, bytes_max=1000)
-
-    def report(attempt: Attempt) -> None:
-        finished.put((attempt.claim.key, attempt.judged(came_out)))
-
-    runner = LoopRunner(report)
+    """A loop whose tasks are judged."""
+    runner = LoopRunner(Ending(finished))
     yield runner
     runner.stop()
 
@@ -60,15 +82,15 @@ def test_interrupted_before_it_began(loop: LoopRunner, finished: Finished) -> No
     async def work(claim: Claim) -> None:
         begun.append(claim.key)
 
-    loop.start(Claim("first", 1, 1), Handler(block, ExecutorKind.LOOP))
+    loop.start(Attempt(Claim("first", 1, 1), Handler(block, ExecutorKind.LOOP)))
     assert busy.wait(WAIT_SECONDS_MAX)
-    loop.start(claim, Handler(work, ExecutorKind.LOOP))
+    loop.start(Attempt(claim, Handler(work, ExecutorKind.LOOP)))
     loop.cancel(_attempt(loop, claim), Interrupted("it stops"))
     go.set()
     outcomes = dict(finished.get(timeout=WAIT_SECONDS_MAX) for _ in range(2))
 
     assert begun == []
-    assert (outcomes["second"] or Outcome(claim, OutcomeKind.DONE)).verdict is OutcomeKind.RETURNED
+    assert outcomes["second"].verdict is OutcomeKind.RETURNED
 
 
 def test_told_while_it_blocks_the_loop(loop: LoopRunner, finished: Finished) -> None:
@@ -81,7 +103,7 @@ def test_told_while_it_blocks_the_loop(loop: LoopRunner, finished: Finished) -> 
         go.wait(WAIT_SECONDS_MAX)
         return "too late"
 
-    loop.start(claim, Handler(block, ExecutorKind.LOOP))
+    loop.start(Attempt(claim, Handler(block, ExecutorKind.LOOP)))
     assert busy.wait(WAIT_SECONDS_MAX)
     attempt = _attempt(loop, claim)
     overdue = attempt.is_overdue(perf_counter())
@@ -91,7 +113,6 @@ def test_told_while_it_blocks_the_loop(loop: LoopRunner, finished: Finished) -> 
     _, outcome = finished.get(timeout=WAIT_SECONDS_MAX)
 
     assert (overdue, overdue_still) == (True, False)
-    assert outcome is not None
     assert outcome.failure is not None
     assert (outcome.verdict, outcome.failure.code) == (OutcomeKind.FAILED, "timeout")
 
@@ -99,25 +120,23 @@ def test_told_while_it_blocks_the_loop(loop: LoopRunner, finished: Finished) -> 
 @pytest.mark.parametrize("call", [lambda _: "no coroutine", lambda: None, lambda _: 1 / 0])
 def test_what_is_no_async_function(loop: LoopRunner, finished: Finished, call: Any) -> None:
     """What cannot even be awaited has failed."""
-    loop.start(Claim("a", 1, 1), Handler(call, ExecutorKind.LOOP))
+    loop.start(Attempt(Claim("a", 1, 1), Handler(call, ExecutorKind.LOOP)))
 
     _, outcome = finished.get(timeout=WAIT_SECONDS_MAX)
 
-    assert outcome is not None
     assert outcome.verdict is OutcomeKind.FAILED
 
 
 def test_an_answer_that_nobody_understands(loop: LoopRunner, finished: Finished) -> None:
     """If no outcome can be made of an answer, that is the failure."""
 
-    async def odd(_: Claim) -> str:
-        return "odd"
+    async def odd(_: Claim) -> Odd:
+        return Odd()
 
-    loop.start(Claim("a", 1, 1), Handler(odd, ExecutorKind.LOOP))
+    loop.start(Attempt(Claim("a", 1, 1), Handler(odd, ExecutorKind.LOOP)))
 
     _, outcome = finished.get(timeout=WAIT_SECONDS_MAX)
 
-    assert outcome is not None
     assert outcome.failure is not None
     assert (outcome.verdict, outcome.failure.code) == (OutcomeKind.FAILED, "LookupError")
 
@@ -133,7 +152,7 @@ def test_one_that_takes_no_notice(loop: LoopRunner, caplog: pytest.LogCaptureFix
         await asyncio.Event().wait()
 
     claim = Claim("a", 1, 1)
-    loop.start(claim, Handler(go_on, ExecutorKind.LOOP))
+    loop.start(Attempt(claim, Handler(go_on, ExecutorKind.LOOP)))
     assert begun.wait(WAIT_SECONDS_MAX)
     task = loop._tasks[_attempt(loop, claim)]
     assert task is not None

@@ -1,10 +1,11 @@
-"""One attempt: a claim, the handler that runs it, and who reports how it came out.
+"""One attempt: a claim, the handler that runs it, and how it came out.
 
-    begin ──▶ run ──▶ ended by its handler ──────────▶ judged, reported
-                └───▶ told to stop ──▶ takes no notice ──▶ abandoned: reported at once
+    begin ──▶ run ──▶ the handler ends ─────────────────▶ judge ──▶ record
+                └───▶ told to stop ──▶ takes no notice ──▶ abandoned ──▶ record
 
-Either the handler's thread reports an attempt or the engine does, never both: `end` answers True
+Either the handler's thread records an attempt or the engine does, never both: `end` answers True
 once. An abandoned handler may go on; its claim is settled, so nothing that it writes counts.
+`engine/attempt_steps.py` has the four steps.
 """
 
 from __future__ import annotations
@@ -18,12 +19,10 @@ import msgspec
 from ledgerstone.cancellation import Cancellation
 from ledgerstone.engine import outcomes
 from ledgerstone.engine.source import OutcomeKind
-from ledgerstone.errors import HandlerTimeout, LedgerstoneError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ledgerstone.engine.source import Claim, Handler, Outcome
+    from ledgerstone.errors import LedgerstoneError
 
 _lock = threading.Lock()
 _abandoned: set[Attempt] = set()
@@ -31,7 +30,7 @@ _abandoned: set[Attempt] = set()
 
 
 class Attempt:
-    """One handler at work on one claim."""
+    """One call of a handler for one claim."""
 
     __slots__ = (
         "_over",
@@ -44,6 +43,7 @@ class Attempt:
         "started",
         "told_at",
         "value",
+        "waiting_since",
     )
 
     def __init__(self, claim: Claim, handler: Handler) -> None:
@@ -52,7 +52,8 @@ class Attempt:
         self.cancellation = Cancellation()
         self.begun = False
         """Of an async handler: whether its task has come to its first step."""
-        self.started = perf_counter()
+        self.waiting_since = self.started = perf_counter()
+        """When it began to wait for a place, and when it got one."""
         self.told_at: float | None = None
         self.value: Any = None
         """What the handler returned."""
@@ -73,7 +74,7 @@ class Attempt:
         return limit is not None and self.told_at is None and now - self.started > limit
 
     def end(self) -> bool:
-        """Whether the caller is the one to report it; nobody else is, from now on."""
+        """Whether the caller has to record it; no other caller gets True."""
         with _lock:
             mine, self._over = not self._over, True
             if not mine:
@@ -89,27 +90,13 @@ class Attempt:
             _abandoned.add(self)
             return True
 
-    def judged(self, came_out: Callable[[Claim, Any], Outcome | None]) -> Outcome | None:
-        """How it came out, by what the handler returned or raised and what it was told.
-
-        - A handler that ran past its limit has timed out, whatever it returned.
-        - One that heard of another reason ends with that reason.
-        - One that had finished before it could hear of it has finished.
-        """
-        error, self.error = self.error, None
-        reason = self.cancellation.reason
-        if reason is not None and (self.cancellation.heard or isinstance(reason, HandlerTimeout)):
-            return self.told(reason)
-        if error is not None:
-            return self._given_up(outcomes.of_error(self.claim, error), error)
-        try:
-            return came_out(self.claim, self.value)
-        except Exception as unreadable:  # noqa: BLE001 - the value's own code may raise anything
-            return outcomes.of_error(self.claim, unreadable)
-
     def told(self, reason: LedgerstoneError) -> Outcome:
-        """How it came out, if this is why its handler had to stop."""
+        """The outcome, if this is why the handler had to stop."""
         return self._given_up(outcomes.told(self.claim, reason), reason)
+
+    def failed(self, error: BaseException) -> Outcome:
+        """The outcome, if the handler raised this error."""
+        return self._given_up(outcomes.of_error(self.claim, error), error)
 
     def _given_up(self, outcome: Outcome, error: BaseException) -> Outcome:
         """The outcome; dead at once if the handler gives up after such an error."""
@@ -120,5 +107,5 @@ class Attempt:
 
 
 def abandoned_handlers() -> int:
-    """Handlers of this process that run on though they were given up."""
+    """How many handlers of this process run on after they were abandoned."""
     return len(_abandoned)

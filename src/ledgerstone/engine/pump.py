@@ -1,14 +1,15 @@
 """The pump: moves the work of one source.
 
-    source ──claim──▶ executor (threads, tasks, processes) ──outcomes──▶ settle ──▶ source
-       ▲                                                                   │
-       └────────────────── expired claims become due again ◀── rescue ─────┘
+    source ──claim──▶ held ──▶ executor (threads, tasks, processes) ──▶ settlements ──▶ source
+       ▲                                                                                  │
+       └───────────── expired claims become due again ◀── rescue by any worker ───────────┘
 
 Claims and settlements happen in batches, one transaction each. A database with one writer (SQLite)
 settles and claims in one transaction and one thread. Other databases use two connections in two
 threads: one waits for the disk while the other works.
 
-The pump holds each claim until it is settled, and keeps and retries outcomes during an outage.
+The pump decides when to claim and how much, holds each claim until it is settled, and keeps and
+retries outcomes during an outage. `engine/attempt_steps.py` has the steps of one attempt.
 """
 
 from __future__ import annotations
@@ -20,26 +21,23 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ledgerstone.engine import outcomes as outcome_of
-from ledgerstone.engine.atomic import Committed, run_atomic
+from ledgerstone.engine.attempt_steps import AttemptSteps
 from ledgerstone.engine.breaker import Breakers
-from ledgerstone.engine.claim_size import ClaimAhead, PollSchedule
+from ledgerstone.engine.capacity import Capacity
+from ledgerstone.engine.claim_size import PollSchedule
 from ledgerstone.engine.counters import Counters, Tick
 from ledgerstone.engine.executor import Executor
+from ledgerstone.engine.held_claims import HeldClaims
+from ledgerstone.engine.pump_signals import PumpSignals
 from ledgerstone.engine.quarantine import WAIT_SECONDS_MAX, Quarantine, QuarantineQueue
 from ledgerstone.engine.settlements import Settlements
 from ledgerstone.engine.source import (
-    LONG_CALL_SECONDS,
     Ask,
     Batch,
-    Batches,
     Claim,
     NotSettled,
     Outcome,
-    OutcomeKind,
-    Settled,
     Source,
     Work,
     batches_of,
@@ -54,9 +52,9 @@ from ledgerstone.errors import (
     TargetDown,
 )
 from ledgerstone.failpoints import hit
-from ledgerstone.store.wakeup import WakeSignal
 
 if TYPE_CHECKING:
+    from ledgerstone.engine.atomic import Committed
     from ledgerstone.engine.attempt import Attempt
     from ledgerstone.settings import EngineSettings
     from ledgerstone.store.database import Database
@@ -64,9 +62,9 @@ if TYPE_CHECKING:
 
 WAITING_SECONDS_MIN = 0.2
 WAITING_AHEADS_MAX = 4
-"""A claim waits for a place so many times as long as claiming may run ahead, then it goes back."""
+"""A claim waits for a place for so many times `engine.claim_ahead_ms`; then it is returned."""
 STOP_SECONDS = 2.0
-"""What the pump's own threads get to end."""
+"""How long the pump waits for its own threads to end."""
 RESCUE_MAX = 500
 ABANDONED = (
     "claims nothing: {} handlers were told to stop and still run; let them call job.check(), give"
@@ -79,10 +77,10 @@ _log = logging.getLogger("ledgerstone.engine")
 class Pump:
     """Claims, runs and settles the work of one source.
 
-    - `start`, then `stop`: it runs in threads of its own.
+    - `start`, then `stop`: the pump runs in threads of its own.
     - `tick` does one bounded step in the calling thread instead: settle, claim, run, settle.
-    - What cannot be helped by waiting ends it: see `failure`.
-    - An outcome that the database refuses ends nothing: that is its item's failure.
+    - An error that another try cannot help ends the pump: see `failure`.
+    - An outcome that the database refuses is a failure of its item, and ends nothing.
     """
 
     def __init__(
@@ -102,51 +100,56 @@ class Pump:
         self.failure: BaseException | None = None
         self._database = database
         self._settings = settings
-        self._bytes_max = database.settings.body_bytes_max
         self._worker = worker
-        self._prompt = prompt
         self._on_failure = on_failure
-        self._monotonic = database.clock.monotonic
+        self._work = source if isinstance(source, Work) else TransactionalWork(source, database)
+        self._batches = batches = batches_of(source)
+        places = batches.places if batches else self._work.places or settings.concurrency
+        self._held = HeldClaims()
+        self._unanswered = UnansweredClaims(source, database, worker)
+        self._schedule = PollSchedule(settings, prompt)
+        self._signals = PumpSignals(
+            self._schedule,
+            one_writer=self._work.one_writer,
+            places=places,
+            local=self._work.local,
+        )
         self._breakers = Breakers(
             failures=settings.breaker_failures,
             cooldown_seconds=settings.breaker_cooldown_seconds,
-            monotonic=self._monotonic,
+            monotonic=database.clock.monotonic,
         )
-        self._work = source if isinstance(source, Work) else TransactionalWork(source, database)
-        self._batches = batches_of(source)
-        places = self._work.places or settings.concurrency
-        self._executor = Executor(
-            self._batches.places if self._batches is not None else places,
-            handler=self._work.handler,
-            atomic=partial(
-                run_atomic,
-                database=handlers_database or database,
-                source=source,
-                bytes_max=self._bytes_max,
-            ),
-            came_out=self._came_out,
-            done=self._done,
-        )
-        self._held: dict[str, Claim] = {}
-        self._unanswered = UnansweredClaims(source, database, worker)
         self._settlements = Settlements(
             self._work,
+            self._held,
+            quarantine,
+            self.counters,
+            self._signals,
             batch_max=settings.batch_max,
-            settled=self._settled,
-            # Not held any more, so that its lease runs out and it is rescued.
-            let_go=lambda outcome: self._release([outcome]),
         )
-        self._ahead = ClaimAhead(settings, self._executor)
-        self._claim_signal = WakeSignal()
+        self._steps = AttemptSteps(
+            self._work,
+            source,
+            database=handlers_database or database,
+            settlements=self._settlements,
+            breakers=self._breakers,
+            counters=self.counters,
+        )
+        self._executor = Executor(places, self._steps)
+        self._capacity = Capacity(
+            settings,
+            self._work,
+            batches=batches,
+            executor=self._executor,
+            held=self._held,
+            settlements=self._settlements,
+        )
         self._suspects = QuarantineQueue(
             quarantine,
             crashes_max=settings.crashes_max,
-            wake_signal=self._claim_signal,
-            monotonic=self._monotonic,
+            wake_signal=self._signals.claim,
+            monotonic=database.clock.monotonic,
         )
-        # With one writer a single thread does both, and waits for one signal.
-        self._settle_signal = self._claim_signal if self._work.one_writer else WakeSignal()
-        self._pace = PollSchedule(settings, prompt)
         self._stopping = threading.Event()
         self._halted = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -156,8 +159,7 @@ class Pump:
         refused = self.counters.refused
         settled = self._settle_some()
         most = self._batches.call_items_max if self._batches else self._settings.batch_max
-        room = min(limit or most, most)
-        claims = self._claim_some(room)
+        claims = self._claim_some(min(limit or most, most))
         runnable = self._accepted(claims)
         for i, claim in enumerate(runnable):
             if self._suspects.are(claim):
@@ -167,7 +169,7 @@ class Pump:
                 except BaseException:
                     self._return(runnable[i:])
                     raise
-            self._done(claim, self._executor.run_here(claim))
+            self._record(claim, self._steps.run_here(claim))
         settled += self._settle_some()
         return Tick(len(claims), settled, self.counters.refused - refused)
 
@@ -186,8 +188,8 @@ class Pump:
         return rescued
 
     def start(self) -> None:
-        """Begin to move work, in threads of its own."""
-        self._database.wake_signals.subscribe(self.source.channel, self._claim_signal)
+        """Start the threads of the pump."""
+        self._database.wake_signals.subscribe(self.source.channel, self._signals.claim)
         self._work.start()
         loops = [self._turn_both] if self._work.one_writer else [self._claims, self._settles]
         for loop in loops:
@@ -201,46 +203,44 @@ class Pump:
             thread.start()
 
     def stop_claiming(self) -> None:
-        """Claim no more; what has not begun goes back first, its attempt refunded."""
+        """Claim no more; return what has not begun, with its attempt refunded."""
         self._stopping.set()
         self._return(self._unbegun())
         self._work.stop()
-        self._claim_signal.notify()
-        self._settle_signal.notify()
+        self._signals.notify_all()
 
     def finish(self, seconds: float) -> bool:
         """Wait for the running handlers; False if the time was not enough for all."""
         return self._executor.wait_idle(seconds)
 
     def interrupt(self) -> None:
-        """Tell what still runs to stop."""
+        """Tell the running handlers to stop."""
         stopping = Interrupted("the worker is stopping")
-        for claim in list(self._held.values()):
+        for claim in self._held:
             if self._executor.cancel(claim, stopping):
                 self._return([claim])
 
     def await_notice(self) -> None:
-        """Wait for handlers that were told, and give up those that take no notice."""
+        """Wait for handlers that were told to stop, and abandon those that take no notice."""
         if not self._executor.wait_idle(self._settings.notice_seconds):
             self._executor.abandon_all()
 
     def stop(self) -> None:
-        """Settle everything, end the threads."""
+        """Settle every outcome, and end the threads."""
         self.stop_claiming()
         self._halted.set()
-        self._claim_signal.notify()
-        self._settle_signal.notify()
+        self._signals.notify_all()
         for thread in self._threads:
             thread.join(STOP_SECONDS)
         self._return(self._unbegun())
-        self._database.wake_signals.unsubscribe(self.source.channel, self._claim_signal)
+        self._database.wake_signals.unsubscribe(self.source.channel, self._signals.claim)
         why: object = "their items are locked"
         try:
             until = monotonic() + STOP_SECONDS
             self._return(self._accepted(self._unanswered.claims(self.held())))
             while self._settle_some() or self._is_put_off(until):
                 pass
-        except Exception as error:  # noqa: BLE001 - what could not be settled ends it no other way
+        except Exception as error:  # noqa: BLE001 - the pump stops all the same
             why = error
         if left := len(self._held):
             # Their leases will run out and they are rescued.
@@ -248,36 +248,35 @@ class Pump:
         self._executor.stop()
 
     def close(self) -> None:
-        """Let go of what is held outside the database."""
+        """Release what the source holds outside the database."""
         self._work.close()
 
     def _is_put_off(self, until: float) -> bool:
-        """Whether something is locked that may be free soon; waits a moment for it."""
+        """Whether an item is locked that may be free soon; waits a moment for it."""
         if not self._settlements.locked or monotonic() >= until:
             return False
-        self._settle_signal.wait(self._settlements.seconds())
+        self._signals.settle.wait(self._settlements.seconds())
         return True
 
     def held(self) -> dict[str, Claim]:
-        """What is claimed and not settled, now."""
-        return dict(self._held)
+        """The claims that are not settled now, by the key of their item."""
+        return self._held.by_key()
 
     def lose(self, claim: Claim) -> None:
-        """The claim is another's: its handler is told, a settlement is refused and recorded."""
-        if self._held.get(claim.key) is not claim:
+        """The lease is lost: tell the handler; a later settlement is refused and on record."""
+        if not self._held.remove(claim):
             return
-        del self._held[claim.key]
         self.counters.lost += 1
         _log.warning("%s: lost the lease of %s", self.source.name, claim.title)
         if self._batches is not None:
-            # The handler goes on with the other items; it learns of this one from its source.
+            # The handler goes on with the other items; its source tells it of this one.
             return
         error = LeaseLost(f"the lease of attempt {claim.attempt} ran out")
         if self._suspects.remove(claim) or self._executor.cancel(claim, error):
-            self._done(claim, outcome_of.told(claim, error))
+            self._record(claim, outcome_of.told(claim, error))
 
     def expire_overdue(self) -> None:
-        """Tell handlers that ran past their limit, and give up those that take no notice."""
+        """Tell handlers that ran past their limit to stop; abandon those that take no notice."""
         self._executor.cancel_overdue()
         self._executor.abandon_late(self._settings.notice_seconds)
         abandoned, most = self._executor.abandoned, self._settings.abandoned_handlers_max
@@ -287,11 +286,11 @@ class Pump:
         if before is None and self.counters.stalled is not None:
             _log.error("%s: %s", self.source.name, self.counters.stalled)
         elif before is not None and self.counters.stalled is None:
-            self._claim_signal.notify()
+            self._signals.claim.notify()
 
     @property
     def attempts(self) -> list[Attempt]:
-        """What runs now, abandoned handlers included."""
+        """The running attempts, abandoned handlers included."""
         return self._executor.attempts
 
     @property
@@ -301,21 +300,21 @@ class Pump:
 
     @property
     def abandoned(self) -> int:
-        """Handlers that run on though they were given up."""
+        """How many abandoned handlers still run."""
         return self._executor.abandoned
 
     def return_late(self) -> None:
-        """What has waited here too long goes back, its attempt refunded: for one with a place."""
+        """Return claims that waited too long for a place, so that another worker may run them."""
         seconds = WAITING_AHEADS_MAX * self._settings.claim_ahead_ms / 1000
         late = Interrupted(f"no place was free for it within {seconds:g} s")
         waited = (
             [] if self._work.local else self._executor.drop_late(max(seconds, WAITING_SECONDS_MIN))
         )
         for claim in waited:
-            self._done(claim, outcome_of.returned(claim, late))
-        late = Interrupted("others with which workers died took too long before it")
+            self._record(claim, outcome_of.returned(claim, late))
+        late = Interrupted("other crash suspects were queued ahead of it for too long")
         for claim in self._suspects.drop_late():
-            self._done(claim, outcome_of.returned(claim, late))
+            self._record(claim, outcome_of.returned(claim, late))
 
     @property
     def running(self) -> int:
@@ -335,12 +334,12 @@ class Pump:
 
     def _turn_both(self) -> None:
         while not self._halted.is_set():
-            self._claim_signal.wait(self._wait_seconds())
+            self._signals.claim.wait(self._wait_seconds())
             if self._suspects:
                 self._begin_suspect()
             room = self._room()
             if room <= 0:
-                self._pace.no_room()
+                self._schedule.no_room()
                 self._linger()
             finished = self._settlements.take()
             if not finished and room <= 0:
@@ -351,32 +350,32 @@ class Pump:
                 self._trouble(error)
                 continue
             if claims is not None:
-                self._pace.found(len(claims), room)
+                self._schedule.found(len(claims), room)
                 self._dispatch(claims)
             del claims, finished
 
     def _claims(self) -> None:
         while not self._halted.is_set():
-            self._claim_signal.wait(self._wait_seconds())
+            self._signals.claim.wait(self._wait_seconds())
             if self._suspects:
                 self._begin_suspect()
             room = self._room()
             if room <= 0:
-                self._pace.no_room()
+                self._schedule.no_room()
                 continue
             try:
                 claims = self._claim_some(room)
             except LedgerstoneError as error:
                 self._trouble(error)
                 continue
-            self._pace.found(len(claims), room)
+            self._schedule.found(len(claims), room)
             self._dispatch(claims)
-            # What a claim holds is not kept while this waits for the next.
+            # Keep no reference to the claims while waiting for the next ones.
             del claims
 
     def _settles(self) -> None:
         while not self._halted.is_set():
-            self._settle_signal.wait(
+            self._signals.settle.wait(
                 min(self._settings.poll_seconds_max, self._settlements.seconds())
             )
             self._linger()
@@ -400,7 +399,7 @@ class Pump:
 
     def _wait_seconds(self) -> float:
         """How long to wait for a wake-up."""
-        seconds = self._pace.seconds(self._room)
+        seconds = self._schedule.seconds(self._room)
         return min(seconds, self._work.due_seconds()) if self._room() > 0 else seconds
 
     def _dispatch(self, claims: Sequence[Claim]) -> None:
@@ -409,21 +408,21 @@ class Pump:
             return
         hit("pump.claimed")
         runnable = self._suspects.kept_back(self._accepted(claims))
-        surplus = Interrupted("too many others with which workers died are before it")
+        surplus = Interrupted("too many other crash suspects are queued ahead of it")
         for claim in self._suspects.drop_beyond(self._settings.batch_max):
-            self._done(claim, outcome_of.returned(claim, surplus, delay_seconds=WAIT_SECONDS_MAX))
+            self._record(claim, outcome_of.returned(claim, surplus, delay_seconds=WAIT_SECONDS_MAX))
         self._start(runnable)
 
     def _begin_suspect(self) -> None:
-        """The next one that workers died with, unless another one is at work here."""
+        """Begin the next crash suspect, unless another one runs here."""
         try:
             claim = self._suspects.admitted()
         except LedgerstoneError as error:
             self._trouble(error)
             return
-        if claim is not None and self._held.get(claim.key) is not claim:
+        if claim is not None and not self._held.has(claim):
             # It was lost meanwhile, when it neither waited nor ran.
-            self._done(claim, outcome_of.told(claim, LeaseLost("the lease ran out")))
+            self._record(claim, outcome_of.told(claim, LeaseLost("the lease ran out")))
         else:
             self._start([claim] if claim is not None else [], first=True)
 
@@ -433,7 +432,7 @@ class Pump:
         elif claims:
             self._executor.start(claims, first=first)
             if self._stopping.is_set():
-                # That began after the look: nobody has dropped these.
+                # Stopping began after the first check: nothing else drops these.
                 self._return(self._unbegun())
 
     def _unbegun(self) -> list[Claim]:
@@ -442,14 +441,14 @@ class Pump:
     def _return(self, unbegun: Sequence[Claim]) -> None:
         stopping = Interrupted("the worker is stopping")
         for claim in unbegun:
-            self._done(claim, outcome_of.returned(claim, stopping))
+            self._record(claim, outcome_of.returned(claim, stopping))
 
     def _accepted(self, claims: Sequence[Claim]) -> Sequence[Claim]:
-        """Hold the claims; those for a target that is down go straight back."""
+        """Hold the claims; return those whose target is down, and answer the others."""
         self.counters.claimed += len(claims)
-        self._held.update({claim.key: claim for claim in claims})
+        self._held.add(claims)
         if self._batches is not None and claims:
-            claims = [Batch.of(claims, report=lambda outcome: self._done(outcome.claim, outcome))]
+            claims = [Batch.of(claims, report=lambda outcome: self._record(outcome.claim, outcome))]
         if not self._breakers:
             return claims
         runnable = []
@@ -459,142 +458,34 @@ class Pump:
             else:
                 wait = self._breakers.wait_seconds(claim.target)
                 down = TargetDown(claim.target)
-                # Nothing was sent: that says nothing of the target, and decides no probe.
-                self._add_outcome(outcome_of.returned(claim, down, delay_seconds=wait))
+                # Nothing was sent: this says nothing about the target, and decides no probe.
+                held_back = outcome_of.returned(claim, down, delay_seconds=wait)
+                self._settlements.add(held_back, len(self._executor.waiting))
         return runnable
 
     def _settle_some(self) -> int:
         return self._settlements.settle(self._settlements.take())
 
-    def _settled(self, finished: Sequence[Outcome], refused: Sequence[Outcome]) -> None:
-        hit("pump.settled")
-        self._release(finished)
-        self._count(finished, 1)
-        self._count(refused, -1)
-        if self._pace.more:
-            # Claiming may have stopped because too much was unsettled.
-            self._claim_signal.notify()
-        self.counters.refused += len(refused)
-        self.counters.trouble = None
-        for outcome in refused:
-            _log.warning(
-                "%s: refused the late settlement of %s: the claim was lost",
-                self.source.name,
-                outcome.claim.title,
-            )
-
-    def _release(self, settled: Sequence[Outcome]) -> None:
-        held = self._held
-        for outcome in settled:
-            claim = outcome.claim
-            # It may have been returned and claimed anew meanwhile: that is another claim.
-            if held.get(claim.key) is claim:
-                del held[claim.key]
-            if claim.crashes:
-                self._suspects.quarantine.leave(claim)
-
-    def _count(self, settled: Sequence[Outcome], by: int) -> None:
-        verdicts = [outcome.verdict for outcome in settled]
-        done = verdicts.count(OutcomeKind.DONE)
-        returned = verdicts.count(OutcomeKind.RETURNED) + verdicts.count(OutcomeKind.SNOOZED)
-        self.counters.done += by * done
-        self.counters.returned += by * returned
-        self.counters.failed += by * (len(verdicts) - done - returned)
-
-    def _done(self, claim: Claim, outcome: Outcome | None) -> None:
-        """A handler ended. None: an atomic one that is settled already."""
-        hit("pump.ran")
-        if outcome is None:
-            if self._breakers:
-                self._breakers.succeeded(claim.target or self.source.name)
-            if self._pace.more and (not self._work.local or self._room() > 0):
-                self._claim_signal.notify()
-            return
-        if claim.target is not None or outcome.verdict is OutcomeKind.RETURNED or self._breakers:
-            outcome = self._told_breaker(claim, outcome)
-        if self.counters.trouble is not None:
-            outcome = outcome_of.spared(outcome)
-        self._add_outcome(outcome)
-
-    def _add_outcome(self, outcome: Outcome) -> None:
-        if isinstance(outcome.claim, Batch):
-            for each in outcome.claim.rest(outcome):
-                self._add_outcome(each)
-            return
-        count = self._settlements.add(outcome)
-        if count == 1 or count >= self._settings.batch_max or not self._executor.waiting:
-            self._settle_signal.notify()
-            if self._pace.more:
-                self._claim_signal.notify()
-
-    def _came_out(self, claim: Claim, value: Any) -> Outcome | None:
-        if isinstance(value, Settled):
-            value = Committed(Outcome(claim, OutcomeKind.DONE))
-        if isinstance(value, Committed):
-            self._release([value.outcome])
-            self._count([value.outcome], 1)
-            return None
-        if isinstance(value, outcome_of.ResultNotStorable):
-            return value.outcome
-        if isinstance(value, Outcome) and value.claim is claim:
-            return value
-        return outcome_of.of_value(claim, value, bytes_max=self._bytes_max)
-
-    def _told_breaker(self, claim: Claim, outcome: Outcome) -> Outcome:
-        target, failure = claim.target or self.source.name, outcome.failure
-        if failure is None or failure.code != TargetDown.code:
-            # What was returned for another reason may never have come to its target.
-            returned = outcome.verdict is OutcomeKind.RETURNED
-            (self._breakers.undecided if returned else self._breakers.succeeded)(target)
-            return outcome
-        wait = self._breakers.failed(target)
-        return msgspec.structs.replace(outcome, delay_seconds=max(wait, outcome.delay_seconds or 0))
+    def _record(self, claim: Claim, outcome: Outcome | Committed) -> None:
+        self._steps.record(claim, outcome, len(self._executor.waiting))
 
     def _room(self) -> int:
-        """How many to claim now: what can run, and as far ahead as handlers are quick."""
+        """How many items to claim now; 0 or less if none."""
         if self._stopping.is_set() or self.counters.stalled is not None:
             return 0
-        if self._batches is not None:
-            return self._room_in_batches(self._batches)
-        if self._work.local:
-            waiting = len(self._executor.waiting)
-            # While every place has a next one there is no hurry: few large claims cost less.
-            return self._settings.batch_max if waiting <= self._executor.places else 0
-        # In this order: what ends in between is counted twice, not overlooked.
-        taken = self._executor.running + len(self._executor.waiting)
-        unsettled = len(self._settlements)
-        if unsettled >= self._settings.unsettled_max:
-            return 0
-        places, batch, ahead = self._executor.places, self._settings.batch_max, self._ahead.claims()
-        # Two batches, so that the next is claimed while handlers are at work on this one; but never
-        # so many that their outcomes would not fit.
-        capacity = places + min(ahead, 2 * batch, batch + self._settings.unsettled_max - unsettled)
-        room = min(capacity - taken, batch)
-        if self._executor.waiting and room * 2 < min(ahead, batch):
-            # Every place is taken, so there is no hurry: few large claims cost less.
-            return 0
-        return room
-
-    def _room_in_batches(self, batches: Batches) -> int:
-        """The same where a call of a handler takes many: what counts are items."""
-        calls = self._executor.running + len(self._executor.waiting)
-        if calls >= batches.calls_max:
-            long = min(self._executor.longer_than(LONG_CALL_SECONDS), batches.long_calls_max)
-            if calls - long >= batches.calls_max:
-                return 0
-        return min(batches.items_max - len(self._held), batches.call_items_max)
+        return self._capacity.free()
 
     def _linger(self) -> None:
-        """Give other outcomes a moment to come along, if any are on their way."""
+        """Wait a moment for other outcomes, if handlers are about to end."""
         some = 0 < self._settlements.waiting < self._settings.batch_max
         if some and self._executor.waiting and not self._halted.is_set():
-            self._settle_signal.wait(self._settings.flush_ms / 1000)
+            self._signals.settle.wait(self._settings.flush_ms / 1000)
 
     def _trouble(self, error: LedgerstoneError) -> None:
-        """Wait a little if waiting can help, otherwise give up."""
+        """Wait before the next try, if another try can help; raise the error otherwise."""
         if not error.retryable:
             raise error
         if self.counters.trouble is None and not isinstance(error, StoreUnavailable):
             _log.warning("%s: %s: %s", self.source.name, error.code, error)
         self.counters.trouble = f"{error.code}: {error.message}"
-        self._halted.wait(self._pace.trouble())
+        self._halted.wait(self._schedule.trouble())

@@ -1,54 +1,65 @@
 """Outcomes on their way into the database, in batches.
 
-    add ──▶ waiting ──take──▶ under way ──committed──▶ settled
+    add ──▶ waiting ──take──▶ under way ──committed──▶ settled: the claim is not held any more
                ▲                  │
                ├── kept ◀─────────┤ the database is out of reach
                └── later ◀────────┘ another transaction has locked the item
 
-No batch waits for one row, and none fails for one outcome: what is locked is put off, and what the
-database refuses is settled by itself.
+No batch waits for one row: a locked item is tried again later. No batch fails because of one
+outcome: what the database refuses is settled by itself.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ledgerstone.engine import outcomes as outcome_of
 from ledgerstone.engine.locked_outcomes import LockedOutcomes
-from ledgerstone.engine.source import NotSettled
+from ledgerstone.engine.source import Batch, NotSettled, OutcomeKind
 from ledgerstone.errors import StoreUnavailable
+from ledgerstone.failpoints import hit
 
 if TYPE_CHECKING:
+    from ledgerstone.engine.counters import Counters
+    from ledgerstone.engine.held_claims import HeldClaims
+    from ledgerstone.engine.pump_signals import PumpSignals
+    from ledgerstone.engine.quarantine import Quarantine
     from ledgerstone.engine.source import Ask, Claim, Outcome, Work
 
 UNWRITTEN_MAX = 5
-"""Outcomes in a row that cannot be written in any words: it is no single item's doing then."""
+"""After so many outcomes in a row that cannot be written at all, the error is not an item's."""
 
 _log = logging.getLogger("ledgerstone.engine")
 
 
 class Settlements:
-    """The outcomes of one pump.
+    """The outcomes of one pump, and what follows when they are settled.
 
-    - `settled` is told what was settled, and which of it was refused.
-    - `let_go` is told of an outcome that cannot be written in any words: its lease runs out.
+    - `add` takes an outcome from any thread; one thread at a time takes and settles batches.
+    - A settled claim is not held any more, has left the quarantine, and is counted.
+    - A claim whose outcome cannot be written at all is not held either: its lease runs out, and the
+      item is rescued.
     """
 
     def __init__(
         self,
         work: Work,
+        held: HeldClaims,
+        quarantine: Quarantine,
+        counters: Counters,
+        signals: PumpSignals,
         *,
         batch_max: int,
-        settled: Callable[[Sequence[Outcome], Sequence[Outcome]], None],
-        let_go: Callable[[Outcome], None],
     ) -> None:
         self._work = work
+        self._held = held
+        self._quarantine = quarantine
+        self._counters = counters
+        self._signals = signals
         self._batch_max = batch_max
-        self._settled = settled
-        self._let_go = let_go
         self._waiting: deque[Outcome] = deque()
         self._locked = LockedOutcomes()
         self._under_way = 0
@@ -65,20 +76,36 @@ class Settlements:
 
     @property
     def locked(self) -> int:
-        """How many wait for another transaction."""
+        """How many wait because another transaction has locked their item."""
         return len(self._locked)
 
-    def add(self, outcome: Outcome) -> int:
-        """One more; how many wait now."""
+    def add(self, outcome: Outcome, waiting: int = 0) -> None:
+        """Queue an outcome; that of a batch counts for each of its items that is still open.
+
+        The settling thread is woken by the first outcome, by a full batch, and if no claim waits
+        for a place (`waiting`): then no other outcome will come along.
+        """
+        if isinstance(outcome.claim, Batch):
+            for each in outcome.claim.rest(outcome):
+                self.add(each, waiting)
+            return
         self._waiting.append(outcome)
-        return len(self._waiting)
+        count = len(self._waiting)
+        if count == 1 or count >= self._batch_max or not waiting:
+            self._signals.settle_now()
+
+    def settled_by_handler(self, outcome: Outcome, waiting: int) -> None:
+        """The transaction of the handler has settled this claim."""
+        self._release([outcome])
+        self._count([outcome], 1)
+        self._signals.place_free(waiting)
 
     def seconds(self) -> float:
-        """How long until one that was locked is tried again."""
+        """How long until an outcome whose item was locked is tried again."""
         return self._locked.seconds()
 
     def take(self) -> list[Outcome]:
-        """A batch of what is to be settled."""
+        """A batch of outcomes that are to be settled."""
         waiting = self._waiting
         waiting.extend(self._locked.due())
         taken = [waiting.popleft() for _ in range(min(len(waiting), self._batch_max))]
@@ -125,7 +152,7 @@ class Settlements:
         return len(finished)
 
     def _settle_alone(self, outcome: Outcome) -> None:
-        """Settle this one; if it cannot be written, it has failed; if not even that, let it go."""
+        """Settle this one; if it cannot be written, settle a failure instead; else drop it."""
         name, key = self._work.name, outcome.claim.key
         try:
             self._settle_as(outcome)
@@ -143,7 +170,7 @@ class Settlements:
             if not outcome_of.may_be_of_one(error) or self._unwritten >= UNWRITTEN_MAX:
                 raise
             _log.warning("%s: nor that %s failed: %s", name, key, error)
-            self._let_go(outcome)
+            self._release([outcome])
             self._under_way -= 1
 
     def _settle_as(self, outcome: Outcome) -> None:
@@ -152,7 +179,7 @@ class Settlements:
         self._note([outcome], left)
 
     def _note(self, finished: Sequence[Outcome], left: NotSettled[Outcome]) -> int:
-        """Tell what was settled, and put off what was locked; how many were settled."""
+        """Put off what was locked, and finish the rest; how many were settled."""
         self._under_way -= len(finished)
         if left.locked:
             self._locked.put_off(left.locked)
@@ -161,6 +188,37 @@ class Settlements:
         if finished:
             self._settled(finished, left.lost)
         return len(finished)
+
+    def _settled(self, finished: Sequence[Outcome], refused: Sequence[Outcome]) -> None:
+        hit("pump.settled")
+        self._release(finished)
+        self._count(finished, 1)
+        self._count(refused, -1)
+        # Claiming may have stopped because too much was unsettled.
+        self._signals.claim_more()
+        self._counters.refused += len(refused)
+        self._counters.trouble = None
+        for outcome in refused:
+            _log.warning(
+                "%s: refused the late settlement of %s: the claim was lost",
+                self._work.name,
+                outcome.claim.title,
+            )
+
+    def _release(self, settled: Sequence[Outcome]) -> None:
+        for outcome in settled:
+            claim = outcome.claim
+            self._held.remove(claim)
+            if claim.crashes:
+                self._quarantine.leave(claim)
+
+    def _count(self, settled: Sequence[Outcome], by: int) -> None:
+        verdicts = [outcome.verdict for outcome in settled]
+        done = verdicts.count(OutcomeKind.DONE)
+        returned = verdicts.count(OutcomeKind.RETURNED) + verdicts.count(OutcomeKind.SNOOZED)
+        self._counters.done += by * done
+        self._counters.returned += by * returned
+        self._counters.failed += by * (len(verdicts) - done - returned)
 
     def _keep(self, finished: Sequence[Outcome], error: BaseException) -> None:
         """They could not be settled: they come first at the next try."""

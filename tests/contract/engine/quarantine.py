@@ -20,7 +20,7 @@ from tests.chores.tables import chore
 from tests.chores.workshop import chores, counts, enqueue, standing
 from tests.harness.workers import Gauge, running, started
 
-LATE = "interrupted: others with which workers died took too long before it"
+LATE = "interrupted: other crash suspects were queued ahead of it for too long"
 
 
 class SuspectContract:
@@ -145,7 +145,7 @@ class SuspectContract:
             until(lambda: self._all_done(ledger, clock))
 
         reasons = [reason for key in suspects for reason in reasons_of(ledger, key)]
-        assert "interrupted: too many others with which workers died are before it" in reasons
+        assert "interrupted: too many other crash suspects are queued ahead of it" in reasons
         assert {standing(ledger, key).attempt for key in suspects} == {1}
 
     def test_a_lost_one_does_not_begin(self, ledger: Ledger, clock: ManualClock) -> None:

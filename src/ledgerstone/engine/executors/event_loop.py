@@ -1,62 +1,66 @@
 """Async handlers: tasks on one event loop in a thread of its own.
 
-A handler that has to stop is canceled where it awaits. Calls of the store that it awaits are not
-broken off: the cancellation arrives when the call has returned (`ledgerstone.engine.async_bridge`).
+A handler that has to stop is canceled at an await. A store call that it awaits is not interrupted:
+the cancellation arrives when the call has returned (`ledgerstone.engine.async_bridge`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from contextvars import copy_context
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
-
-from ledgerstone.engine.attempt import Attempt
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
-    from ledgerstone.engine.source import Claim, Handler
+    from ledgerstone.engine.attempt import Attempt
     from ledgerstone.errors import LedgerstoneError
 
 STOP_SECONDS_MAX = 5.0
 
 
-class LoopRunner:
-    """Starts a task for each claim; the loop is started with the first."""
+class Ended(Protocol):
+    """What is told when a task has ended."""
 
-    def __init__(self, finished: Callable[[Attempt], None]) -> None:
-        self._finished = finished
+    def task_ended(self, attempt: Attempt) -> None: ...
+
+
+class LoopRunner:
+    """Starts a task for each attempt; the loop is started with the first one."""
+
+    def __init__(self, executor: Ended) -> None:
+        self._executor = executor
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._tasks: dict[Attempt, asyncio.Task[None] | None] = {}
-        """What runs; None for one that has not come to its first step."""
+        """The running attempts; None for a task that is not made yet."""
         self.spent: tuple[float, int] = (0.0, 0)
 
     @property
     def attempts(self) -> list[Attempt]:
-        """What runs, abandoned ones included."""
+        """The running attempts, abandoned ones included."""
         return list(self._tasks)
 
-    def start(self, claim: Claim, handler: Handler) -> None:
-        """Run this claim as a task."""
-        attempt = Attempt(claim, handler)
+    def start(self, attempt: Attempt) -> None:
+        """Run this attempt as a task."""
+        attempt.started = perf_counter()
         self._tasks[attempt] = None
         self._running_loop().call_soon_threadsafe(self._begin, attempt)
 
     def cancel(self, attempt: Attempt, reason: LedgerstoneError) -> None:
-        """Cancel the handler where it awaits.
+        """Cancel the handler at its next await.
 
-        The reason counts from now on: also if the handler keeps the loop busy until its end.
+        The reason counts from now on, also if the handler blocks the loop until its end.
         """
         loop = self._loop
         if attempt.cancel(reason) and loop is not None:
             loop.call_soon_threadsafe(self._cancel_task, attempt)
 
     def stop(self) -> None:
-        """Cancel what is left and end the loop."""
+        """Cancel the tasks that are left and end the loop."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = None
@@ -83,15 +87,15 @@ class LoopRunner:
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
-            self._let_go()
+            self._close_tasks()
 
     def _begun_tasks(self) -> list[asyncio.Task[None]]:
         return [task for task in list(self._tasks.values()) if task is not None]
 
-    def _let_go(self) -> None:
+    def _close_tasks(self) -> None:
         """Close the handlers that did not end: no loop will run them again."""
         for task in self._begun_tasks():
-            # As asyncio itself does with what it leaves behind: nobody has to hear of it.
+            # As asyncio does with its own tasks at the end: no warning that the task was destroyed.
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
             with suppress(RuntimeError):
                 cast("Coroutine[Any, Any, None]", task.get_coro()).close()
@@ -104,8 +108,8 @@ class LoopRunner:
 
     def _cancel_task(self, attempt: Attempt) -> None:
         task = self._tasks.get(attempt)
-        # One that has not begun meets the reason at its first step: a task that is canceled before
-        # that ends without a word.
+        # A task that has not begun finds the reason at its first step: a task that is canceled
+        # before that ends without running any code of ours.
         if task is not None and attempt.begun and attempt.cancellation.reason is not None:
             attempt.cancellation.heard = True
             task.cancel()
@@ -122,4 +126,4 @@ class LoopRunner:
         seconds, count = self.spent
         self.spent = (seconds + perf_counter() - started, count + 1)
         if attempt.end():
-            self._finished(attempt)
+            self._executor.task_ended(attempt)

@@ -1,34 +1,33 @@
 """Sync handlers, each in a thread.
 
-A thread takes no orders while a handler runs in it: the handler learns of a timeout, a lost lease
-or a shutdown at its next call (see `ledgerstone.cancellation`). If it makes none, it is abandoned:
-another thread takes its place, and this one ends when its handler does.
+Nothing is raised into a thread while a handler runs in it. The handler learns of a timeout, a lost
+lease or a shutdown at its next call (see `ledgerstone.cancellation`). A handler that makes no such
+call is abandoned: another thread takes its place, and its own thread ends when the handler does.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from queue import SimpleQueue
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ledgerstone.engine.attempt import Attempt
 from ledgerstone.engine.source import ExecutorKind
 
 if TYPE_CHECKING:
-    from ledgerstone.engine.executors.processes import Child
-    from ledgerstone.engine.source import Claim, Handler
+    from ledgerstone.engine.attempt import Attempt
+    from ledgerstone.engine.attempt_steps import AttemptSteps
+    from ledgerstone.engine.executor import Executor
     from ledgerstone.errors import LedgerstoneError
 
 
-class _Worker:
-    """One thread, what it runs, and its child process if a handler needed one."""
+class _HandlerThread:
+    """One thread, the attempt that it runs, and its child process if a handler needed one."""
 
     __slots__ = ("attempt", "child", "count", "lock", "spent")
 
     def __init__(self) -> None:
-        # What runs processes takes its time to import, and most commands run no handler.
+        # Not at the top: multiprocessing is slow to import, and most commands run no handler.
         from ledgerstone.engine.executors.processes import Child
 
         self.attempt: Attempt | None = None
@@ -39,112 +38,102 @@ class _Worker:
 
 
 class ThreadRunner:
-    """Threads that are made when needed and kept for the next claim."""
+    """Threads that are made when needed and kept for the next attempt."""
 
-    def __init__(
-        self,
-        run: Callable[[Claim, Handler, Child], Any],
-        begun: Callable[[], None],
-        following: Callable[[Attempt], tuple[Claim, Handler] | None],
-    ) -> None:
-        self._run = run
-        self._begun = begun
-        self._following = following
-        self._inbox: SimpleQueue[tuple[Claim, Handler] | None] = SimpleQueue()
+    def __init__(self, executor: Executor, steps: AttemptSteps) -> None:
+        self._executor = executor
+        self._steps = steps
+        self._inbox: SimpleQueue[Attempt | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
-        self._workers: set[_Worker] = set()
+        self._threads: set[_HandlerThread] = set()
         self._past = (0.0, 0)
 
     @property
     def spent(self) -> tuple[float, int]:
-        """Seconds in handlers, handlers ended."""
+        """Seconds spent in handlers, and how many handlers ended."""
         with self._lock:
             seconds, count = self._past
-            for worker in self._workers:
-                seconds += worker.spent
-                count += worker.count
+            for thread in self._threads:
+                seconds += thread.spent
+                count += thread.count
             return seconds, count
 
     @property
     def attempts(self) -> list[Attempt]:
-        """What runs, abandoned ones included."""
+        """The running attempts, abandoned ones included."""
         with self._lock:
-            workers = list(self._workers)
-        return [attempt for worker in workers if (attempt := worker.attempt) is not None]
+            threads = list(self._threads)
+        return [attempt for thread in threads if (attempt := thread.attempt) is not None]
 
-    def start(self, claim: Claim, handler: Handler) -> None:
-        """Run this claim in a free thread, or in a new one."""
+    def start(self, attempt: Attempt) -> None:
+        """Run this attempt in an idle thread, or in a new one."""
         with self._lock:
             spawn = self._idle == 0
             if not spawn:
                 self._idle -= 1
-        self._inbox.put((claim, handler))
+        self._inbox.put(attempt)
         if spawn:
-            worker = _Worker()
-            thread = threading.Thread(
-                target=self._work, args=(worker,), name="ledgerstone-handler", daemon=True
-            )
+            thread = _HandlerThread()
             with self._lock:
-                self._workers.add(worker)
-            thread.start()
+                self._threads.add(thread)
+            threading.Thread(
+                target=self._work, args=(thread,), name="ledgerstone-handler", daemon=True
+            ).start()
 
     def cancel(self, attempt: Attempt, reason: LedgerstoneError) -> None:
-        """Tell the handler to stop; one in a process is killed."""
+        """Tell the handler to stop; the process of a handler that runs in one is killed."""
         attempt.cancel(reason)
         if attempt.handler.where is not ExecutorKind.PROCESS:
             return
         with self._lock:
-            workers = list(self._workers)
-        for worker in workers:
-            with worker.lock:
-                # Else its child may be at work on the next claim.
-                if worker.attempt is attempt:
-                    worker.child.kill()
+            threads = list(self._threads)
+        for thread in threads:
+            with thread.lock:
+                # Otherwise its child may run the next attempt already.
+                if thread.attempt is attempt:
+                    thread.child.kill()
 
     def stop(self) -> None:
-        """Idle threads end now, busy ones when their handler does."""
+        """Idle threads end now, others when their handler does."""
         with self._lock:
-            for _ in range(len(self._workers)):
+            for _ in range(len(self._threads)):
                 self._inbox.put(None)
 
-    def _work(self, worker: _Worker) -> None:
+    def _work(self, thread: _HandlerThread) -> None:
         try:
-            while (task := self._inbox.get()) is not None:
-                self._begun()
-                if not self._run_from(worker, task):
+            while (attempt := self._inbox.get()) is not None:
+                self._executor.begun()
+                if not self._run_from(thread, attempt):
                     return
-                # An idle thread holds nothing of what it did.
-                del task
+                # An idle thread keeps no reference to its last attempt.
+                del attempt
                 with self._lock:
                     self._idle += 1
         finally:
-            worker.child.stop()
+            thread.child.stop()
             with self._lock:
-                self._workers.discard(worker)
-                self._past = (self._past[0] + worker.spent, self._past[1] + worker.count)
+                self._threads.discard(thread)
+                self._past = (self._past[0] + thread.spent, self._past[1] + thread.count)
 
-    def _run_from(self, worker: _Worker, task: tuple[Claim, Handler]) -> bool:
-        """Run this claim and those that follow; False if another thread has the place."""
-        following: tuple[Claim, Handler] | None = task
-        while following is not None:
-            attempt = self._attempt(worker, *following)
+    def _run_from(self, thread: _HandlerThread, first: Attempt) -> bool:
+        """Run this attempt and those that follow it; False if it was abandoned meanwhile."""
+        attempt: Attempt | None = first
+        while attempt is not None:
+            self._run(thread, attempt)
             if not attempt.end():
-                # Abandoned: another thread has its place.
+                # Another thread has the place.
                 return False
-            following = self._following(attempt)
+            attempt = self._executor.ended(attempt)
         return True
 
-    def _attempt(self, worker: _Worker, claim: Claim, handler: Handler) -> Attempt:
-        worker.attempt = attempt = Attempt(claim, handler)
+    def _run(self, thread: _HandlerThread, attempt: Attempt) -> None:
+        attempt.started = perf_counter()
+        thread.attempt = attempt
         token = attempt.cancellation.begin()
-        try:
-            attempt.value = self._run(claim, handler, worker.child)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the item's outcome
-            attempt.error = error
+        self._steps.run(attempt, thread.child)
         attempt.cancellation.leave(token)
-        with worker.lock:
-            worker.attempt = None
-        worker.spent += perf_counter() - attempt.started
-        worker.count += 1
-        return attempt
+        with thread.lock:
+            thread.attempt = None
+        thread.spent += perf_counter() - attempt.started
+        thread.count += 1
