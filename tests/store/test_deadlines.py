@@ -203,3 +203,22 @@ def test_a_worker_that_is_told_to_stop(url: str, proxy: Proxy) -> None:
         code = worker.wait()
 
     assert code == 0, worker.complaints
+
+
+def test_a_last_call_that_nobody_answers(url: str, proxy: Proxy) -> None:
+    """A worker that stops ends also if the network falls silent before its last call."""
+    engine = {"grace_seconds": 0}
+    settings = Settings.load(url=url, environ={}, engine=engine)
+    with Ledger(url, settings=settings) as ledger:
+        ledger.kinds.add("a.job", lambda: None)
+        worker = ledger.worker()
+        worker.tick()
+
+        # Its connections are open and at rest; a call on one of them gets no answer.
+        proxy.silence()
+        stopping = threading.Thread(target=worker.stop, daemon=True)
+        stopping.start()
+        stopping.join(WAIT_SECONDS_MAX)
+
+        assert not stopping.is_alive()
+        proxy.speak()
