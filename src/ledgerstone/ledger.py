@@ -291,19 +291,28 @@ class Ledger:
         limit: Limit | None = None,
         process: bool = False,
     ) -> Callable[[F], F]:
-        """Make a function, sync or async, a job of this name.
+        """Declare a type of job: the decorated function, sync or async, runs the jobs of this name.
 
-        - Its arguments are checked against its annotations when a job is enqueued and when it runs.
-        - A first parameter that is called `job` is given the job itself: a `Job`, or an `AsyncJob`
-          if the function is async.
-        - `backoff` is a Backoff, or the name of its policy: "none", "fixed", "exp".
-        - `retry_on`: only after these types of exceptions is the job tried again; after any other
-          it is a dead letter at once. Errors of Ledgerstone that may pass are always retried.
-        - `give_up_on`: after these types of exceptions the job is a dead letter at once; it decides
-          where both apply.
-        - `timeout` is a timedelta, or seconds as `timeout_seconds`; one of the two is given.
-        - `process` runs it in a process of its own, where a crash takes nothing else along.
-        - What could never run, or never be given its arguments, is BadInput here.
+        The arguments of a job are checked against the annotations of the function when the job is
+        enqueued and when it runs. A first parameter with the name `job` gets the job itself: a
+        `Job`, or an `AsyncJob` for an async function. A function that no worker could run raises
+        BadInput here.
+
+        - `name`: the type, kept in each job.
+        - `queue`: the queue of its jobs; workers and limits are per queue.
+        - `max_attempts`: how many attempts begin before the job becomes a dead letter.
+        - `priority`: a higher one is claimed first.
+        - `backoff`: the pause before the next attempt: a Backoff, or a policy: "none", "fixed",
+          "exp".
+        - `timeout`: a timedelta, or `timeout_seconds` in its place. An attempt that runs longer is
+          told to stop and has failed.
+        - `retry_on`: retry only after exceptions of these types; after others the job is a dead
+          letter at once. Temporary errors of Ledgerstone are always retried.
+        - `give_up_on`: after exceptions of these types the job is a dead letter at once; it wins
+          over `retry_on`.
+        - `limit`: how many jobs with the same limit key run at once.
+        - `process`: run each job in a child process, which a timeout kills, and whose crash harms
+          no other job.
         """
         given: object = name
         if not isinstance(given, str):
@@ -347,10 +356,13 @@ class Ledger:
         queue: str | None = None,
         priority: int | None = None,
     ) -> None:
-        """Declare that a job comes at the moments of a cron expression.
+        """Declare that a job is enqueued at the moments of a cron expression.
 
-        - Each worker that is made puts it into the database; the same content changes nothing.
-        - One that is declared no longer stays there: `ledgerstone schedules remove NAME`.
+        - The parameters are those of `tx.schedules.put`.
+        - Each worker of this ledger puts the schedule when it is made; the same content changes
+          nothing.
+        - A schedule that is no longer declared stays in the database until
+          `ledgerstone schedules remove NAME`.
         """
         self.rooms.state(JOBS).declared.add(
             NewSchedule(

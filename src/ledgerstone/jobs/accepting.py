@@ -1,4 +1,4 @@
-"""Accepting jobs: checked, written with their first event, or recognised by their key."""
+"""Adding jobs: each is checked, and written with its first event or found by its key."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 NO_ORG = "00000000-0000-0000-0000-000000000000"
-"""The organisation of those who have only one."""
+"""The organisation of jobs that were given none."""
 _NOTHING = "{}"
 DELAY_SECONDS_MAX = 10 * 366 * 86_400
 ORGS_SEEN_MAX = 1024
 SHAPES_MAX = 1024
-"""Shapes that are remembered: the same few come again and again."""
+"""How many shapes are cached: most programs enqueue jobs of a few shapes."""
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job to be accepted; what is left out comes from its kind."""
+    """A job to be added by `enqueue_many`; the fields are the parameters of `Jobs.enqueue`."""
 
     type: str | Callable[..., Any]
     payload: Mapping[str, Any] = {}
@@ -72,17 +72,17 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accepted(Enum):
-    """What became of a job that was to be accepted."""
+    """What `enqueue` has done with a job."""
 
     CREATED = "created"
     EXISTING = "existing"
-    """The same key with the same content: it is the job there was."""
+    """The same key with the same content: the answer names the existing job."""
     CONFLICT = "conflict"
-    """The same key with other content: nothing was accepted."""
+    """The same key with other content: nothing was added."""
 
 
 class Enqueued(msgspec.Struct, frozen=True):
-    """The id of a job, and what became of the call; of a conflict, the job that has the key."""
+    """The answer for one job: its id, or that of the job that has its key."""
 
     id: str
     accepted: Accepted
@@ -93,7 +93,7 @@ class Enqueued(msgspec.Struct, frozen=True):
 
 
 class _Shape(msgspec.Struct, frozen=True):
-    """What of a job its key and arguments do not decide: many of one call have it in common."""
+    """The columns of a job that its key and arguments do not decide, shared by many jobs."""
 
     name: str
     kind: Kind | None
@@ -103,7 +103,7 @@ class _Shape(msgspec.Struct, frozen=True):
 
 
 class _Checked(msgspec.Struct, frozen=True):
-    """A job as it will be written."""
+    """A job that is checked and ready to be written."""
 
     shape: _Shape
     key: str | None
@@ -119,11 +119,11 @@ _FIELDS: tuple[tuple[str, Any, str], ...] = (
     ("delay_seconds", int | float, "a number of seconds"),
 )
 BY_HAND = ""
-"""The hash of a key whose job was not accepted here, but added to the table by somebody."""
+"""The hash of a key whose job another program has inserted into the table."""
 
 
 def _added(row: Incoming) -> ColumnElement[str]:
-    """The job that has this key though nobody has taken it."""
+    """The job with this key that another program has inserted."""
     mine = (job.c.org_id == row.org_id, job.c.idempotency_key == row.idempotency_key)
     return select(job.c.id).where(*mine).scalar_subquery()
 

@@ -1,4 +1,4 @@
-"""What a caller can ask of jobs, inside a transaction."""
+"""The calls on jobs inside one transaction: `tx.jobs`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 ENQUEUE_MAX = 100_000
-"""Jobs that one call accepts: all of them, and the answers, are in memory at once."""
+"""How many jobs one call accepts: the jobs and their answers are in memory at once."""
 
 
 class Jobs:
-    """Jobs, inside one transaction."""
+    """The jobs of a ledger, inside one transaction: everything commits or rolls back with it."""
 
     def __init__(self, tx: Transaction, kinds: Kinds) -> None:
         self._tx = tx
@@ -51,7 +51,23 @@ class Jobs:
         correlation_id: str | None = None,
         trace_context: str | None = None,
     ) -> Enqueued:
-        """Accept one. Same key, same content: the one there is; other content: KeyConflict."""
+        """Add a job; it becomes due when the transaction commits.
+
+        The same key with the same content answers the job that exists; with other content it
+        raises KeyConflict.
+
+        - `job`: the name of a type, or the function that `@ledger.job` has made a job.
+        - `payload`: the arguments of the function, by name. They must be storable as JSON, and are
+          checked here if the type is known.
+        - `key`: the idempotency key, unique within `org`. It outlives the job.
+        - `org`: the organisation (a UUID) that the job belongs to.
+        - `queue`, `priority`, `max_attempts`: in place of those of the type. A higher priority is
+          claimed first.
+        - `run_at`: the moment (with a time zone) from which the job is due.
+        - `delay_seconds`: how long from now until the job is due, in place of `run_at`.
+        - `requested_by`: who asked for it; `correlation_id` and `trace_context`: ids of other
+          systems. All three are kept with the job and shown.
+        """
         new = NewJob(
             type=job,
             payload=payload if payload is not None else {},
@@ -73,15 +89,17 @@ class Jobs:
         return enqueued
 
     def enqueue_many(self, jobs: Iterable[NewJob]) -> list[Enqueued]:
-        """Accept at most `ENQUEUE_MAX`, with an answer for each: created, existing or conflict.
+        """Add many jobs; one answer for each, in their order: created, existing or conflict.
 
-        More are refused before anything is written: give them in several calls, which may be in one
-        transaction.
+        - `jobs`: at most ENQUEUE_MAX; also a generator. More raise BadInput before anything is
+          written: use several calls, in one transaction if need be.
+        - A conflict adds nothing for its job and raises nothing. A malformed job raises BadInput
+          for the whole call.
         """
         return accepting.accept(self._tx, self._kinds, listed(jobs))
 
     def get(self, job_id: str) -> JobRow:
-        """The job as it stands."""
+        """The job with this id (a UUID as text); raises NotFound."""
         return reading.get(self._tx, reading.id_of(job_id))
 
     def find(
@@ -96,7 +114,12 @@ class Jobs:
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[JobRow]:
-        """Jobs that meet the filters, newest first."""
+        """One page of the jobs that match every given filter, newest first.
+
+        - `org`, `status`, `type`, `queue`, `key`, `correlation_id`: equal to the columns of the
+          job.
+        - `limit`: rows of a page; `cursor`: `next` of the page before, with the same filters.
+        """
         return reading.find(
             self._tx,
             limit=limit,
@@ -110,23 +133,31 @@ class Jobs:
         )
 
     def counts(self) -> dict[str, dict[Status, int]]:
-        """How many stand where, by queue."""
+        """How many jobs each queue has in each state."""
         return reading.counts(self._tx)
 
     def events(self, job_id: str, *, limit: int = 100, cursor: str | None = None) -> Page[JobEvent]:
-        """What happened to a job, oldest first."""
+        """One page of the history of a job, oldest event first; `cursor` as in `find`."""
         return history.events(self._tx, reading.id_of(job_id), limit=limit, cursor=cursor)
 
     def explain(self, job_id: str) -> Explanation:
-        """Why a job is not running."""
+        """The reasons why a job is not running, and what would help."""
         return explaining.explain(self._tx, reading.id_of(job_id))
 
     def cancel(self, job_id: str, *, by: str | None = None, reason: str | None = None) -> Status:
-        """Cancel a queued job; ask a running one to stop."""
+        """Cancel a queued job, or ask a running one to stop; the state of the job afterwards.
+
+        - `by` and `reason` are kept in the history.
+        - A running job goes on until its handler asks `job.canceled` and returns `Cancel()`.
+        - Raises NotAllowedNow if the job has ended otherwise.
+        """
         return operating.cancel(self._tx, reading.id_of(job_id), by=by, reason=reason)
 
     def retry(self, job_id: str, *, by: str | None = None) -> None:
-        """Queue a dead letter again, with all its attempts."""
+        """Queue a dead letter again, with all its attempts; raises NotAllowedNow for other states.
+
+        `by` is kept in the history.
+        """
         operating.retry(self._tx, reading.id_of(job_id), by=by)
 
     def retry_all(
@@ -140,7 +171,13 @@ class Jobs:
         dry_run: bool = False,
         by: str | None = None,
     ) -> Retried:
-        """Queue dead letters again, the oldest first, at most so many."""
+        """Queue dead letters again, the oldest first.
+
+        - `org`, `type`, `queue`, `error_code`: only dead letters with these values.
+        - `limit`: at most so many, and at most RETRY_MAX; call again for the rest.
+        - `dry_run`: answer the ids and change nothing.
+        - `by` is kept in the history of each job.
+        """
         return operating.retry_all(
             self._tx,
             org=accepting.org_of(org) if org is not None else None,
@@ -153,20 +190,23 @@ class Jobs:
         )
 
     def pause(self, queue: str, *, by: str | None = None) -> None:
-        """No job of this queue begins any more; those that run go on."""
+        """Start no more jobs of this queue; running jobs go on. `by` is shown with the queue."""
         operating.pause(self._tx, queue, by=by)
 
     def resume(self, queue: str) -> None:
-        """Jobs of this queue begin again."""
+        """Start jobs of this queue again."""
         operating.resume(self._tx, queue)
 
     def limit(self, queue: str, concurrency_max: int | None) -> None:
-        """At most so many of this queue run at once, on all workers together; None: any."""
+        """Run at most `concurrency_max` jobs of this queue at once, on all workers together.
+
+        None removes the limit.
+        """
         operating.limit(self._tx, queue, concurrency_max)
 
 
 def listed(jobs: Iterable[NewJob]) -> Sequence[NewJob]:
-    """What one call gives, also by a generator, which is read no further than the most."""
+    """The jobs of one call as a list; a generator is read up to one job beyond ENQUEUE_MAX."""
     if isinstance(jobs, NewJob):
         message = "enqueue_many takes a list of jobs, not one"
         raise BadInput(message, hint="give it as [job]")

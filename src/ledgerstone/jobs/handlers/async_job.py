@@ -1,4 +1,4 @@
-"""A job from inside an async handler: as in `running`, but awaited, and the loop goes on."""
+"""A job from inside an async handler: the calls of `Job`, awaited, without blocking the loop."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 THREAD = "ledgerstone-async-job"
-"""What the thread of a job is called."""
+"""The name of a job's thread."""
 UNAWAITED_MAX = 10_000
 """Calls of one job that wait to be awaited."""
 
 
 class AsyncJob:
-    """The job that an async handler runs.
+    """The job that an async handler runs; its fields are those of `Job`.
 
-    - Each call is awaited; what it asks of the database is done in a thread of the job's own, one
-      after the other.
-    - A handler that has to stop (its time is up, its lease lost, its worker stops) is canceled as
-      asyncio cancels: CancelledError where it awaits. A call that waits for the database is not
-      broken off: the cancellation comes when it has returned.
+    - Await each call. Its statements run in a thread of this job, one call after the other.
+    - A handler that has to stop (timeout, lost lease, stopping worker) is canceled by asyncio:
+      CancelledError at an await. A call that waits for the database is not interrupted: the
+      cancellation arrives when it has returned.
     - A call that was never awaited fails the attempt.
     """
 
@@ -52,16 +51,16 @@ class AsyncJob:
         self._unawaited: dict[object, tuple[str, Coroutine[Any, Any, Any]]] = {}
 
     def check(self) -> None:
-        """Raise if the handler has to stop; for code between two awaits that computes for long."""
+        """Raise if the handler has to stop; for code that computes for long between two awaits."""
         self._job.check()
 
     @property
     def canceled(self) -> Awaitable[bool]:
-        """Whether somebody asked to cancel it, `if await job.canceled`: then return `Cancel()`."""
+        """Whether a cancel was requested: `if await job.canceled`, then return `Cancel()`."""
         return _AwaitableFlag(lambda: self._bridge.run(lambda: self._job.canceled))
 
     def progress(self, fraction: float, stage: str | None = None) -> Coroutine[Any, Any, None]:
-        """Tell how far it is, 0 to 1, and at which stage."""
+        """Commit the progress, from 0 to 1, and the current stage (None leaves it as it is)."""
         tell = partial(self._job.progress, fraction, stage)
         return self._asked("progress", lambda: self._bridge.run(tell))
 
@@ -82,29 +81,32 @@ class AsyncJob:
     def step(
         self, name: str, call: Callable[..., Any], *arguments: Any, **named: Any
     ) -> Coroutine[Any, Any, Any]:
-        """What the step answered when it finished, in this attempt or an earlier one.
+        """Call a function once over all attempts of the job; its answer, or the kept one.
 
-        - An async function runs on the loop; another one in the thread of the job, where it is not
+        - `name`, `call`, `arguments`, `named`: as for `Job.step`.
+        - An async function runs on the loop; a plain one in the thread of the job, where it is not
           interrupted.
-        - The answer is kept as JSON. A step that was finished and not remembered, because the
-          process died in between, is done again.
+        - The answer is kept as JSON. If the process dies after the call and before the answer is
+          committed, the next attempt calls the function again.
         """
         work = partial(call, *arguments, **named)
         return self._asked("step", lambda: self._step(name, work))
 
     def transaction(self, result: object = None) -> AbstractAsyncContextManager[AsyncTransaction]:
-        """A transaction that ends the job: what it writes and its success are one commit.
+        """A transaction that ends the job: its writes and the success of the job are one commit.
 
         `async with job.transaction() as tx:`, and then `await tx.jobs.enqueue(…)`, or
-        `await tx.run(lambda tx: tx.connection.execute(…))` for statements of your own.
+        `await tx.run(lambda tx: tx.connection.execute(…))` for statements of your own. `result` is
+        the result of the job, storable as JSON.
         """
         return _EndingTransaction(self._job, self._bridge, result, self._opened)
 
     def complete(self, tx: AsyncTransaction, result: object = None) -> Coroutine[Any, Any, None]:
-        """End the job in a transaction of the caller's: if it commits, the job has succeeded.
+        """End the job in your own transaction: if that commits, the job has succeeded.
 
-        `tx` is what `ledger.join` answers for an AsyncSession or an AsyncConnection. The handler
-        commits and returns after that; one that returns without the commit has failed.
+        - `tx`: what `ledger.join` answers for an AsyncSession or an AsyncConnection.
+        - `result`: the result of the job, storable as JSON.
+        - Commit before the handler returns. A handler that returns without the commit has failed.
         """
         if not inspect.iscoroutinefunction(getattr(tx, "run", None)):
             message = f"an async job is completed in an AsyncTransaction, not in {tx!r:.100}"
@@ -114,7 +116,7 @@ class AsyncJob:
         )
 
     async def ended(self, value: Any) -> Any:
-        """What the handler's return value means."""
+        """As `Job.ended`; also refuses calls that were never awaited."""
         self._forget_cancelled()
         if self._unawaited:
             (name, _), *_ = self._unawaited.values()

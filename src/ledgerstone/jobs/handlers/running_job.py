@@ -1,4 +1,4 @@
-"""A job from inside its handler: what it is, how far it is, what it has finished, how it ends."""
+"""A job from inside its handler: its fields, progress, steps, and the transaction that ends it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _remember = Statement(
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """What a step answered when it finished."""
+    """The answer of a finished step."""
 
     answer: Any
 
@@ -91,12 +91,15 @@ class Remembered(msgspec.Struct, frozen=True):
 class Job:
     """The job that a handler runs; an async handler is given an `AsyncJob`.
 
-    - Everything it writes compares its claim: once the claim is lost, LeaseLost is raised.
-    - A handler that has to stop learns so at its next call here or at its next statement: it raises
-      HandlerTimeout, LeaseLost or Interrupted. Let that through. Where a handler computes for long,
-      `check` is the call to make.
-    - `progress` is seen by others at once; `step` remembers what is finished across attempts.
-    - `transaction` makes the handler's writes and the job's success one commit.
+    - `id`, `type`, `org_id`, `attempt` (from 1), `max_attempts`, `payload`, `requested_by`,
+      `correlation_id` and `trace_context` are those of the job.
+    - Every write compares the fencing token of the claim, and raises LeaseLost once another worker
+      may have the job.
+    - A handler that has to stop gets HandlerTimeout, LeaseLost or Interrupted from its next call
+      here or from its next statement. Let these errors through. Call `check` in a handler that
+      computes for long.
+    - `progress` commits at once; `step` keeps the answer of a finished step across attempts.
+    - `transaction` commits the handler's writes and the success of the job together.
     """
 
     def __init__(self, claim: JobClaim, database: Database[Any], rules: Rules) -> None:
@@ -115,22 +118,25 @@ class Job:
         self._cancellation = cancellation.current()
         self._settled = False
         self._kept: str | None = None
-        """The result with which it was ended, as JSON."""
+        """The result that the job was ended with, as JSON."""
         self._ending = False
         self._unproved = False
         self._looked_at = float("-inf")
         self._unwanted = False
 
     def check(self) -> None:
-        """Raise if the handler has to stop: its time is up, its lease lost, or its worker stops.
+        """Raise if the handler has to stop: it timed out, its lease is lost, or its worker stops.
 
-        It costs no trip to the database: call it as often as you like.
+        This needs no round trip to the database: call it as often as you like.
         """
         self._cancellation.check()
 
     @property
     def canceled(self) -> bool:
-        """Whether somebody asked to cancel it: clean up and return `Cancel()`."""
+        """Whether a cancel was requested: then clean up and return `Cancel()`.
+
+        Asks the database at most every LOOK_SECONDS.
+        """
         self.check()
         moment = self._database.clock.monotonic()
         if not self._unwanted and moment - self._looked_at >= LOOK_SECONDS:
@@ -143,7 +149,12 @@ class Job:
         return self._unwanted
 
     def progress(self, fraction: float, stage: str | None = None) -> None:
-        """Tell how far it is, 0 to 1, and at which stage; not in the transaction that ends it."""
+        """Commit the progress of the job, visible to others at once.
+
+        - `fraction`: how much is done, from 0 to 1.
+        - `stage`: a word for the current stage; None leaves it as it is.
+        - Raises NotAllowedNow inside the transaction that ends the job.
+        """
         self.check()
         self._check_open()
         if self._ending:
@@ -162,10 +173,12 @@ class Job:
         self._database.run(tell)
 
     def step(self, name: str, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """What the step answered when it finished, in this attempt or an earlier one.
+        """Call a function once over all attempts of the job; its answer, or the kept one.
 
-        The answer is kept as JSON. A step that was finished and not remembered, because the process
-        died in between, is done again.
+        - `name`: names the step within its job.
+        - `call`, `arguments`, `named`: the function, called unless the step has an answer already.
+        - The answer is kept as JSON. If the process dies after the call and before the answer is
+          committed, the next attempt calls the function again.
         """
         if inspect.iscoroutinefunction(call):
             raise _awaits(name)
@@ -181,7 +194,7 @@ class Job:
         return self.remember(name, answer)  # type: ignore[no-any-return]
 
     def recalled(self, name: str) -> Remembered | None:
-        """What a step of this name answered, if one has finished."""
+        """The kept answer of the step with this name; None if no such step has finished."""
         self.check()
         check_name(name, "a step", chars_max=STEP_CHARS_MAX)
         with self._database.reading() as tx:
@@ -189,13 +202,13 @@ class Job:
         return Remembered(decode(row[0])) if row is not None else None
 
     def check_may_remember(self) -> None:
-        """NotAllowedNow once the job has ended: to remember a step would wait for that commit."""
+        """Raise NotAllowedNow once the job has ended: keeping a step would wait for that commit."""
         self._check_open()
 
     def remember(self, name: str, answer: Any) -> Any:
-        """Keep what a step answered; the answer as it would come back in another attempt.
+        """Keep the answer of a step; answers what another attempt would read.
 
-        If another thread has finished the same step meanwhile, its answer is the one that counts.
+        If another thread has finished the same step meanwhile, the answer of that thread counts.
         """
         if isinstance(answer, Snooze | Cancel | Settled):
             message = f"the step {name!r} answers {answer!r}, which is for the handler to return"
@@ -218,11 +231,13 @@ class Job:
 
     @contextmanager
     def transaction(self, result: object = None) -> Iterator[LedgerTransaction]:
-        """A transaction that ends the job: what it writes and its success are one commit.
+        """A transaction that ends the job: its writes and the success of the job are one commit.
 
-        - There is one: another one, inside it or after it, is refused before anything is done.
-        - What the handler returns comes too late for it: the result is given here, and Snooze or
-          Cancel is returned without a transaction that ends the job.
+        - `result`: the result of the job, storable as JSON.
+        - A job has one such transaction. A second one, inside or after the first, raises
+          NotAllowedNow.
+        - The return value of the handler comes after the commit: give the result here. To return
+          Snooze or Cancel, open no transaction that ends the job.
         """
         self.check()
         self._check_open()
@@ -242,11 +257,14 @@ class Job:
         self._settled = True
 
     def complete(self, tx: Transaction, result: object = None) -> None:
-        """End the job in a transaction of the caller's: if it commits, the job has succeeded.
+        """End the job in your own transaction: if that commits, the job has succeeded.
 
-        The handler commits and returns after that, nothing or the same result. One that returns
-        without the commit has failed. After a rollback, or a commit that failed, the handler may
-        run its transaction again and complete the job in it.
+        - `tx`: a transaction of the ledger, for example `ledger.join(session)`.
+        - `result`: the result of the job, storable as JSON.
+        - Commit before the handler returns None or the same result. A handler that returns without
+          the commit has failed.
+        - After a rollback or a failed commit the handler may run its transaction again, with
+          `complete` in it.
         """
         if self._unproved and _wanted.one(tx, **self._held) is not None:
             self._settled = self._unproved = False
@@ -256,14 +274,14 @@ class Job:
 
     @property
     def unproved(self) -> bool:
-        """Whether it was ended in a transaction whose commit was not seen."""
+        """Whether the job was ended by `complete`, whose commit is not known yet."""
         return self._unproved
 
     def ended(self, value: Any) -> Any:
-        """What the handler's return value means.
+        """The return value of the handler, or Settled if the handler has ended the job.
 
-        NotAllowedNow if the job was ended and this says something else: the job has succeeded and
-        stays so, and what was lost is on record like any failure after the end.
+        Raises NotAllowedNow if the job was ended and this value says something else: the job stays
+        succeeded, and the error is recorded like any failure after the end.
         """
         if not self._settled:
             return value
@@ -278,7 +296,7 @@ class Job:
         return Settled()
 
     def _check_said_before(self, value: Any) -> None:
-        """NotAllowedNow, also in the log, unless the job was ended with this result."""
+        """Log and raise NotAllowedNow, unless the job was ended with this result."""
         hint = "give the result to job.transaction(result=…)"
         if isinstance(value, Snooze | Cancel):
             hint = "return it before job.transaction(), or write in a ledger.transaction() instead"
@@ -324,7 +342,7 @@ class Job:
 
 
 def _fraction(value: object) -> float:
-    """Of whatever kind the number is, it is the same in the row and in the history."""
+    """The progress as a float, so that the row and the history have the same number."""
     if isinstance(value, SupportsFloat) and not isinstance(value, bool):
         try:
             done = float(value)
@@ -343,7 +361,7 @@ def _awaits(step: str) -> BadInput:
 
 
 class HandlerFactory:
-    """Makes the handler of each kind: job and arguments in, what the function answers out."""
+    """Makes the handler of each type of job: it checks the arguments and calls the function."""
 
     def __init__(self, database: Database[Any], kinds: Kinds, rules: Rules) -> None:
         self._database = database
@@ -352,7 +370,7 @@ class HandlerFactory:
         self._handlers: dict[str, Handler] = {}
 
     def handler(self, name: str) -> Handler:
-        """What runs a claim of this kind, which is known."""
+        """The handler of a known type."""
         handler = self._handlers.get(name)
         if handler is None:
             kind = self._kinds.get(name)
@@ -393,7 +411,7 @@ class HandlerFactory:
 
 
 def _run_in_process(name: str, call: Callable[..., Any], claim: JobClaim) -> Any:
-    """In a child process, which knows nothing but the function."""
+    """Runs a job in a child process, which has the function and the claim and nothing else."""
     arguments = _arguments(Kinds().add(name, call), claim)
     with log_context.bound(**claim.log_ids):
         return call(**arguments)
@@ -403,5 +421,5 @@ def _arguments(kind: Kind, claim: JobClaim) -> dict[str, Any]:
     try:
         return kind.parsed(claim.body)
     except BadInput as error:
-        # The code has changed since it was accepted: no attempt will go better.
+        # The function has changed since the job was accepted: every attempt would fail.
         raise Hopeless(error.message, hint=error.hint) from error

@@ -1,19 +1,19 @@
 """Schedules: jobs that are enqueued at the moments of a cron expression, once per cluster.
 
-A schedule is a row that knows its next moment. One worker at a time (see `engine.duties`) looks for
-rows whose moment has come, enqueues their jobs and moves them on, in one transaction:
+A schedule is a row with its next moment. One worker at a time (see `engine.duties`) selects the
+rows that are due, enqueues their jobs and computes their next moments, in one transaction:
 
     next_at ≤ now ──▶ job with the key schedule:NAME:MOMENT ──▶ next_at = first moment after now
 
-The key makes it once: whoever tries the same moment again, after a crash or because the clock was
-set back, finds the job that is there. A clock that was far ahead leaves schedules that wait for a
-moment far away: pausing and resuming one counts it anew.
+The key makes each job once: a second try of the same moment, after a crash or because the clock was
+set back, finds the existing job. A clock that was far ahead leaves schedules that wait for a moment
+far away: pause and resume such a schedule to compute its next moment again.
 
-Whose turn it is may be a worker of another application, which does not know the kind of the job and
-so neither its queue nor its limit. What the kind says is therefore kept in the schedule when
-somebody puts it who knows the kind: its arguments are fixed, and with them its limit key. To leave
-such a schedule to workers that know the kind would not do: when they are away at its moment,
-somebody has to enqueue it for them, and where they will look.
+The worker that holds the duty may belong to another application, which does not know the type of
+the job, and so neither its queue nor its limit. A ledger that knows the type therefore keeps these
+terms in the schedule when it puts it: the arguments are fixed, and with them the limit key. The
+schedule does not wait for workers that know the type: if none runs at its moment, another worker
+enqueues the job, in the queue where they will find it.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ if TYPE_CHECKING:
 PREVIEW_MAX = 1000
 EVERY_SECONDS = 1.0
 DUE_MAX = 100
-"""Schedules that one turn of the duty moves on; the others have the next one."""
+"""How many schedules one turn of the duty handles; the next turn handles the others."""
 PAGES_MAX = 5
-"""Pages of that many that a turn looks at where they are full of such as cannot be read here."""
+"""How many pages of DUE_MAX one turn reads, if they are full of schedules that cannot be read."""
 
 _FIRST = (-1, "")
-"""Before all of them, in the order of their moments and names."""
+"""The cursor before the first schedule, in the order of moments and names."""
 _log = logging.getLogger("ledgerstone.jobs")
 
 
 class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule to be put; what is left out comes from the job's kind."""
+    """A schedule to be put; the fields are the parameters of `Schedules.put`."""
 
     name: str
     job: str | Callable[..., Any]
@@ -85,7 +85,7 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Schedules:
-    """Schedules, inside one transaction."""
+    """The schedules of a ledger, inside one transaction: `tx.schedules`."""
 
     def __init__(self, tx: Transaction, kinds: Kinds) -> None:
         self._tx = tx
@@ -104,13 +104,20 @@ class Schedules:
         queue: str | None = None,
         priority: int | None = None,
     ) -> Schedule:
-        """Add a schedule, or make the one of this name like this.
+        """Add a schedule, or replace the content of the schedule with this name.
 
-        - The same content changes nothing.
-        - Other times count from now. With the same times a moment that is due stays due.
-        - A paused one stays paused.
-        - What its kind says is kept for workers that do not know the kind. Who does not know it
-          either leaves what others have said; if nobody has, its queue has to be named.
+        - `name`: names the schedule. The same content changes nothing, and a paused schedule stays
+          paused.
+        - `job`: the name of a type, or the function that `@ledger.job` has made a job.
+        - `cron`: five fields: minute, hour, day, month, weekday. Other times count from now; with
+          the same times a moment that is due stays due.
+        - `payload`: the arguments of each job, storable as JSON.
+        - `time_zone`: the IANA name of the zone of `cron`.
+        - `misfire`: what becomes of moments that no worker saw: "skip", "once" (one job for all of
+          them) or "all".
+        - `org`: the organisation of the jobs.
+        - `queue`, `priority`: in place of those of the type. Name the queue if this ledger does not
+          know the type and none that knows it has put the schedule before.
         """
         return self.put_new(
             NewSchedule(
@@ -127,7 +134,7 @@ class Schedules:
         )
 
     def put_new(self, new: NewSchedule) -> Schedule:
-        """As `put`."""
+        """As `put`, with the parameters as one value."""
         check_name(new.name, "the name of a schedule", chars_max=NAME_CHARS_MAX)
         content = _checked(self._kinds, new, self._tx.database.settings.body_bytes_max)
         next_ms = content.read().after(now_of(self._tx))
@@ -143,28 +150,31 @@ class Schedules:
         return self.get(new.name)
 
     def get(self, name: str) -> Schedule:
-        """The schedule as it stands."""
+        """The schedule with this name; raises NotFound."""
         return schedule_of(_found(rows.get.one(self._tx, name_=name), name))
 
     def remove(self, name: str) -> None:
-        """It is gone; jobs that it has enqueued are not."""
+        """Remove the schedule; jobs that it has enqueued stay."""
         if not rows.remove.run(self._tx, name_=name):
             raise _missing(name)
 
     def pause(self, name: str) -> None:
-        """Its moments pass without a job."""
+        """Enqueue nothing for this schedule until `resume`."""
         self._held(name)
         rows.pause.run(self._tx, name_=name)
 
     def resume(self, name: str) -> None:
-        """It goes on with its first moment after now; nothing is made up for."""
+        """Go on with the first moment after now; missed moments stay missed."""
         schedule = schedule_of(self._held(name))
         if schedule.paused_at is not None:
             cron = crons.parsed(schedule.cron, schedule.time_zone)
             rows.resume.run(self._tx, name_=name, next_=cron.after(now_of(self._tx)))
 
     def trigger(self, name: str, *, by: str | None = None) -> Enqueued:
-        """Enqueue its job now, paused or not; its own moments stay as they are."""
+        """Enqueue the job now, also if the schedule is paused; its moments stay as they are.
+
+        `by` is kept with the job as `requested_by`.
+        """
         content = content_of(self._held(name))
         kinds = _kinds_for(content, self._kinds)
         (enqueued,) = accept(self._tx, kinds, [_job(name, content, requested_by=by)])
@@ -172,15 +182,15 @@ class Schedules:
         return enqueued
 
     def preview(self, cron: str, time_zone: str = "UTC", count: int = 5) -> Sequence[datetime]:
-        """The next moments of an expression, in its zone."""
+        """The next `count` moments of a cron expression, in its zone."""
         return previewed(cron, time_zone, count, now_of(self._tx))
 
     def list(self, *, limit: int = 100, cursor: str | None = None) -> Page[Schedule]:
-        """Schedules by name."""
+        """One page of the schedules, by name; `cursor` is `next` of the page before."""
         return rows.listing.read(self._tx, limit=limit, cursor=cursor)
 
     def _held(self, name: str) -> Row:
-        """The row, which nobody else changes until this transaction ends."""
+        """The row, locked until this transaction ends."""
         return _found(rows.hold.one(self._tx, name_=name), name)
 
 
@@ -197,7 +207,7 @@ class Declared:
         return len(self._by_name)
 
     def add(self, new: NewSchedule) -> None:
-        """Declare one; BadInput if its name is taken or its times cannot be read."""
+        """Declare a schedule; BadInput if its name is taken or its times cannot be read."""
         check_name(new.name, "the name of a schedule", chars_max=NAME_CHARS_MAX)
         if new.name in self._by_name:
             message = f"there is a schedule {new.name!r} already"
@@ -207,7 +217,7 @@ class Declared:
         self._by_name[new.name] = new
 
     def put(self, tx: Transaction, kinds: Kinds) -> None:
-        """Put them all, in the order of their names."""
+        """Put all of them, in the order of their names."""
         # Two workers that start at once lock them in the same order, so neither waits for ever.
         for name in sorted(self._by_name):
             Schedules(tx, kinds).put_new(self._by_name[name])
