@@ -116,7 +116,7 @@ def _ingest(
             unit=Unit.RATIO, name=f"{prefix}.page.vs_driver", value=page_ms / bare_ms, bound=1.5
         ),
         Figure(unit=Unit.MS, name=f"{prefix}.page_p50", value=page_ms, bound=1.0),
-        Observed(unit=Unit.MS, name=f"{prefix}.page_in_the_middle_p50", value=deep_ms),
+        Figure(unit=Unit.MS, name=f"{prefix}.page_in_the_middle_p50", value=deep_ms, bound=1.0),
     ]
     measurements += _rates("ingest", both)
     memory = [each.peak_bytes / MEBIBYTE for each in ours]
