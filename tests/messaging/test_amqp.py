@@ -433,8 +433,8 @@ def memory_alarm(server: PrivateRabbitMQ) -> Iterator[None]:
 
 def line_of(transport: AmqpTransport) -> _BrokerSession:
     """The connection that is in use."""
-    assert transport._line is not None
-    return transport._line
+    assert transport._session is not None
+    return transport._session
 
 
 def test_a_broker_that_takes_nothing(place: AmqpPlace) -> None:

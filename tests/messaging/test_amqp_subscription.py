@@ -395,8 +395,8 @@ def test_closed_right_after(bay: Bay) -> None:
             for each in bay.arrived:
                 each.ack()
             subscription.stop()
-            assert subscription._line is not None
-            subscription._line.close()
+            assert subscription._session is not None
+            subscription._session.close()
 
     subscription.start(deliver)
     bay.arrivals(50)
@@ -411,7 +411,9 @@ def test_closed_while_it_connects(bay: Bay) -> None:
     bay.server.pause()
     try:
         subscription.start(bay.arrived.append)
-        until(lambda: subscription._line and subscription._line._connection._services.transport)
+        until(
+            lambda: subscription._session and subscription._session._connection._services.transport
+        )
 
         subscription.close()
 

@@ -363,7 +363,7 @@ def test_too_large_for_the_server(server: PrivateNats, prefix: str, make: Make, 
     add_stream(server, prefix)
     transport = make()
     empty = one(raw=b"")
-    room = 1_048_576 - transport._letter(empty).size
+    room = 1_048_576 - transport._publication(empty).size
     large = msgspec.structs.replace(empty, raw=b"1" * (room + over))
 
     answers = send(transport, one(), large, one())
@@ -488,8 +488,8 @@ def is_under_way(session: _Session, messages: list[Message]) -> bool:
     """Whether the last of them is with the client of the connection, and has no answer."""
     wanted = messages[-1].id
     return any(
-        letter.headers["Nats-Msg-Id"] == wanted and not letter.settled.is_set()
-        for letter in list(session._under_way.values())
+        publication.headers["Nats-Msg-Id"] == wanted and not publication.settled.is_set()
+        for publication in list(session._under_way.values())
     )
 
 

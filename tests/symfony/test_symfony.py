@@ -222,6 +222,9 @@ def test_its_setup(
     with pytest.raises(StoreError) as raised, ledger.transaction() as tx:
         tx.outbox.publish("order.placed", {"n": 3}, partition="order-3")
     assert "ledgerstone doctor" in str(raised.value)
+    relay = ledger.worker(ledger.relay_source())
+    with pytest.raises(StoreError, match="ledgerstone doctor"):
+        relay.tick()
 
     with Ledger(ledger.settings.url) as next_start, caplog.at_level(logging.WARNING):
         with next_start.transaction() as tx:

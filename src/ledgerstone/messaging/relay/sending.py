@@ -116,9 +116,11 @@ class _LaneSend:
 class _Send:
     """One call of the transport."""
 
-    def __init__(self, flights: Sequence[_LaneSend]) -> None:
-        self.places = [(flight, i) for flight in flights for i in range(len(flight.messages))]
-        self.messages = [flight.messages[i] for flight, i in self.places]
+    def __init__(self, lane_sends: Sequence[_LaneSend]) -> None:
+        self.places = [
+            (lane_send, i) for lane_send in lane_sends for i in range(len(lane_send.messages))
+        ]
+        self.messages = [lane_send.messages[i] for lane_send, i in self.places]
         self.error: BaseException | None = None
         self.over = False
 
@@ -167,9 +169,9 @@ class BatchSender:
         """Sends until every lane is done or stopped."""
         while True:
             self._look()
-            flights = self._flights()
-            if flights:
-                self._start(flights)
+            lane_sends = self._next_sends()
+            if lane_sends:
+                self._start(lane_sends)
             elif not self._sends:
                 break
             self._take_in()
@@ -188,10 +190,10 @@ class BatchSender:
             except LedgerstoneError as reason:
                 self._error = reason
 
-    def _flights(self) -> list[_LaneSend]:
+    def _next_sends(self) -> list[_LaneSend]:
         """The next messages of each lane that is ready; ends lanes that have none."""
         ready, self._ready = self._ready, []
-        flights = []
+        lane_sends = []
         for claim in ready:
             lane = claim.lane
             messages = lane.messages[lane.confirmed : lane.confirmed + self._per_lane]
@@ -200,10 +202,10 @@ class BatchSender:
                 # The error that ends the batch decides about its remaining messages.
                 continue
             if messages and held and lane.answer is None:
-                flights.append(_LaneSend(claim, messages))
+                lane_sends.append(_LaneSend(claim, messages))
             else:
                 self._end(claim)
-        return flights
+        return lane_sends
 
     def _end(self, claim: LaneClaim) -> None:
         answer = claim.lane.answer
@@ -212,9 +214,9 @@ class BatchSender:
             return
         self._through(claim)
 
-    def _start(self, flights: Sequence[_LaneSend]) -> None:
-        send = _Send(flights)
-        if len(flights) == 1 and self._sends == 0 and not self._ready:
+    def _start(self, lane_sends: Sequence[_LaneSend]) -> None:
+        send = _Send(lane_sends)
+        if len(lane_sends) == 1 and self._sends == 0 and not self._ready:
             # No other lane waits, so no other thread is needed.
             self._carry_out(send)
             self._sends += 1
@@ -241,14 +243,14 @@ class BatchSender:
             self._news.notify()
 
     def _hear(self, send: _Send, index: int, answer: Answer) -> None:
-        flight, i = send.places[index]
+        lane_send, i = send.places[index]
         with self._news:
-            if flight.answers[i] is not None or send.over:
+            if lane_send.answers[i] is not None or send.over:
                 return
-            flight.answers[i] = answer
-            flight.left -= 1
-            if flight.left == 0:
-                self._landed.append(flight)
+            lane_send.answers[i] = answer
+            lane_send.left -= 1
+            if lane_send.left == 0:
+                self._landed.append(lane_send)
                 if len(self._landed) == 1:
                     self._landed_at = time.monotonic()
                     self._news.notify()
@@ -260,8 +262,8 @@ class BatchSender:
             landed, self._landed = self._landed, []
             returned, self._returned = self._returned, []
         self._sends -= len(returned)
-        for flight in landed:
-            self._land(flight)
+        for lane_send in landed:
+            self._end_send(lane_send)
         for send in returned:
             if send.error is not None:
                 self._fail(send, send.error)
@@ -277,14 +279,14 @@ class BatchSender:
                 return
             self._news.wait(left)
 
-    def _land(self, flight: _LaneSend) -> None:
-        self._note(flight)
-        self._ready.append(flight.claim)
+    def _end_send(self, lane_send: _LaneSend) -> None:
+        self._note(lane_send)
+        self._ready.append(lane_send.claim)
 
-    def _note(self, flight: _LaneSend) -> None:
+    def _note(self, lane_send: _LaneSend) -> None:
         """Notes how far the lane was confirmed, and the answer that stopped it."""
-        lane = flight.claim.lane
-        for answer in flight.answers:
+        lane = lane_send.claim.lane
+        for answer in lane_send.answers:
             if answer is None or lane.answer is not None:
                 # Messages after a gap are sent again.
                 break
@@ -300,13 +302,13 @@ class BatchSender:
 
     def _fail(self, send: _Send, error: BaseException) -> None:
         """Ends the lanes of a send that raised; an outage in mid-batch is not an error."""
-        flights = {id(flight): flight for flight, _ in send.places if flight.left}
-        for flight in flights.values():
-            self._note(flight)
+        lane_sends = {id(lane_send): lane_send for lane_send, _ in send.places if lane_send.left}
+        for lane_send in lane_sends.values():
+            self._note(lane_send)
         if isinstance(error, TargetDown) and self._heard:
-            for flight in flights.values():
+            for lane_send in lane_sends.values():
                 # Not changed: the next send finds out whether the destination is down.
-                self._through(flight.claim)
+                self._through(lane_send.claim)
         elif self._error is None:
             self._error = error
 

@@ -56,7 +56,7 @@ class AmqpSubscription:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._stopped = False
-        self._line: _BrokerSession | None = None
+        self._session: _BrokerSession | None = None
         self._thread: threading.Thread | None = None
         self._trouble: str | None = "not started"
         self._said: str | None = None
@@ -64,8 +64,8 @@ class AmqpSubscription:
 
     @property
     def connected(self) -> bool:
-        line = self._line
-        return line is not None and line.consuming
+        session = self._session
+        return session is not None and session.consuming
 
     @property
     def trouble(self) -> str | None:
@@ -84,18 +84,18 @@ class AmqpSubscription:
         with self._lock:
             self._stopped = True
             self._trouble = "stopped"
-            line = self._line
-        if line is not None:
-            line.stop()
+            session = self._session
+        if session is not None:
+            session.stop()
 
     def close(self) -> None:
         with self._lock:
             self._stopped = True
             self._trouble = "closed"
             self._closing.set()
-            line = self._line
-        if line is not None:
-            line.close()
+            session = self._session
+        if session is not None:
+            session.close()
         if self._thread is not None:
             self._thread.join(2 * CLOSE_SECONDS_MAX)
 
@@ -104,14 +104,14 @@ class AmqpSubscription:
         # A new connection could not acknowledge deliveries of the old one.
         while not self._stopped:
             try:
-                line = _BrokerSession(self._name, self._settings, deliver, self._on_consuming)
+                session = _BrokerSession(self._name, self._settings, deliver, self._on_consuming)
             except BadInput as error:
                 # The settings were valid at the start: a certificate is being replaced.
                 ending, worked = Ending(str(error)), False
             else:
-                ending, worked = self._served(line), line.consumed
+                ending, worked = self._served(session), session.consumed
             with self._lock:
-                self._line = None
+                self._session = None
                 if not self._stopped:
                     self._trouble = self._told(ending)
                     self._say(self._trouble)
@@ -119,12 +119,12 @@ class AmqpSubscription:
             if self._closing.wait(PAUSES.after(failures)):
                 return
 
-    def _served(self, line: _BrokerSession) -> Ending:
+    def _served(self, session: _BrokerSession) -> Ending:
         with self._lock:
-            self._line = line
+            self._session = session
             if self._stopped:
-                line.close()
-        return line.run()
+                session.close()
+        return session.run()
 
     def _say(self, trouble: str) -> None:
         """Logs the trouble once, until messages arrive again or the trouble changes."""
@@ -258,10 +258,10 @@ class _BrokerSession:
 class _Delivery:
     """One delivery; see `Delivery`."""
 
-    __slots__ = ("_line", "_method", "_properties", "body")
+    __slots__ = ("_method", "_properties", "_session", "body")
 
-    def __init__(self, line: _BrokerSession, method: Any, properties: Any, body: bytes) -> None:
-        self._line = line
+    def __init__(self, session: _BrokerSession, method: Any, properties: Any, body: bytes) -> None:
+        self._session = session
         self._method = method
         self._properties = properties
         self.body = body
@@ -289,10 +289,10 @@ class _Delivery:
         return bool(self._method.redelivered)
 
     def ack(self) -> None:
-        self._line.say(self._method.delivery_tag, done=True)
+        self._session.say(self._method.delivery_tag, done=True)
 
     def back(self) -> None:
-        self._line.say(self._method.delivery_tag, done=False)
+        self._session.say(self._method.delivery_tag, done=False)
 
 
 def _moment(seconds: int) -> str:

@@ -64,7 +64,7 @@ class AmqpTransport:
         self._settings = settings
         self._source = source
         self._lock = threading.Lock()
-        self._line: _BrokerSession | None = None
+        self._session: _BrokerSession | None = None
 
     def send(
         self, messages: Sequence[Message], *, seconds_max: float, heard: Heard | None = None
@@ -73,64 +73,64 @@ class AmqpTransport:
             return []
         deadline = time.monotonic() + seconds_max
         try:
-            line = self._shared(deadline)
+            session = self._shared(deadline)
         except _Refused as refused:
             return [refused.answer] * len(messages)
-        batch = self._published(line, messages, deadline, heard)
+        batch = self._published(session, messages, deadline, heard)
         if _spoiled(batch.ending):
             self._send_singly(batch, deadline)
         return batch.final()
 
     def close(self) -> None:
         with self._lock:
-            line, self._line = self._line, None
-        if line is not None:
-            line.close()
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
     def _shared(self, deadline: float) -> _BrokerSession:
         """The session that all threads share; connects if there is none, or raises TargetDown."""
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise TargetDown(self._name)
         try:
-            if self._line is None or self._line.over:
-                self._line = None
-                self._line = self._connected(deadline)
-            return self._line
+            if self._session is None or self._session.over:
+                self._session = None
+                self._session = self._connected(deadline)
+            return self._session
         finally:
             self._lock.release()
 
     def _connected(self, deadline: float) -> _BrokerSession:
         try:
-            line = _BrokerSession(self._name, self._settings)
+            session = _BrokerSession(self._name, self._settings)
         except BadInput as error:
             # The settings were valid at the start: a certificate is being replaced.
             raise TargetDown(self._name, f"{self._name} is out of reach: {error}") from error
-        ending = line.start(deadline)
+        ending = session.start(deadline)
         if ending is None:
-            return line
+            return session
         if ending.code == NOT_FOUND:
             raise _Refused(_refusal(ending))
         raise TargetDown(self._name, f"{self._name} is out of reach: {ending.reason}")
 
     def _published(
         self,
-        line: _BrokerSession,
+        session: _BrokerSession,
         messages: Sequence[Message],
         deadline: float,
         heard: Heard | None = None,
     ) -> _Batch:
-        batch = _Batch(messages, [self._frames(line, message) for message in messages], heard)
-        line.hand_over(batch)
+        batch = _Batch(messages, [self._frames(session, message) for message in messages], heard)
+        session.hand_over(batch)
         if not batch.done.wait(max(0.0, deadline - time.monotonic())):
-            line.give_up(batch)
+            session.give_up(batch)
         return batch
 
-    def _frames(self, line: _BrokerSession, message: Message) -> bytes | Answer:
+    def _frames(self, session: _BrokerSession, message: Message) -> bytes | Answer:
         settings, structured = self._settings, self._settings.format == "structured"
         try:
             return published(
-                channel=line.channel,
-                frame_bytes_max=line.frame_bytes_max,
+                channel=session.channel,
+                frame_bytes_max=session.frame_bytes_max,
                 exchange=settings.exchange,
                 routing_key=_or(settings.routing_key, message.name),
                 content_type=cloudevents.STRUCTURED if structured else message.content_type,
@@ -148,22 +148,22 @@ class AmqpTransport:
 
     def _send_singly(self, batch: _Batch, deadline: float) -> None:
         """Finds the message that closes the channel: each is sent alone on a session."""
-        line: _BrokerSession | None = None
+        session: _BrokerSession | None = None
         for index, message in enumerate(batch.messages):
             if batch.answers[index] is not None:
                 continue
             if time.monotonic() >= deadline:
                 break
             try:
-                line = self._connected(deadline) if line is None else line
+                session = self._connected(deadline) if session is None else session
             except (TargetDown, _Refused):
                 break
-            alone = self._published(line, [message], deadline)
+            alone = self._published(session, [message], deadline)
             spoiled = _spoiled(alone.ending)
             batch.answers[index] = _refusal(alone.ending) if spoiled else alone.final()[0]
-            line = None if alone.ending else line
-        if line is not None:
-            line.close()
+            session = None if alone.ending else session
+        if session is not None:
+            session.close()
 
 
 class _Refused(Exception):

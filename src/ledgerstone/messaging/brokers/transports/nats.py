@@ -120,15 +120,15 @@ class NatsTransport:
     ) -> list[Answer]:
         if not messages:
             return []
-        letters = [self._letter(message) for message in messages]
+        publications = [self._publication(message) for message in messages]
         session = self._opened()
         try:
-            session.thread.run(session.carry(letters, seconds_max))
+            session.thread.run(session.carry(publications, seconds_max))
         except LoopClosed:
             pass
         except _Unreachable as error:
             raise TargetDown(self._name, str(error)) from error
-        return [letter.answer or _LOST for letter in letters]
+        return [publication.answer or _LOST for publication in publications]
 
     def close(self) -> None:
         with self._lock:
@@ -142,7 +142,7 @@ class NatsTransport:
                 self._session = _Session(self._name, self._servers)
             return self._session
 
-    def _letter(self, message: Message) -> _Publish:
+    def _publication(self, message: Message) -> _Publish:
         headers = {
             name: value
             for name, value in message.headers.items()
@@ -284,15 +284,15 @@ class _Session:
         self._may_not_look = asyncio.Event()
         self.thread = LoopThread(f"ledgerstone-nats-{name}")
 
-    async def carry(self, letters: Sequence[_Publish], seconds_max: float) -> None:
+    async def carry(self, publications: Sequence[_Publish], seconds_max: float) -> None:
         """Publishes the messages and waits for the answers, for at most `seconds_max`."""
         tokens: list[str] = []
         limit = asyncio.timeout(seconds_max)
         try:
             async with limit:
                 client = await self._connected(seconds_max)
-                await self._publish(client, letters, tokens)
-                await self._listen(client, letters, limit)
+                await self._publish(client, publications, tokens)
+                await self._listen(client, publications, limit)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -301,13 +301,13 @@ class _Session:
         finally:
             for token in tokens:
                 self._under_way.pop(token, None)
-        answers = [letter.answer for letter in letters]
+        answers = [publication.answer for publication in publications]
         if answers[0] is not None and all(_without_jetstream(answer) for answer in answers):
             raise _Unreachable(answers[0].reason)
         said = f"; the server said: {self._complaint}" if self._complaint else ""
         late = Answer(SendResult.UNKNOWN, "timeout", f"no answer came in time{said}")
-        for letter in letters:
-            letter.settle(late)
+        for publication in publications:
+            publication.settle(late)
 
     async def _connected(self, seconds_max: float) -> Client:
         async with self._connecting:
@@ -324,49 +324,55 @@ class _Session:
             return self._client
 
     async def _publish(
-        self, client: Client, letters: Sequence[_Publish], tokens: list[str]
+        self, client: Client, publications: Sequence[_Publish], tokens: list[str]
     ) -> None:
-        for letter in letters:
-            if letter.size > client.max_payload:
+        for publication in publications:
+            if publication.size > client.max_payload:
                 # The server would close the connection, and with it the messages of others.
-                why = f"it has {letter.size} bytes, and the server allows {client.max_payload}"
-                letter.settle(Answer(SendResult.UNDELIVERABLE, "too_large", why))
+                why = f"it has {publication.size} bytes, and the server allows {client.max_payload}"
+                publication.settle(Answer(SendResult.UNDELIVERABLE, "too_large", why))
                 continue
             token = str(next(self._numbers))
             tokens.append(token)
-            self._under_way[token] = letter
+            self._under_way[token] = publication
             reply = f"{self._inbox}.{token}"
             try:
-                await client.publish(letter.subject, letter.body, reply, letter.headers)
+                await client.publish(
+                    publication.subject, publication.body, reply, publication.headers
+                )
             except (NatsError, OSError, ValueError) as error:
                 if client.is_connected:
                     why = f"it cannot be sent by NATS: {_words(error)}"
-                    letter.settle(Answer(SendResult.UNDELIVERABLE, "unsendable", why))
+                    publication.settle(Answer(SendResult.UNDELIVERABLE, "unsendable", why))
                 else:
-                    letter.settle(_LOST)
+                    publication.settle(_LOST)
 
     async def _listen(
-        self, client: Client, letters: Sequence[_Publish], limit: asyncio.Timeout
+        self, client: Client, publications: Sequence[_Publish], limit: asyncio.Timeout
     ) -> None:
         """Waits for the answers; looks up subjects that stay without one."""
         try:
             async with asyncio.timeout(min(LOOK_SECONDS, _left(limit) / 2)):
-                await _all_settled(letters)
+                await _all_settled(publications)
         except TimeoutError:
             pass
-        open_ones = [letter for letter in letters if not letter.settled.is_set() or letter.unheard]
-        subjects = dict.fromkeys(letter.subject for letter in open_ones)
+        open_ones = [
+            publication
+            for publication in publications
+            if not publication.settled.is_set() or publication.unheard
+        ]
+        subjects = dict.fromkeys(publication.subject for publication in open_ones)
         for subject in itertools.islice(subjects, LOOKS_MAX):
             # The other half of the time is left for messages that are still unanswered.
             answer = await self._looked_up(client, subject, _left(limit) / 2)
-            for letter in open_ones:
-                if letter.subject == subject and letter.unheard:
-                    letter.settle(answer)
-                elif letter.subject == subject and answer.code == "unroutable":
+            for publication in open_ones:
+                if publication.subject == subject and publication.unheard:
+                    publication.settle(answer)
+                elif publication.subject == subject and answer.code == "unroutable":
                     # A stream of another account could still confirm it.
                     why = f"{answer.reason}, and the subscriber does not confirm"
-                    letter.settle(Answer(SendResult.REFUSED, "no_stream", why))
-        await _all_settled([letter for letter in letters if not letter.unheard])
+                    publication.settle(Answer(SendResult.REFUSED, "no_stream", why))
+        await _all_settled([publication for publication in publications if not publication.unheard])
 
     async def _looked_up(self, client: Client, subject: str, seconds_max: float) -> Answer:
         """The answer for a subject that nobody confirmed, after a lookup of its stream."""
@@ -404,12 +410,12 @@ class _Session:
             forbidden.cancel()
 
     async def _answered(self, msg: Msg) -> None:
-        letter = self._under_way.get(msg.subject.rpartition(".")[2])
-        if letter is None:
+        publication = self._under_way.get(msg.subject.rpartition(".")[2])
+        if publication is None:
             return
         if msg.headers and msg.headers.get("Status") == _NO_RESPONDERS:
-            letter.unheard = True
-            letter.settled.set()
+            publication.unheard = True
+            publication.settled.set()
             return
         try:
             ack = msgspec.json.decode(msg.data, type=_Ack)
@@ -417,9 +423,9 @@ class _Session:
             # Another subscriber has answered; only the answer of the stream counts.
             return
         if ack.error is not None:
-            letter.settle(_refused(ack.error))
+            publication.settle(_refused(ack.error))
         elif ack.stream and ack.seq:
-            letter.settle(DELIVERED)
+            publication.settle(DELIVERED)
 
     def overheard(self, error: Exception) -> None:
         """Takes an asynchronous error of the server, such as a permissions violation."""
@@ -429,14 +435,14 @@ class _Session:
             if found[1] == _LIST_STREAMS.lower():
                 self._may_not_look.set()
             answer = Answer(SendResult.REFUSED, "not_allowed", self._complaint)
-            for letter in list(self._under_way.values()):
-                if letter.subject.lower() == found[1]:
-                    letter.settle(answer)
+            for publication in list(self._under_way.values()):
+                if publication.subject.lower() == found[1]:
+                    publication.settle(answer)
 
     async def lost(self) -> None:
         """Takes the loss of the connection: no answer comes any more."""
-        for letter in list(self._under_way.values()):
-            letter.settle(_LOST)
+        for publication in list(self._under_way.values()):
+            publication.settle(_LOST)
 
     async def end(self) -> None:
         if self._client is not None:
@@ -460,9 +466,9 @@ def _left(limit: asyncio.Timeout) -> float:
     return max(0.0, (limit.when() or 0.0) - asyncio.get_running_loop().time())
 
 
-async def _all_settled(letters: Sequence[_Publish]) -> None:
-    for letter in letters:
-        await letter.settled.wait()
+async def _all_settled(publications: Sequence[_Publish]) -> None:
+    for publication in publications:
+        await publication.settled.wait()
 
 
 async def _closed(client: Client) -> None:

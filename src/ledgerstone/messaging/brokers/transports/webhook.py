@@ -103,15 +103,15 @@ class WebhookTransport:
     ) -> list[Answer]:
         if self._target.gone or not messages:
             return [GONE] * len(messages)
-        errand = _PostBatch(messages, ordered=self._ordered, heard=heard)
+        batch = _PostBatch(messages, ordered=self._ordered, heard=heard)
         session = self._opened()
         try:
-            session.thread.run(session.carry(errand, seconds_max))
+            session.thread.run(session.carry(batch, seconds_max))
         except LoopClosed:
-            errand.late = Answer(SendResult.UNKNOWN, "closed", "the transport was closed meanwhile")
-        if not errand.posted and errand.trouble is not None:
-            raise TargetDown(self._name, errand.trouble)
-        return errand.answered()
+            batch.late = Answer(SendResult.UNKNOWN, "closed", "the transport was closed meanwhile")
+        if not batch.posted and batch.trouble is not None:
+            raise TargetDown(self._name, batch.trouble)
+        return batch.answered()
 
     def close(self) -> None:
         with self._lock:
@@ -261,52 +261,52 @@ class _Session:
         self._idle: list[Connection] = []
         self.thread = LoopThread(f"ledgerstone-webhook-{name}")
 
-    async def carry(self, errand: _PostBatch, seconds_max: float) -> None:
+    async def carry(self, batch: _PostBatch, seconds_max: float) -> None:
         """Posts the messages that can be posted within `seconds_max`."""
-        count = min(len(errand.lanes), self._connections)
+        count = min(len(batch.lanes), self._connections)
         try:
             async with asyncio.timeout(seconds_max), asyncio.TaskGroup() as group:
                 for _ in range(count):
-                    group.create_task(self._work(errand))
+                    group.create_task(self._work(batch))
         except TimeoutError:
             return
-        if errand.trouble is not None:
-            errand.late = Answer(SendResult.UNKNOWN, "unreachable", errand.trouble)
+        if batch.trouble is not None:
+            batch.late = Answer(SendResult.UNKNOWN, "unreachable", batch.trouble)
 
-    async def _work(self, errand: _PostBatch) -> None:
+    async def _work(self, batch: _PostBatch) -> None:
         """Posts lane after lane, until none is left or no connection can be made."""
-        while errand.lanes:
+        while batch.lanes:
             # Acquired for each lane, so that other calls get their turn in between.
             async with self._places:
-                if not errand.lanes:
+                if not batch.lanes:
                     return
-                lane = errand.lanes.popleft()
+                lane = batch.lanes.popleft()
                 try:
-                    await self._lane(errand, lane)
+                    await self._lane(batch, lane)
                 except Unreachable as error:
-                    errand.trouble = str(error)
+                    batch.trouble = str(error)
                     # Another worker that has a connection takes the lane.
-                    errand.lanes.appendleft(lane)
+                    batch.lanes.appendleft(lane)
                     return
 
-    async def _lane(self, errand: _PostBatch, lane: deque[int]) -> None:
+    async def _lane(self, batch: _PostBatch, lane: deque[int]) -> None:
         while lane:
-            answer = await self._post(errand, errand.messages[lane[0]])
-            errand.settle(lane.popleft(), answer)
+            answer = await self._post(batch, batch.messages[lane[0]])
+            batch.settle(lane.popleft(), answer)
             if self._target.gone:
-                errand.settle_rest(GONE, lane)
-                errand.settle_all(GONE)
+                batch.settle_rest(GONE, lane)
+                batch.settle_all(GONE)
             elif answer.verdict is not SendResult.DELIVERED:
-                errand.settle_rest(HELD, lane)
+                batch.settle_rest(HELD, lane)
 
-    async def _post(self, errand: _PostBatch, message: Message) -> Answer:
+    async def _post(self, batch: _PostBatch, message: Message) -> Answer:
         try:
             async with asyncio.timeout(REQUEST_SECONDS_MAX):
-                return self._answer_to(await self._response(errand, message))
+                return self._answer_to(await self._response(batch, message))
         except TimeoutError:
             why = f"no response came within {REQUEST_SECONDS_MAX:g} s"
             # A receiver that hangs on one message may accept others.
-            posted = message.id in errand.posted
+            posted = message.id in batch.posted
             return Answer(SendResult.REFUSED if posted else SendResult.UNKNOWN, "timeout", why)
         except ConnectionBroken as error:
             # Without any byte of a response the receiver may be shutting down.
@@ -316,14 +316,14 @@ class _Session:
             why = f"it cannot be sent by HTTP: {error}"
             return Answer(SendResult.UNDELIVERABLE, "unsendable", why)
 
-    async def _response(self, errand: _PostBatch, message: Message) -> Response:
+    async def _response(self, batch: _PostBatch, message: Message) -> Response:
         headers, body = self._target.request(message)
         while True:
-            connection = await self._taken(errand)
+            connection = await self._taken(batch)
             used = connection.used
             try:
                 connection.write(self._target.path, headers, body)
-                errand.posted.add(message.id)
+                batch.posted.add(message.id)
                 return await connection.response()
             except ConnectionBroken as broken:
                 # The receiver may have closed an idle connection just now. Nothing was received, so
@@ -336,18 +336,18 @@ class _Session:
                 else:
                     connection.close()
 
-    async def _taken(self, errand: _PostBatch) -> Connection:
+    async def _taken(self, batch: _PostBatch) -> Connection:
         while self._idle:
             connection = self._idle.pop()
             if connection.fresh:
                 return connection
             connection.close()
-        if errand.trouble is not None:
-            raise Unreachable(errand.trouble)
+        if batch.trouble is not None:
+            raise Unreachable(batch.trouble)
         try:
             return await opened(self._target.place)
         except asyncio.CancelledError:
-            errand.trouble = f"{self._target.place} accepted no connection in time"
+            batch.trouble = f"{self._target.place} accepted no connection in time"
             raise
 
     def _answer_to(self, response: Response) -> Answer:
