@@ -33,6 +33,8 @@ _DIGITS = " UNION ALL ".join(f"SELECT {digit} AS d" for digit in range(10))
 _PLACES = ", ".join(f"({_DIGITS}) AS d{place}" for place in range(7))
 LONG = f"SELECT COUNT(*) FROM {_PLACES}"  # noqa: S608 - digits
 """A statement that counts to ten million."""
+INTO_THE_CALL_SECONDS = 0.2
+"""When a call of LONG is under way and not over."""
 
 
 class Interruption(BaseException):
@@ -318,13 +320,15 @@ class TransactionContract(OwnTable):
     ) -> None:
         """A connection in the middle of whose call an error was raised answers nobody any more."""
         with opened(home.url, store={"pool_size_max": 1}) as ledger:
-            with pytest.raises(error), raising_after(0.05, error), ledger.transaction() as tx:
+            with pytest.raises(error), ledger.transaction() as tx:
                 Chores(tx).enqueue(1)
                 used = driver_connection(tx)
-                if through == "statement":
-                    Statement("test.slow", text(LONG)).rows(tx)
-                else:
-                    tx.connection.execute(text(LONG))
+                slow = Statement("test.slow", text(LONG))
+                with raising_after(INTO_THE_CALL_SECONDS, error):
+                    if through == "statement":
+                        slow.rows(tx)
+                    else:
+                        tx.connection.execute(text(LONG))
 
             with ledger.transaction() as tx:
                 ids = [Chores(tx).enqueue(number).id for number in range(3)]
@@ -430,10 +434,10 @@ class Meeting:
 def raising_after(seconds: float, error: type[BaseException]) -> Iterator[None]:
     """Raise the error in this thread, wherever it is then: as a signal's handler may."""
 
-    def ring(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise error
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
