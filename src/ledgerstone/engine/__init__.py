@@ -1,4 +1,4 @@
-"""Claim, run, settle: the one pump that moves all work, and the loops that keep it going."""
+"""Claim, run, settle: pumps, executors, heartbeats and duties of a worker."""
 
 from __future__ import annotations
 

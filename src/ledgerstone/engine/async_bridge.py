@@ -1,4 +1,4 @@
-"""A thread beside an event loop, for what would hold the loop up."""
+"""A thread beside an event loop, for calls that would block the loop."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Given = tuple[Future[Any], Callable[[], Any]]
 
 
 class AsyncBridge:
-    """Does what it is given in one thread, one after the other, while the loop goes on.
+    """Runs calls in one thread, one after the other, while the event loop goes on.
 
-    - The thread is started by the first call; `close` ends it when all that was given is done.
-    - Who waits and is interrupted hears of it when what has begun is over, so that nothing goes on
-      behind their back. What has not begun by then is left out.
+    - The first call starts the thread; `close` ends it after the last call.
+    - A task that is canceled while it waits gets the cancellation when its call has returned: no
+      call goes on unseen. A call that has not begun by then is left out.
     """
 
     def __init__(self, name: str) -> None:
@@ -32,7 +32,7 @@ class AsyncBridge:
         self._closed = False
 
     async def run(self, call: Callable[[], T], *, surely: bool = False) -> T:
-        """What the call answers or raises; `surely`: it is not left out, come what may."""
+        """The answer of the call; `surely`: a cancellation does not leave it out."""
         given = self.give(call)
         loop, over = asyncio.get_running_loop(), asyncio.Event()
         given.add_done_callback(lambda _: _tell(loop, over))
@@ -41,7 +41,7 @@ class AsyncBridge:
             try:
                 await over.wait()
             except GeneratorExit:
-                # The loop is gone: nobody will ever be told.
+                # The loop is closed, and will not resume this task.
                 raise
             except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised below
                 interruption = interruption or error
@@ -52,13 +52,13 @@ class AsyncBridge:
         return given.result()
 
     def give(self, call: Callable[[], T]) -> Future[T]:
-        """Have it done, without waiting for it."""
+        """Queue the call, without waiting for it."""
         if self._closed:
             message = "the handler that asks for this has ended"
             raise NotAllowedNow(message, hint="await every task that it starts before it returns")
         if self._inbox is None:
             self._inbox = SimpleQueue()
-            # One that hangs in the database must not keep the process from ending.
+            # A daemon: a call that waits for the database must not keep the process alive.
             threading.Thread(
                 target=_work, args=(self._inbox,), name=self._name, daemon=True
             ).start()
@@ -67,7 +67,7 @@ class AsyncBridge:
         return given
 
     def close(self) -> None:
-        """Take nothing more."""
+        """Refuse further calls, and end the thread after the queued ones."""
         self._closed = True
         if self._inbox is not None:
             self._inbox.put(None)
@@ -84,12 +84,12 @@ def _work(inbox: SimpleQueue[Given | None]) -> None:
             given.set_exception(error)
         else:
             given.set_result(answer)
-        # Until the next one comes, what was answered must not be kept alive from here.
+        # Keep no reference to the answer while waiting for the next call.
         del task, given, call
         answer = None
 
 
 def _tell(loop: asyncio.AbstractEventLoop, over: asyncio.Event) -> None:
-    # A loop that is closed meanwhile has nobody left who waits.
+    # RuntimeError: the loop was closed meanwhile, and no task waits.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(over.set)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """What the handler wrote and this outcome are committed."""
+    """The claim is settled: by a transaction of the handler, with this outcome."""
 
     outcome: Outcome
 
@@ -40,9 +40,10 @@ def run_atomic(
     source: Source | Work,
     bytes_max: int,
 ) -> Committed | outcomes.ResultNotStorable:
-    """Run the handler in a transaction and settle its claim there.
+    """Run the handler in a transaction and settle its claim in the same transaction.
 
-    Raises what the handler raised, and the reason if it was told to stop: nothing is kept then.
+    Raises the error of the handler, or the reason if it was told to stop; then the transaction is
+    rolled back.
     """
     if isinstance(source, Work):
         raise NotAllowedNow(f"{source.name} is settled in no transaction of a handler")
@@ -70,7 +71,7 @@ def run_atomic(
         if isinstance(error, outcomes.ResultNotStorable):
             return error
         if isinstance(error, StoreBusy | StoreUnavailable) and not in_handler:
-            # Its transaction could not begin, settle or commit: that is not the item's doing.
+            # The transaction could not begin, settle or commit: no failure of the item.
             rest = outcomes.REST_SECONDS
             return outcomes.ResultNotStorable(outcomes.returned(claim, error, delay_seconds=rest))
         raise

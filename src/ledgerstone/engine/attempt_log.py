@@ -23,14 +23,14 @@ class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt that failed, for the log."""
 
     what: str
-    """The item, as people call it: "job mail.send 0190…"."""
+    """The item, for people: "job mail.send 0190…"."""
     attempt: int
     attempts_max: int | None = None
     failure: Failure
     next_seconds: float | None
     """When it is tried again; None: no other attempt is made."""
     end: str = DEAD_LETTER
-    """What becomes of it if no other attempt is made."""
+    """What happens to the item if no other attempt is made."""
     ids: Mapping[str, str | int] = {}
 
     def write(self, log: logging.Logger) -> None:
@@ -52,7 +52,7 @@ class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True):
                 (self.what, self.attempt, of, words, follows),
                 None,
             )
-            # The error itself is gone, its traceback is text: every formatter appends this.
+            # The traceback is text: every formatter appends `exc_text`.
             record.exc_text = (self.failure.traceback or "").rstrip() or None
             log.handle(record)
 

@@ -1,11 +1,11 @@
-"""Circuit breakers: while a target is down, nothing is sent to it and no attempt is burned.
+"""Circuit breakers: while a target is down, nothing is sent to it, and no attempt is counted.
 
     closed ──so many failures in a row──▶ open ──after the cool-down──▶ half open
        ▲                                   ▲                               │
        │                                   └───────the probe fails─────────┤
        └──────────────────────────the probe succeeds───────────────────────┘
 
-Half open, one claim is let through as a probe.
+Half open, one claim is run as a probe.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _State:
 
 
 class Breakers:
-    """One breaker for each target that is named."""
+    """One breaker for each target, by its name."""
 
     def __init__(
         self, *, failures: int, cooldown_seconds: float, monotonic: Callable[[], float]
@@ -55,14 +55,17 @@ class Breakers:
             self._states.pop(target, None)
 
     def undecided(self, target: str) -> None:
-        """Nothing is known: if this was the probe, there may be another."""
+        """The attempt says nothing about the target.
+
+        If it was the probe, another one may follow.
+        """
         with self._lock:
             state = self._states.get(target)
             if state is not None:
                 state.probing = False
 
     def failed(self, target: str) -> float:
-        """The target did not answer; how many seconds nothing should be sent to it."""
+        """The target did not answer; for how many seconds nothing should be sent to it."""
         with self._lock:
             state = self._states.setdefault(target, _State())
             state.failures += 1

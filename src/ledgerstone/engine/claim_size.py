@@ -1,4 +1,4 @@
-"""When to look for work, and how far ahead of the handlers."""
+"""When to claim, and how far ahead of the handlers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TROUBLE_SECONDS = 0.1
 TROUBLE_SECONDS_MAX = 5.0
 HANDLER_SECONDS_MIN = 1e-6
 LOOKS_AHEAD = 4
-"""How often, in the time that claiming may run ahead, running handlers are looked at."""
+"""How often running handlers are checked within `engine.claim_ahead_ms`."""
 
 
 class PollSchedule:
-    """When to look for work: at once while there is more, after a wake-up, or at the next poll."""
+    """When to claim: at once while there is more, after a wake-up, or at the next poll."""
 
     def __init__(self, settings: EngineSettings, prompt: Callable[[], bool]) -> None:
         self._settings = settings
@@ -35,7 +35,7 @@ class PollSchedule:
         return self._settings.poll_seconds_max if self._prompt() else self._idle
 
     def found(self, count: int, room: int) -> None:
-        """A claim answered so many of so many."""
+        """A claim answered `count` items of `room` that were asked for."""
         self._troubles = 0
         self.more = count >= room
         if count or self._idle == 0.0:
@@ -44,22 +44,22 @@ class PollSchedule:
             self._idle = min(self._idle * 2, self._settings.poll_seconds_max)
 
     def no_room(self) -> None:
-        """There may be more, and no place for it: the handler that ends has it looked for."""
+        """There may be more, and no free place: the next handler that ends wakes the pump."""
         self.more = True
 
     def trouble(self) -> float:
-        """The database is out of reach or busy: how long to leave it alone."""
+        """The database is unreachable or busy: how long to wait before the next try."""
         self._troubles += 1
         wait: float = min(TROUBLE_SECONDS * 2**self._troubles, TROUBLE_SECONDS_MAX)
         return wait * (0.5 + random() / 2)  # noqa: S311 - spreads load, no secret
 
 
 class ClaimAhead:
-    """How many claims may wait for a place: those that will have one within `claim_ahead_ms`.
+    """How many claims may wait for a place: as many as get one within `engine.claim_ahead_ms`.
 
-    - None while it is not known how long handlers take: what waits here, nobody else can begin.
-    - A place whose handler runs for longer than that is not counted on. What is known of those that
-      ended says nothing about it.
+    - None while no handler has ended: no other worker can begin a claim that waits here.
+    - A place whose handler runs for longer than that time does not count, whatever the mean of the
+      handlers that ended.
     """
 
     def __init__(self, settings: EngineSettings, executor: Executor) -> None:
@@ -71,7 +71,7 @@ class ClaimAhead:
         self._looked_at = float("-inf")
 
     def claims(self) -> int:
-        """How many, now."""
+        """How many claims may wait now."""
         self._learn()
         if self._handler_seconds is None or self._seconds == 0:
             return 0

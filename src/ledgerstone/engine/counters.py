@@ -1,4 +1,4 @@
-"""What a pump did: so far, and in one step."""
+"""Counters of a pump, and the answer of one tick."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Counters(msgspec.Struct):
-    """What a pump did so far."""
+    """What a pump has done so far, and its current error."""
 
     claimed: int = 0
     done: int = 0
@@ -17,13 +17,13 @@ class Counters(msgspec.Struct):
     rescued: int = 0
     trouble: str | None = None
     abandoned: int = 0
-    """Handlers that were told to stop, take no notice, and were given up."""
+    """Handlers that were abandoned and still run."""
     stalled: str | None = None
-    """Why nothing is claimed, if so many were."""
+    """Why the pump claims nothing, if too many handlers were abandoned."""
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """What one step did."""
+    """What one tick did."""
 
     claimed: int
     settled: int

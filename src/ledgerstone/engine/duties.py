@@ -1,8 +1,8 @@
 """Duties: periodic work that happens once per cluster.
 
-The lease of a duty is its schedule: whoever takes the lease does the duty and does not give it
-back, so the next turn comes when it runs out, by the database's clock, for whoever is there first.
-A worker that dies delays a duty by one turn at the most.
+The lease of a duty is its schedule. The worker that acquires the lease does the duty and keeps the
+lease until it expires, by the database's clock; then the first worker to ask acquires it. A worker
+that dies delays a duty by one turn at most.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 LONGEST_SECONDS = 3600.0
-"""Another version of a duty may take its turn less often, but not less than this."""
+"""The longest lease that is trusted: another version may have a duty with longer turns."""
 
 
 class Duty(msgspec.Struct, frozen=True):
-    """Something to be done every so often, a bounded piece at a time; answers how much it did.
+    """Periodic work: one bounded step at each turn.
 
-    `do` is done in a transaction that holds the lease of the duty. `rounds` opens transactions of
-    its own, and fences them itself. `needed` is asked first, in a transaction that only reads:
-    where nothing is to be done, nothing is written and the lease is left alone.
+    - `every_seconds`: the time between two turns.
+    - `do`: one step, in a transaction that holds the lease of the duty; answers how much it did.
+    - `rounds`: a step that opens and fences its own transactions, in place of `do`.
+    - `needed`: called first, in a transaction that only reads. If it answers False, nothing is
+      written and the lease is not acquired.
     """
 
     name: str
@@ -42,11 +44,10 @@ class Duty(msgspec.Struct, frozen=True):
 
 
 class Duties:
-    """Does each duty when its turn has come and no other worker was first.
+    """Does each duty when it is due and no other worker holds its lease.
 
-    - A duty is done in one transaction, which holds its lease: one that was paused cannot commit.
-      One with `rounds` is done in several, which it fences itself.
-    - A duty that fails is reported and has its next turn like any other.
+    - The transaction of a duty fences its lease: a worker that was paused cannot commit it.
+    - A duty that fails is reported, and has its next turn like any other.
     """
 
     def __init__(self, database: Database[Any], duties: Sequence[Duty]) -> None:
@@ -56,16 +57,16 @@ class Duties:
 
     @property
     def done(self) -> dict[str, int]:
-        """How much each did so far."""
+        """How much each duty has done so far."""
         return self._turns.done
 
     @property
     def trouble(self) -> dict[str, str]:
-        """Why a duty could not be done at its last turn."""
+        """By duty, the error of its last turn, if that failed."""
         return self._turns.trouble
 
     def tick(self) -> dict[str, int]:
-        """Do what is due now; how much each did that was ours to do."""
+        """Do what is due now; how much each duty did in this worker."""
         did: dict[str, int] = {}
         for duty in self._duties:
             if not self._turns.is_due(duty.name):
@@ -77,7 +78,7 @@ class Duties:
 
     def _try(self, duty: Duty) -> int | None:
         self._turns.take(duty.name, seconds=duty.every_seconds / 2)
-        # A holder of its own for each turn: the turn is not ours again because the last one was.
+        # Each turn has a holder of its own: holding the last turn gives no right to the next one.
         turn = new_id()
         try:
             if duty.needed is not None:
@@ -91,7 +92,7 @@ class Duties:
                     turn,
                     seconds=duty.every_seconds,
                     longest=max(duty.every_seconds, LONGEST_SECONDS),
-                    # Whoever does it for long keeps nobody else from what they have to do.
+                    # A long turn of another worker holds up no other duty here.
                     wait=False,
                 )
             )

@@ -1,4 +1,4 @@
-"""When each duty is due, how much it did, and what is wrong with it."""
+"""For each duty: when it is due, how much it has done, and its last error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DutySchedule:
         return self._monotonic() >= self._next[name]
 
     def take(self, name: str, *, seconds: float) -> None:
-        """The duty is looked at now, and not again before so many seconds are over."""
+        """The duty has its turn now, and its next one after so many seconds."""
         self._next[name] = self._monotonic() + seconds
 
     def advance(self, name: str) -> None:

@@ -1,8 +1,8 @@
-"""Heartbeats: leases of work that takes long are extended, and lost ones noticed.
+"""Heartbeats: extend the leases of claims, and notice lost ones.
 
-From a thread and on connections of its own, so that neither handlers that are busy nor handlers
-that hold every pooled connection keep it from beating. A claim is extended when it was already held
-at the beat before, so work that is quick costs nothing.
+A heartbeat has its own thread and its own connections: handlers that are busy, or that hold every
+connection of the pool, do not delay it. A claim is extended if it was held at the heartbeat before,
+so that a quick handler costs no statement.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ledgerstone.store.database import Database
 
 LOCKED_MAX = 1000
-"""Claims that a worker's row names at most."""
+"""How many claims a worker's row names."""
 
 _log = logging.getLogger("ledgerstone.engine")
 
@@ -28,11 +28,12 @@ _log = logging.getLogger("ledgerstone.engine")
 class Heartbeat:
     """Extends the claims of pumps.
 
-    - A claim whose lease was lost is told to its pump.
-    - A claim whose item another transaction has locked is left for the next beat, and is among
-      `locked`: its worker's row names it, so that nobody rescues it when its lease runs out.
-    - If the database cannot be reached for a whole lease, every claim counts as lost: others may
-      have them by now.
+    - If a lease is lost, the pump of the claim is told.
+    - If another transaction has locked an item, its claim is extended at the next heartbeat, and is
+      among `locked`: the row of the worker names it, so that no rescue takes it when its lease
+      expires.
+    - If the database is unreachable for a whole lease, every claim counts as lost: other workers
+      may have claimed the items.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Heartbeat:
         return [claim.mark for claims in self._locked for claim in claims][:LOCKED_MAX]
 
     def beat(self) -> int:
-        """One beat; how many claims were extended."""
+        """One heartbeat; how many claims were extended."""
         return sum(self._beat(i, pump) for i, pump in enumerate(self._pumps))
 
     def _beat(self, i: int, pump: Pump) -> int:
@@ -72,7 +73,7 @@ class Heartbeat:
         self._locked[i] = left.locked
         self.trouble = None
         for claim in left.lost:
-            # If it was settled between the look and the statement, the pump holds it no more.
+            # The pump ignores a claim that was settled in the meantime.
             pump.lose(claim)
         return len(old) - len(left.lost) - len(left.locked)
 

@@ -1,11 +1,11 @@
 """Outcomes whose item another transaction has locked: no batch waits for one row.
 
-They are kept here and tried again: often at first, rarely if the item stays locked. Skipped is not
-lost: the claim is still held, and its worker names it (`WorkerReport.locked`).
+They are tried again: often at first, rarely if the item stays locked. The claim is still held, and
+the row of its worker names it (`WorkerReport.locked`), so that no rescue takes it.
 
-Most locks are short. A publisher holds the row of its lane for one commit; with several publishers
-the row is free between two commits, and only a try at such a moment settles it. A pause that grew
-from the first try on would let a busy lane stand still.
+Most locks are short. A publisher locks the row of its lane for one commit. With several publishers
+the row is free only between two commits, and a try has to meet such a moment: pauses that grew from
+the first try on would stop a busy lane.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 AGAIN_SECONDS = 0.02
 AGAIN_SECONDS_MAX = 1.0
-"""The pause before a locked item is tried again: for the first tries, and for those after them."""
+"""The pause before a locked item is tried again: at first, and after SOON_TRIES_MAX tries."""
 SOON_TRIES_MAX = 50
-"""How often a locked item is tried again after the short pause."""
+"""How many tries come after the short pause."""
 TRIES_MAX = 1000
-"""Claims whose tries are remembered when none of them waits any more."""
+"""For how many claims the number of tries is kept when no outcome waits."""
 
 
 class LockedOutcomes:
@@ -31,7 +31,7 @@ class LockedOutcomes:
 
     def __init__(self) -> None:
         self._waiting: list[tuple[float, Outcome]] = []
-        # By the mark: a claim may hold much, and is gone when it is settled.
+        # By the mark of the claim: a claim may hold a large body, and should be freed when settled.
         self._tries: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class LockedOutcomes:
             self._waiting.append((now + pause, outcome))
 
     def due(self) -> list[Outcome]:
-        """Take those whose pause is over."""
+        """Remove and answer those whose pause is over."""
         if not self._waiting:
             return []
         now = monotonic()
@@ -59,7 +59,7 @@ class LockedOutcomes:
         return due
 
     def seconds(self) -> float:
-        """How long until one of them is due; without end if there is none."""
+        """How long until one of them is due; infinity if there is none."""
         if not self._waiting:
             return float("inf")
         return max(0.0, min(at for at, _ in self._waiting) - monotonic())

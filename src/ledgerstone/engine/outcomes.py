@@ -1,7 +1,7 @@
-"""From what a handler returned or raised to the outcome of its claim.
+"""Outcomes: made from the return value or the error of a handler.
 
-Whatever that is, there is an outcome: a handler's answer that cannot be read must not keep its
-claim from being settled.
+There is an outcome for every value and every error, also for those whose own code raises: each
+claim is settled.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ from ledgerstone.store.sql.json_body import encode
 
 MESSAGE_CHARS_MAX = 2048
 TRACEBACK_CHARS_MAX = 20_000
-"""Of a longer one the beginning and the end are kept: where it came from and what it was."""
+"""Of a longer traceback the beginning and the end are kept."""
 TRACEBACK_LINE_CHARS_MAX = 2000
-"""So that the frames are kept also beside a message of any length."""
+"""Longer lines are shortened, so that a long message does not push out the frames."""
 GAP_CHARS_MAX = 50
 CODE_CHARS_MAX = 64
 SNOOZE_SECONDS_MAX = 10 * 366 * 86_400
 SNOOZE_SECONDS_MIN = 1.0
-"""How long something rests that was put off until now or a moment that has passed: if it were due
-again at once, a handful of them would do nothing but begin and end."""
+"""The shortest snooze: an item that is due again at once would begin and end without a pause."""
 REST_SECONDS = 1.0
-"""How long something rests that met a database or a target out of reach."""
+"""When an item is due again whose target or database was unreachable."""
 
 REPLACED_TYPES = "__ledgerstone_types__"
-"""Where an error that replaces one from another process names the types of the original."""
+"""The attribute with which an error that replaces one of a child process names its types."""
 
 
 class ResultNotStorable(Exception):
-    """What an atomic handler returned cannot be kept: so is nothing that it wrote."""
+    """The result of an atomic handler cannot be stored: its transaction is rolled back."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__()
@@ -42,7 +41,7 @@ class ResultNotStorable(Exception):
 
 
 def of_value(claim: Claim, value: Any, *, bytes_max: int) -> Outcome:
-    """The handler returned; a value that cannot be kept is a failure."""
+    """The outcome of a returned value; a value that cannot be stored is a failure."""
     if value is None:
         return Outcome(claim, OutcomeKind.DONE)
     try:
@@ -64,42 +63,42 @@ def _snoozed(claim: Claim, seconds: Any) -> Outcome:
 
 
 def _canceled(claim: Claim, reason: Any) -> Outcome:
-    """Whatever the reason is: that it need not be done any more is clear."""
+    """The item is canceled, whatever the reason is and whether or not it can be read."""
     words = "" if reason is None else _words(reason)[:MESSAGE_CHARS_MAX]
     return Outcome(claim, OutcomeKind.CANCELED, failure=Failure("canceled", _storable(words)))
 
 
 def of_error(claim: Claim, error: BaseException) -> Outcome:
-    """The handler raised.
+    """The outcome of an error that the handler raised.
 
-    An error of the database counts like any other, and so does Interrupted: only the engine knows
-    whether they were the handler's own (`told`, `spared`).
+    Errors of the database and Interrupted count like any other error: the engine decides whether
+    they were the handler's own (`told`, `spared`).
     """
     if isinstance(error, errors.TargetDown):
-        # Not the item's doing: it keeps its attempt.
+        # No failure of the item: the attempt is refunded.
         return returned(claim, error, delay_seconds=REST_SECONDS)
     verdict = OutcomeKind.DEAD if isinstance(error, errors.Hopeless) else OutcomeKind.FAILED
     return Outcome(claim, verdict, failure=failure_of(error))
 
 
 def told(claim: Claim, error: errors.LedgerstoneError) -> Outcome:
-    """The engine raised it into the handler: it is the outcome, whatever the handler made of it."""
+    """The outcome for a reason to stop, whatever the handler did with it."""
     if isinstance(error, errors.Interrupted | errors.LeaseLost):
-        # A lease is also taken to be lost while the database is out of reach. If another has the
-        # item, this is refused; if not, it was not the item's doing.
+        # A lease counts as lost also while the database is unreachable. If another worker has
+        # claimed the item, the settlement is refused; if not, this is no failure of the item.
         return returned(claim, error)
     return of_error(claim, error)
 
 
 def may_be_of_one(error: BaseException) -> bool:
-    """Whether it may be the doing of a single outcome, and none of the database's or of a table."""
+    """Whether one outcome may have caused the error, and not the state of the database."""
     if isinstance(error, errors.LedgerstoneError):
         return type(error) in {errors.StoreError, errors.Duplicate}
     return isinstance(error, Exception)
 
 
 def spared(outcome: Outcome) -> Outcome:
-    """The engine's own database is out of reach: who failed of that keeps its attempt."""
+    """The outcome during an outage: a failure caused by the outage does not count as an attempt."""
     failure = outcome.failure
     if outcome.verdict is not OutcomeKind.FAILED or failure is None:
         return outcome
@@ -111,7 +110,7 @@ def spared(outcome: Outcome) -> Outcome:
 
 
 def unwritable(outcome: Outcome, error: Exception) -> Outcome:
-    """The database refused the outcome: that is written in its place, in words that it takes."""
+    """The failure that replaces an outcome which the database refuses."""
     verdict = OutcomeKind.DEAD if outcome.verdict is OutcomeKind.DEAD else OutcomeKind.FAILED
     message = f"its outcome ({outcome.verdict.value}) cannot be written: {_words(error)}"
     failure = Failure(_code_of(error), _storable(message[:MESSAGE_CHARS_MAX]))
@@ -121,15 +120,15 @@ def unwritable(outcome: Outcome, error: Exception) -> Outcome:
 def returned(
     claim: Claim, error: errors.LedgerstoneError, *, delay_seconds: float = 0.0
 ) -> Outcome:
-    """Back to the source, as if it had not been claimed."""
-    # A class of a user's own may have no message.
+    """The outcome that returns an item to its source, with its attempt refunded."""
+    # An error class of a user may have no message.
     message = _words(getattr(error, "message", error))[:MESSAGE_CHARS_MAX]
     failure = Failure(_code_of(error), _storable(message))
     return Outcome(claim, OutcomeKind.RETURNED, failure=failure, delay_seconds=delay_seconds)
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What is kept of an error."""
+    """The code, message and traceback of an error, as they are stored."""
     return Failure(
         _code_of(error),
         _storable(_words(error)[:MESSAGE_CHARS_MAX]),
@@ -139,7 +138,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def is_of(error: BaseException, types: tuple[type[BaseException], ...]) -> bool:
-    """Whether the error, or the one that it replaces, is of one of these types."""
+    """Whether the error, or the one of a child process that it replaces, has one of these types."""
     if isinstance(error, types):
         return True
     replaced: tuple[str, ...] = getattr(type(error), REPLACED_TYPES, ())
@@ -152,7 +151,7 @@ def type_names(kind: type[BaseException]) -> tuple[str, ...]:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Its traceback as text, shortened where it is too long."""
+    """The traceback as text, shortened if it is too long."""
     try:
         text = "".join(traceback.format_exception(error))
     except BaseException:  # noqa: BLE001 - an error's own code may raise anything
@@ -164,7 +163,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _shortened(text: str, chars_max: int) -> str:
-    """At most so many characters: its beginning, its end, and how much is missing between."""
+    """At most `chars_max` characters: the beginning, how many are left out, the end."""
     if len(text) <= chars_max:
         return text
     half = (chars_max - GAP_CHARS_MAX) // 2
@@ -178,7 +177,7 @@ def _code_of(error: BaseException) -> str:
 
 
 def _words(value: object) -> str:
-    """The value as text, also if it does not want to."""
+    """The value as text, also if its own code raises."""
     try:
         return str(value)
     except BaseException as error:  # noqa: BLE001 - a value's own code may raise anything
@@ -186,5 +185,5 @@ def _words(value: object) -> str:
 
 
 def _storable(text: str) -> str:
-    """The text without what no database takes: NUL, and halves of characters."""
+    """The text without NUL and lone surrogates, which no database stores."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")

@@ -1,13 +1,13 @@
-"""Suspects: items with which workers died, and that are given up if one more does.
+"""Quarantine: crash suspects, items that become dead letters after one more crash, run one by one.
 
-When a process dies, nobody knows which of its claims was the cause: each counts as one, also if it
-only waited for a place. So items for which one more death is the end begin one after the other, and
-that one is about to begin is on record before it does:
+After a crash nobody knows which claim of the worker caused it, so a crash is counted for each of
+them, also for claims that only waited for a place. Therefore items for which one more crash is the
+last begin one after the other, and each is on record before it begins:
 
-    claimed ──▶ waits ──▶ on record (its worker's row) ──▶ runs ──▶ settled, the next one's turn
+    claimed ──▶ waits ──▶ on record (row of the worker) ──▶ runs ──▶ settled ──▶ the next one
 
-If the process dies now, the one on record is given up. Those that waited go back with their attempt
-refunded (`LastHeartbeat.waited`): an item that kills its workers takes none of its like along.
+If the process crashes now, the item on record is given up. Suspects that waited are returned with
+their attempt refunded (`LastHeartbeat.waited`), so that one fatal item does not end the others.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ from ledgerstone.engine.source import Claim
 from ledgerstone.store.wakeup import WakeSignal
 
 TURN_SECONDS_MAX = 5.0
-"""One that runs for longer does not keep the next one waiting: what kills does so soon."""
+"""After this time the next suspect begins beside a running one: a fatal item crashes soon."""
 WAIT_SECONDS_MAX = 10.0
-"""A suspect that has waited here for so long goes back, for another worker."""
+"""A suspect that has waited for so long is returned, for another worker."""
 
 
 def is_suspect(crashes: int, crashes_max: int, *, last: bool) -> bool:
-    """Whether workers died with an item, and it is given up with the next (`last`: by attempts)."""
+    """Whether an item has crashed workers and one more crash is its last (`last`: by attempts)."""
     return crashes > 0 and (last or crashes + 1 >= crashes_max)
 
 
 class Quarantine:
-    """Where the suspects of a worker take turns, whichever of its pumps has claimed them."""
+    """Admits the crash suspects of all pumps of a worker one by one.
+
+    `record` writes the row of the worker, which names the suspects that have begun.
+    """
 
     def __init__(self, record: Callable[[], None], monotonic: Callable[[], float]) -> None:
         self.begun: tuple[str, ...] = ()
-        """The marks of those inside; when nobody is, of the last one."""
+        """The marks of the running suspects; if none runs, of the last one."""
         self._record = record
         self._monotonic = monotonic
         self._inside: list[tuple[Claim, float]] = []
@@ -47,7 +50,7 @@ class Quarantine:
         self._wake_signals.append(wake_signal)
 
     def enter(self, claim: Claim) -> bool:
-        """Put on record that it begins; False if it is not its turn yet."""
+        """Put on record that this claim begins; False if another suspect runs."""
         with self._lock:
             now = self._monotonic()
             if any(now - since < TURN_SECONDS_MAX for _, since in self._inside):
@@ -58,14 +61,14 @@ class Quarantine:
         try:
             self._record()
         except BaseException:
-            # It does not begin: nobody must be told that it had.
+            # The claim does not begin: no later record may name it.
             self.leave(claim)
             self.begun = before
             raise
         return True
 
     def leave(self, claim: Claim) -> None:
-        """It is settled, if it was inside."""
+        """The claim is settled, if it was admitted."""
         with self._lock:
             left = [each for each in self._inside if each[0] is not claim]
             if len(left) == len(self._inside):
@@ -78,7 +81,7 @@ class Quarantine:
 
 
 class QuarantineQueue:
-    """Those of one pump, in the order in which they were claimed."""
+    """The crash suspects of one pump, in the order of their claims."""
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class QuarantineQueue:
         self._crashes_max = crashes_max
         self._wake_signal = wake_signal
         self._monotonic = monotonic
-        # Several threads: one begins them, others take back what is late, lost or to be stopped.
+        # One thread begins suspects; others remove those that are late, lost or to be returned.
         self._lock = threading.Lock()
         self._waiting: deque[tuple[Claim, float]] = deque()
 
@@ -101,11 +104,11 @@ class QuarantineQueue:
         return len(self._waiting)
 
     def are(self, claim: Claim) -> bool:
-        """Whether this is one."""
+        """Whether this claim is a crash suspect."""
         return is_suspect(claim.crashes, self._crashes_max, last=claim.is_last)
 
     def kept_back(self, claims: Sequence[Claim]) -> Sequence[Claim]:
-        """Let the suspects among these wait; the others."""
+        """Queue the suspects among these; the other claims."""
         if not any(claim.crashes for claim in claims):
             return claims
         since = self._monotonic()
@@ -115,14 +118,14 @@ class QuarantineQueue:
         return [claim for claim in claims if not self.are(claim)]
 
     def admitted(self) -> Claim | None:
-        """The next one, if it may begin now; that is on record then."""
+        """The next suspect, if it may begin now; its begin is on record then."""
         with self._lock:
             if not self._waiting:
                 return None
             task = self._waiting.popleft()
         entered = False
         try:
-            # Not under the lock: this asks the database.
+            # Not under the lock: this is a round trip to the database.
             entered = self.quarantine.enter(task[0])
         finally:
             if not entered:
@@ -131,11 +134,11 @@ class QuarantineQueue:
         return task[0] if entered else None
 
     def drop(self) -> list[Claim]:
-        """Take back all that wait."""
+        """Remove all that wait."""
         return self._drop(lambda _: True)
 
     def drop_late(self) -> list[Claim]:
-        """Take back what has waited too long; the others look whether it is their turn."""
+        """Remove those that have waited too long, and wake the pump for the others."""
         moment = self._monotonic() - WAIT_SECONDS_MAX
         dropped = self._drop(lambda task: task[1] < moment)
         if self._waiting:
@@ -143,12 +146,12 @@ class QuarantineQueue:
         return dropped
 
     def drop_beyond(self, most: int) -> list[Claim]:
-        """Take back the last ones, so that no more than this wait."""
+        """Remove the last ones, so that at most `most` wait."""
         with self._lock:
             return [self._waiting.pop()[0] for _ in range(len(self._waiting) - most)]
 
     def remove(self, claim: Claim) -> bool:
-        """Take this one back; False if it does not wait."""
+        """Remove this one; False if it does not wait."""
         return bool(self._drop(lambda task: task[0] is claim))
 
     def _drop(self, goes: Callable[[tuple[Claim, float]], bool]) -> list[Claim]:

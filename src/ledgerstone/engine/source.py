@@ -1,4 +1,4 @@
-"""What the pump moves: a source of work, a claim on one item of it, and how the item came out."""
+"""The contract of a source of work: its claims, their outcomes, and the handlers that run them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ T = TypeVar("T")
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """One item, taken by one worker for one attempt.
+    """One item, claimed by one worker for one attempt.
 
-    `token` is compared by every later write of this claim; it is raised by every change of holder
-    and never goes back, also when an attempt is refunded. `crashes` counts the workers that died
-    with it before.
+    - `key` names the item; `attempt` counts from 1.
+    - `token` is the fencing token: every later write of this claim compares it. Each claim and each
+      rescue raises it, and it never goes back, also when an attempt is refunded.
+    - `body` is the content of the item; `target` what its handler calls, for the circuit breaker.
+    - `timeout_seconds` limits the attempt.
+    - `crashes` counts the workers that died while they held the item.
     """
 
     key: str
@@ -35,17 +38,17 @@ class Claim(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> str:
-        """What it is called where it is on record that it begins."""
+        """The name of this claim in the row of its worker."""
         return mark_of(self.key, self.token)
 
     @property
     def title(self) -> str:
-        """What log lines call it."""
+        """The name of this claim in log lines."""
         return f"{self.key}, attempt {self.attempt}"
 
     @property
     def is_last(self) -> bool:
-        """Whether no attempt is left after this one, if its worker dies."""
+        """Whether no attempt is left if the worker dies with this one."""
         return False
 
 
@@ -55,22 +58,22 @@ def mark_of(key: object, token: int) -> str:
 
 
 class OutcomeKind(Enum):
-    """How an item came out of an attempt."""
+    """How an attempt ended."""
 
     DONE = "done"
     FAILED = "failed"
-    """Counts as an attempt; again after a back-off, or dead when none is left."""
+    """The attempt counts; the item is due again after a back-off, or dead if none is left."""
     DEAD = "dead"
-    """Failed for good: another attempt would end the same way."""
+    """Failed, with no further attempt."""
     SNOOZED = "snoozed"
-    """Again later, at the handler's wish; the attempt is refunded."""
+    """The handler asked for a later attempt; this one is refunded."""
     CANCELED = "canceled"
     RETURNED = "returned"
-    """Not the item's doing (shutdown, target down); the attempt is refunded."""
+    """Ended for another reason (shutdown, target down); the attempt is refunded."""
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """What went wrong, for people and for the record."""
+    """An error, as it is stored and shown. `crashed`: the process of the handler died."""
 
     code: str
     message: str
@@ -79,7 +82,11 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A claim and how it came out; `result` is JSON text."""
+    """How the attempt of a claim ended.
+
+    - `verdict` says how; `result` is the return value as JSON text, `failure` the error.
+    - `delay_seconds`: when the item is due again; None leaves that to the back-off of the source.
+    """
 
     claim: Claim
     verdict: OutcomeKind
@@ -91,8 +98,8 @@ class Outcome(msgspec.Struct, frozen=True):
 class Batch(Claim, frozen=True, eq=False):
     """The claims of several items, for one call of a handler.
 
-    - `settle` tells how one item came out, while the handler still runs.
-    - What the handler returns or raises is the outcome of every item that is still open.
+    - `settle` settles one item while the handler still runs.
+    - The return value or error of the handler is the outcome of every item that is still open.
     """
 
     items: tuple[Claim, ...] = ()
@@ -103,7 +110,7 @@ class Batch(Claim, frozen=True, eq=False):
     def of(
         cls, items: Sequence[Claim], report: Callable[[Outcome], None] = lambda _: None
     ) -> Batch:
-        """These items, at least one; `report` is called with what `settle` is told."""
+        """A batch of these items, at least one; `settle` passes its outcomes to `report`."""
         return cls(
             new_id(),
             1,
@@ -119,45 +126,45 @@ class Batch(Claim, frozen=True, eq=False):
         return f"a batch of {len(self.items)}"
 
     def settle(self, outcome: Outcome) -> None:
-        """Settle one item now; nothing happens if it is settled already."""
-        # One step: the engine may give up the handler at the same moment.
+        """Settle one item now; does nothing if the item is settled already."""
+        # One atomic step: the engine may abandon the handler at the same moment.
         if self.open.pop(outcome.claim.key, None) is not None:
             self.report(outcome)
 
     def rest(self, outcome: Outcome) -> list[Outcome]:
-        """The same outcome for each item that is still open; none is open afterwards."""
+        """The same outcome for each item that is still open, which closes it."""
         taken = [item for item in self.items if self.open.pop(item.key, None) is not None]
         return [msgspec.structs.replace(outcome, claim=item) for item in taken]
 
 
 LONG_CALL_SECONDS = 1.0
-"""A call of a handler that takes a batch takes long after this time."""
+"""After this time the handler call of a batch counts as long."""
 
 
 class Batches(msgspec.Struct, frozen=True):
-    """How a source is handled in batches."""
+    """The limits of a source whose handler takes batches."""
 
     calls_max: int
-    """Handler calls at once, without those that take long."""
+    """How many handler calls run at once, not counting long ones."""
     long_calls_max: int
-    """Further calls, in place of those that take longer than LONG_CALL_SECONDS: what waits for one
-    slow item keeps no other from being claimed."""
+    """How many further calls may begin in place of calls that run longer than LONG_CALL_SECONDS: a
+    slow item delays only its own call."""
     call_items_max: int
-    """Items that one call takes."""
+    """How many items one call takes."""
     items_max: int
-    """Items that are claimed and not settled."""
+    """How many items are claimed and not settled."""
 
     @property
     def places(self) -> int:
-        """Handler calls at once, all of them."""
+        """How many handler calls run at once at most."""
         return self.calls_max + self.long_calls_max
 
 
 class NotSettled(msgspec.Struct, Generic[T], frozen=True):
-    """Those of a batch that were not written: the others were, now or by the same claim before.
+    """The claims of a batch that were not written; the others are, by this call or an earlier one.
 
-    - `lost` claims are no longer held: nothing of them was changed, and that is on record.
-    - `locked` are those whose item another transaction has locked: to be tried again.
+    - `lost`: the claim is not held any more. Its item was not changed, and the refusal is recorded.
+    - `locked`: another transaction has locked the item. Try again.
     """
 
     lost: Sequence[T] = ()
@@ -165,29 +172,29 @@ class NotSettled(msgspec.Struct, Generic[T], frozen=True):
 
 
 class Snooze(msgspec.Struct, frozen=True):
-    """Returned by a handler: not now, again in so many seconds; 0 or less is a second."""
+    """Returned by a handler: run the item again in so many seconds; 0 or less means one second."""
 
     seconds: float
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """Returned by a handler: this need not be done any more."""
+    """Returned by a handler: the item need not be done any more."""
 
     reason: str = ""
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """Returned by a handler: it has settled its claim itself, in a transaction of its own."""
+    """Returned by a handler that has settled its claim in a transaction of its own."""
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """What a worker asks a source for."""
+    """How much a worker claims: at most `limit` items, each for `lease_seconds`, as `worker`."""
 
     limit: int
     worker: str
     lease_seconds: float
     avoid: frozenset[str] = frozenset()
-    """Targets that are down: claims for them would only be returned."""
+    """Targets that are down: claims for them would be returned."""
 
 
 class ExecutorKind(Enum):
@@ -199,41 +206,46 @@ class ExecutorKind(Enum):
 
 
 class Handler(msgspec.Struct, frozen=True):
-    """What runs a claim: called with the claim, or with a transaction and the claim if atomic.
+    """Runs a claim.
 
-    The handler of a source with `batches` is called with a `Batch`, and is not atomic.
-    An atomic handler's writes and its settlement are one transaction. A handler in a process must
-    be a function that can be imported there.
+    - `call` is called with the claim; if `atomic`, with a transaction and the claim: the writes of
+      the handler and the settlement are then one commit.
+    - The handler of a source with `batches` is called with a `Batch`, and is not atomic.
+    - `where`: thread, event loop or process. A process must be able to import the function.
     """
 
     call: Callable[..., Any]
     where: ExecutorKind = ExecutorKind.THREAD
     atomic: bool = False
     gives_up: Callable[[BaseException], bool] | None = None
-    """Whether an item is dead at once after this error; None: only after Hopeless."""
+    """Whether an item is dead at once after an error; None: only after Hopeless."""
 
 
 class Source(Protocol):
-    """A kind of work. All its methods write inside the transaction they are given.
+    """A kind of work in the worker's database. Its methods write in the transaction that they get.
 
-    - `name` names it in reports; commits that make something due notify `channel`.
-    - `claim` takes at most `limit` due items, each by one worker; a claim holds for its lease.
-    - `settle` writes how claims came out, and waits for no item; a claim that is no longer held
-      changes nothing, is recorded, and is answered back. Settling what this same claim settled
-      before is no refusal. An item that another transaction has locked is answered back too: the
-      engine comes back. `waits` is for a claim that is settled in its handler's own transaction.
-    - `extend` renews the lease of claims still held, in the same way.
-    - `rescue` makes items of expired claims due again, a bounded number; one whose workers died
-      `crashes_max` times is dead, unless its last one is known not to have begun with it
-      (`LastHeartbeat.waited`): that was no crash, and no attempt.
-    - `handler` answers what runs a claim.
-    - A source may have `close`: its worker has stopped, and it lets go of its connections and
-      threads. Another worker may use it later.
-    - A source may have `due_seconds`: how long until it wants to be asked without a wake-up.
-    - A source may have `held_by`: the claims that a worker holds, for one that was not told what it
-      has claimed, because the answer to the commit was lost.
-    - A source may have `batches`: what one `claim` answers is then handled by one call, and its
-      capacity counts items. Each item is settled, extended and rescued by itself.
+    - `name` names the source in reports. Commits that make an item due wake `channel`.
+    - `claim` claims at most `limit` due items; an item has one claim at a time, until its lease
+      expires.
+    - `settle` writes outcomes, and waits for no lock. It answers the claims that are no longer held
+      (nothing is changed, and the refusal is recorded) and those whose item is locked (the engine
+      tries them again). A claim that has settled the same before counts as settled. `waits`: the
+      claim is settled in the transaction of its handler, and waits for a locked row.
+    - `extend` renews the leases of claims that are held, in the same way.
+    - `rescue` makes at most `limit` items of expired claims due again. An item with `crashes_max`
+      crashes is dead. If it is known not to have begun (`LastHeartbeat.waited`), neither a crash
+      nor an attempt is counted.
+    - `handler` answers the handler of a claim.
+
+    A source may have more:
+
+    - `close` is called when its worker has stopped: it closes connections and ends threads. Another
+      worker may use the source later.
+    - `due_seconds` answers when the engine should claim again without a wake-up.
+    - `held_by` answers the claims that a worker holds: a worker asks it after a commit whose answer
+      was lost.
+    - `batches`: the items of one `claim` go to one handler call, and capacity counts items. Each
+      item is settled, extended and rescued by itself.
     """
 
     @property
@@ -258,7 +270,7 @@ class Source(Protocol):
 
 
 class ExchangeResult(NamedTuple):
-    """What a pump gets for its outcomes."""
+    """The answer of an exchange: new claims, and the outcomes that were not settled."""
 
     claims: Sequence[Claim]
     left: NotSettled[Outcome]
@@ -266,19 +278,19 @@ class ExchangeResult(NamedTuple):
 
 @runtime_checkable
 class Work(Protocol):
-    """What a pump moves, wherever it is kept.
+    """What a pump moves, wherever it is stored.
 
-    A `Source` in the worker's database is one by `engine.transacted`; what a broker delivers is one
-    without a database.
+    `engine.transactional` makes one of a `Source`; the deliveries of a broker are one without a
+    database.
 
-    - `exchange` settles outcomes, and claims if it is asked to; `one_writer` says that both happen
-      in one call, from one thread. Otherwise they come from two threads, each with its own calls.
-    - `extend` renews the lease of claims, as that of a `Source`.
-    - `due_seconds` says when something becomes due without a wake-up.
-    - `local`: what is due waits in this process, claimed or not, so all of it is claimed at once.
-    - `places` are the handlers that run at once; None: as many as `engine.concurrency` says.
-    - `start` begins to look for work, where that has to be begun. After `stop` nothing is claimed,
-      and outcomes still come; after `close` nothing comes, and it lets go of what it holds.
+    - `exchange` settles outcomes, and claims if `ask` is given. With `one_writer` one thread passes
+      both; otherwise two threads call it, each for one of them.
+    - `extend` renews the leases of claims, as that of a `Source`.
+    - `due_seconds` answers when to claim again without a wake-up.
+    - `local`: due items wait in this process, claimed or not, so that all of them are claimed.
+    - `places` is how many handlers run at once; None: `engine.concurrency`.
+    - `start` begins to look for work, if that has to be started. After `stop` nothing is claimed,
+      and outcomes still come. After `close` nothing comes, and resources are released.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Workers and leases at a glance, for `status` and `doctor`."""
+"""Facts about workers and leases, for `status` and `doctor`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 LEASES_MAX = 500
 DUTY = "duty "
-"""What the trouble of a duty begins with."""
+"""The prefix of the error of a duty."""
 
 
 class WorkerState(Enum):
-    """Whether a worker is there."""
+    """Whether a worker runs, by its last heartbeat."""
 
     ALIVE = "alive"
     SILENT = "silent"
-    """It has not been seen for longer than its claims hold: dead, paused or cut off."""
+    """No heartbeat for longer than a lease: the worker is dead, paused or cut off."""
     STOPPED = "stopped"
-    """It ended in good order."""
+    """The worker has shut down."""
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
-    """One worker, by its last report."""
+    """One worker, as its last heartbeat reported it."""
 
     id: str
     host: str
@@ -45,11 +45,11 @@ class WorkerFacts(msgspec.Struct, frozen=True):
     refused: int
     trouble: str | None
     duties: dict[str, int] = {}
-    """How much it did, by duty."""
+    """By duty, how much the worker has done."""
 
 
 class LeaseFacts(msgspec.Struct, frozen=True):
-    """One lease; where `expires_in_ms` is not above zero, nobody holds it."""
+    """One lease; it has expired if `expires_in_ms` is 0 or less."""
 
     name: str
     holder: str
@@ -65,7 +65,7 @@ _leases = Statement(
 
 
 def workers_of(tx: Transaction, *, lease_seconds: float) -> list[WorkerFacts]:
-    """The workers: those that are there first, then the latest seen."""
+    """The workers: living ones first, then by their last heartbeat, the latest first."""
     # A heartbeat comes at least twice within a lease.
     silent_after_ms = 1000 * lease_seconds
     found = [_worker(seen, silent_after_ms) for seen in workers.listed(tx)]
@@ -79,10 +79,10 @@ def _worker(seen: workers.WorkerSeen, silent_after_ms: float) -> WorkerFacts:
         state = WorkerState.STOPPED
     elif seen.silent_ms > silent_after_ms:
         state = WorkerState.SILENT
-    tallies: list[dict[str, Any]] = list(seen.report.get("sources", {}).values())
+    by_source: list[dict[str, Any]] = list(seen.report.get("sources", {}).values())
 
     def total(name: str) -> int:
-        return sum(counters.get(name, 0) for counters in tallies)
+        return sum(counters.get(name, 0) for counters in by_source)
 
     return WorkerFacts(
         id=seen.id,
@@ -94,7 +94,7 @@ def _worker(seen: workers.WorkerSeen, silent_after_ms: float) -> WorkerFacts:
         done=total("done"),
         failed=total("failed"),
         refused=total("refused"),
-        trouble=_one_line(next(filter(None, map(_trouble, tallies)), _duty_trouble(seen))),
+        trouble=_one_line(next(filter(None, map(_trouble, by_source)), _duty_trouble(seen))),
         duties=seen.report.get("duties", {}),
     )
 
@@ -114,5 +114,5 @@ def leases_of(tx: Transaction) -> list[LeaseFacts]:
 
 
 def _one_line(words: str | None) -> str | None:
-    """What a driver said in several lines, in one."""
+    """The message of a driver in one line."""
     return None if words is None else " ".join(words.split())

@@ -3,8 +3,8 @@
     worker ──▶ keeper: duties of the database, one lease a turn
            └─▶ keeper of each such store: its duties, in a thread of their own
 
-The engine asks little of the store: `DutyStore`. A slow disk of one store keeps neither leases nor
-the duties of another waiting.
+The engine needs little from the store: `DutyStore`. A slow disk of one store delays neither leases
+nor the duties of another store.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class DutyStore(Protocol[T_co]):
-    """What the engine asks of a store.
+    """What the engine needs from a store.
 
     - `monotonic` never goes back; turns are counted by it.
     - `one_writer` says that one process at a time can write: a turn needs no lease then.
@@ -47,7 +47,7 @@ class DutyStore(Protocol[T_co]):
 
 
 class StoreDuty(msgspec.Struct, Generic[T], frozen=True):
-    """Something to be done every so often, a bounded piece at a time; answers how much it did.
+    """Periodic work on a store: `do` is one bounded step, and answers how much it did.
 
     One that is `prompt` is also due after a wake-up of the store.
     """
@@ -59,7 +59,7 @@ class StoreDuty(msgspec.Struct, Generic[T], frozen=True):
 
 
 class StoreDuties(Generic[T]):
-    """Does each duty of a store when its turn has come.
+    """Does each duty of a store when it is due.
 
     - A duty that fails is reported, and has its next turn like any other.
     - After the last one that was due the store rests.
@@ -77,12 +77,12 @@ class StoreDuties(Generic[T]):
 
     @property
     def done(self) -> dict[str, int]:
-        """How much each did so far."""
+        """How much each duty has done so far."""
         return self._turns.done
 
     @property
     def trouble(self) -> dict[str, str]:
-        """Why a duty cannot be done now."""
+        """By duty, the error of its last turn, if that failed."""
         return self._turns.trouble
 
     def wait(self, seconds: float) -> None:
@@ -93,7 +93,7 @@ class StoreDuties(Generic[T]):
                     self._turns.advance(duty.name)
 
     def tick(self) -> dict[str, int]:
-        """Do what is due now; how much each did."""
+        """Do the duties that are due now; how much each did."""
         due = [duty for duty in self._duties if self._turns.is_due(duty.name)]
         if not due:
             return {}

@@ -1,4 +1,4 @@
-"""A source in the worker's database as the work of a pump: each call is a transaction."""
+"""The `Work` of a source in the worker's database: each call is one transaction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TransactionalWork:
-    """The work of a source, moved by transactions on a database; see `Work`."""
+    """Calls a `Source` in transactions on a database; see `Work`."""
 
     places = None
     local = False
@@ -49,18 +49,18 @@ class TransactionalWork:
         return self._database.run(lambda tx: self.source.extend(tx, claims, lease_seconds))
 
     def due_seconds(self) -> float:
-        # Polling finds what becomes due in the database; a source may know that it is sooner.
+        # Polling finds what becomes due; a source may ask to be polled sooner.
         asked: Callable[[], float] | None = getattr(self.source, "due_seconds", None)
         return asked() if asked is not None else float("inf")
 
     def start(self) -> None:
-        """Nothing has to be begun."""
+        """Nothing to start."""
 
     def stop(self) -> None:
-        """Nothing comes without a claim."""
+        """Nothing to stop: no item comes without a claim."""
 
     def close(self) -> None:
-        """Have the source let go of what it holds outside the database, if it holds anything."""
+        """Close the source, if it holds anything outside the database."""
         closing: Callable[[], None] | None = getattr(self.source, "close", None)
         if closing is not None:
             closing()

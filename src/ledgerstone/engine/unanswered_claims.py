@@ -1,6 +1,6 @@
-"""Claims that were committed and whose answer was lost: a worker asks for what it has.
+"""Claims whose commit was not answered: the worker asks the database which claims it holds.
 
-claim ──commit──✂ answer lost ──▶ what does this worker hold? ──▶ claims, as if just made
+claim ──commit──✂ connection lost ──▶ `held_by(worker)` ──▶ claims, as if just made
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from ledgerstone.store.database import Database
 
 UNSURE_SECONDS = 2.0
-"""For so long after a lost answer it is asked: the server may still be about to commit."""
+"""How long after a lost answer the worker asks: the server may still be about to commit."""
 
 
 class UnansweredClaims:
-    """What one pump has claimed without being told; only of a source that has `held_by`."""
+    """The claims of one pump whose answer was lost; only for a source that has `held_by`."""
 
     def __init__(self, source: Source | Work, database: Database[Any], worker: str) -> None:
         self._held_by = getattr(source, "held_by", None)
@@ -28,7 +28,7 @@ class UnansweredClaims:
         self._lost_at: float | None = None
 
     def watched(self, exchange: Callable[[], ExchangeResult]) -> Sequence[Claim]:
-        """What this claims; if its answer is lost, that is remembered."""
+        """The claims of this exchange; if its answer is lost, `claims` asks for them."""
         try:
             return exchange().claims
         except CommitUnknown:
@@ -36,7 +36,10 @@ class UnansweredClaims:
             raise
 
     def claims(self, known: Mapping[str, Claim]) -> list[Claim]:
-        """Those that are not among the known ones, which were looked up before this call."""
+        """Claims that this worker holds and that are not among the known ones.
+
+        Copy `known` before this call: a claim that is settled meanwhile is then no new one.
+        """
         if self._held_by is None or self._lost_at is None:
             return []
         with self._database.reading() as tx:

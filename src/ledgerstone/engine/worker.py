@@ -1,8 +1,9 @@
 """A worker: the pumps, the heartbeat and the duties of one process on one database.
 
-SIGTERM or SIGINT: stop claiming, let handlers finish within the grace period, return the rest with
-their attempts refunded. A second one: return everything at once. Whatever the handlers and the
-network do, it ends: after the grace period, `engine.notice_seconds` and STOP_CALLS_SECONDS.
+After SIGTERM or SIGINT the worker claims nothing more, lets handlers finish within the grace
+period, and returns the other claims with their attempts refunded. After a second signal it returns
+all claims at once. It ends after the grace period, `engine.notice_seconds` and STOP_CALLS_SECONDS
+at the latest, whatever the handlers and the network do.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 TIME_SECONDS = 0.1
-"""How often timeouts and claims that wait for a place are looked at."""
+"""How often timeouts and claims that wait for a place are checked."""
 KEEP_SECONDS = 0.25
-"""How often duties are looked at."""
+"""How often duties are checked."""
 PRUNE_SECONDS = 60.0
 BEATS_LATE = 2
-"""After so many heartbeats without an answer a worker knows nothing about others, for as long."""
+"""After so many heartbeats without an answer a worker rescues nothing, for the same time."""
 JOIN_SECONDS_MAX = 5.0
 CALL_SECONDS_MIN = 5.0
-"""What a call to the database may take at least, however short leases are."""
+"""The shortest deadline of a call to the database, however short leases are."""
 STOP_CALLS_SECONDS = 5.0
-"""How long a worker that stops goes on with calls to the database, after its handlers."""
+"""How long a worker that stops may use the database after its handlers have ended."""
 STOPPING_SECONDS = 0.1
-"""How often a worker that stops looks whether its handlers have finished."""
+"""How often a worker that stops checks whether its handlers have finished."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -58,12 +59,12 @@ _log = logging.getLogger("ledgerstone.engine")
 
 
 class Worker:
-    """Does the work of some sources.
+    """Runs the pumps, the heartbeat and the duties of some sources.
 
-    - `run` works until it is told to stop; `start` and `stop` do so from another thread.
+    - `run` works until a signal or `stop`; `start` and `stop` do the same without blocking.
     - `tick` does one bounded step of everything in the calling thread, for tests.
-    - Each start of a process is a worker of its own: its id is new, its host and pid are notes.
-    - `stores` are the duties of other stores than its database.
+    - Each worker has a new id; its host and pid are for information.
+    - `duties` are done on its database, `stores` on other stores.
     """
 
     def __init__(
@@ -110,10 +111,12 @@ class Worker:
         look_seconds: float = 1.0,
         signals: Sequence[signal.Signals] = SIGNALS,
     ) -> None:
-        """Work until a signal, `stop` from elsewhere, or an error that waiting cannot help.
+        """Work until a signal, until `stop` is called, or until an error that no retry can help.
 
-        `started` is called when it has begun; `look` every so often, with whether it is stopping.
-        Whoever handles signals in its place gives none, and calls `ask_to_stop`.
+        - `started` is called when the worker has started.
+        - `look` is called every `look_seconds`, with whether the worker is stopping.
+        - `signals` stop the worker. A program with its own signal handlers gives none, and calls
+          `ask_to_stop`.
         """
         before = {number: signal.signal(number, self._signalled) for number in signals}
         try:
@@ -131,12 +134,15 @@ class Worker:
             raise self.failure
 
     def ask_to_stop(self) -> None:
-        """As a signal would: once, and handlers finish; twice, and they are returned at once."""
+        """As a signal.
+
+        After the first call handlers finish, after the second claims return at once.
+        """
         self._signals += 1
         self._news.put(None)
 
     def start(self) -> None:
-        """Begin, in threads of its own."""
+        """Start the threads of the worker."""
         self._report()
         if self._watcher is not None:
             self._watcher.start()
@@ -144,11 +150,11 @@ class Worker:
             pump.start()
         self._beaten_at = perf_counter()
         self._spawn("heartbeat", self._beat_and_report, self._beat_seconds)
-        # Not together with duties: these wait for the database.
+        # Not in the thread of the duties, which waits for the database.
         self._spawn("timer", self._look_at_the_time, TIME_SECONDS)
         self._spawn("keeper", self._duties.tick, KEEP_SECONDS)
         for number, store in enumerate(self._stores, 1):
-            # In a thread for each: a store that waits keeps no other one waiting.
+            # One thread for each store: a slow store delays no other one.
             self._spawn(f"keeper-{number}", partial(_keep, store), 0.0)
 
     def stop(
@@ -157,7 +163,11 @@ class Worker:
         *,
         look: Callable[[bool], None] = lambda _stopping: None,
     ) -> None:
-        """Stop claiming, let handlers finish, return the rest, and sign off."""
+        """Stop claiming, let handlers finish, return other claims, and mark the worker as stopped.
+
+        - `grace_seconds`: how long handlers may take, in place of `engine.grace_seconds`.
+        - `look` is called with True while handlers finish.
+        """
         if self._stop.is_set():
             return
         grace = self._settings.grace_seconds if grace_seconds is None else grace_seconds
@@ -168,7 +178,8 @@ class Worker:
             pump.interrupt()
         for pump in self.pumps:
             pump.await_notice()
-        # Whatever the network does: what is not settled by then is rescued when its lease is over.
+        # Also if the network is silent. A claim that is not settled then is rescued after its
+        # lease.
         self._database.deadline.end_within(STOP_CALLS_SECONDS)
         for pump in self.pumps:
             pump.stop()
@@ -188,17 +199,17 @@ class Worker:
         self._database.close()
 
     def tick(self, limit: int | None = None) -> list[Tick]:
-        """One bounded step of everything, here: duties, then each pump."""
+        """One bounded step in this thread: duties, then each pump with at most `limit` claims."""
         for duties in self._all_duties:
             duties.tick()
         return [pump.tick(limit) for pump in self.pumps]
 
     def beat(self) -> int:
-        """One heartbeat, here; how many claims were extended."""
+        """One heartbeat in this thread; how many claims were extended."""
         return self._heartbeat.beat()
 
     def report(self) -> WorkerReport:
-        """What it does and did, for people."""
+        """The report that the heartbeat writes."""
         return WorkerReport(
             sources={pump.source.name: pump.counters for pump in self.pumps},
             running=sum(pump.running for pump in self.pumps),
@@ -219,14 +230,14 @@ class Worker:
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended a pump or another loop, if something did."""
+        """The error that ended a pump or another thread, if any did."""
         if self._failure is not None:
             return self._failure
         return next((pump.failure for pump in self.pumps if pump.failure is not None), None)
 
     @property
     def abandoned(self) -> int:
-        """Handlers that were told to stop and still run."""
+        """How many abandoned handlers still run."""
         return sum(pump.abandoned for pump in self.pumps)
 
     def _pump(self, source: Source | Work) -> Pump:
@@ -259,16 +270,17 @@ class Worker:
         return rescue
 
     def _is_steady(self) -> bool:
-        """Whether it could renew its own claims all the while.
+        """Whether the heartbeats of this worker were in time.
 
-        If not, perhaps nobody could: others are not judged by theirs until they had time to.
+        If not, perhaps those of other workers were late, too: they get time to extend their claims
+        before this worker rescues any.
         """
         now, late = perf_counter(), BEATS_LATE * self._beat_seconds
         return now - self._beaten_at <= late <= now - self._late_at
 
     @property
     def _beat_seconds(self) -> float:
-        # However long leases are, it is known who is alive.
+        # Heartbeats come often enough for ALIVE_SECONDS, however long leases are.
         return min(self._settings.heartbeat_every_seconds, ALIVE_SECONDS / 3)
 
     def _prompt(self) -> bool:
@@ -283,7 +295,7 @@ class Worker:
             self._beaten_at = now
 
     def _report(self) -> bool:
-        """Say that it is there; if that cannot be said now, it is said with the next heartbeat."""
+        """Write the row of this worker; after a temporary error the next heartbeat writes it."""
         try:
             self._say()
         except LedgerstoneError as error:
@@ -294,7 +306,7 @@ class Worker:
         return True
 
     def _say(self) -> None:
-        # One after the other: an older word must not be written over a newer one.
+        # One at a time: an older report must not overwrite a newer one.
         with self._reporting:
             self._database.run(lambda tx: sign_in(tx, self.id, self.report()))
 
@@ -318,7 +330,7 @@ class Worker:
         thread.start()
 
     def _await_handlers(self, grace: float, look: Callable[[bool], None]) -> None:
-        """Until no handler runs, the grace period is over, or a second signal comes."""
+        """Wait until no handler runs, the grace period is over, or a second signal comes."""
         clock = self._database.clock
         until = clock.monotonic() + grace
         look(True)

@@ -1,4 +1,4 @@
-"""Who works: a row for each worker, renewed by its heartbeat, for people and for `status`."""
+"""Rows of workers: one for each worker, updated by its heartbeat."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FORGET_SECONDS = 86_400
 FORGET_DEAD_SECONDS = 7 * 86_400
-"""One that ended without a word is remembered for longer: what it left behind is judged by it."""
+"""The row of a worker that died is kept longer: a rescue of its claims reads it."""
 ALIVE_SECONDS = 60
 BEATS_MISSED_MAX = 3
 HOST_CHARS_MAX = 255
@@ -31,7 +31,7 @@ LIST_MAX = 500
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """What a worker does and did."""
+    """What a worker reports at each heartbeat."""
 
     sources: dict[str, Any]
     running: int
@@ -39,20 +39,20 @@ class WorkerReport(msgspec.Struct, frozen=True):
     prompt: bool
     duties: dict[str, int]
     types: dict[str, list[str]] = {}
-    """By source, the types of items that are known here, where there are such."""
+    """By source, the types of items that this worker can run, if the source has types."""
     crashes_max: int | None = None
     begun: Sequence[str] = ()
-    """The marks of the suspects that it has begun with, the last one also when that is over."""
+    """The marks of the crash suspects that have begun, the last one also after its end."""
     locked: Sequence[str] = ()
-    """The marks of claims that it holds and could not extend: their items were locked."""
+    """The marks of claims that the worker holds and could not extend: their items were locked."""
     beat_seconds: float = ALIVE_SECONDS / BEATS_MISSED_MAX
-    """How often it reports."""
+    """The time between two heartbeats."""
     duty_troubles: dict[str, str] = {}
-    """By duty, why it cannot be done now."""
+    """By duty, the error of its last turn."""
 
 
 class _Readable(msgspec.Struct, frozen=True):
-    """What others read of a report, each part of it as it must be to be read."""
+    """The parts of a report that other workers read, with the types that they need."""
 
     sources: dict[str, dict[str, Any]] = {}
     running: int = 0
@@ -66,7 +66,7 @@ class _Readable(msgspec.Struct, frozen=True):
 
 
 class WorkerSeen(msgspec.Struct, frozen=True):
-    """A worker as its last report shows it; the report is empty if it cannot be read."""
+    """A worker by its row; `report` is empty if it cannot be read."""
 
     id: str
     host: str
@@ -79,7 +79,7 @@ class WorkerSeen(msgspec.Struct, frozen=True):
 
 
 class LastHeartbeat(msgspec.Struct, frozen=True):
-    """What a worker said last, for those that judge what it left behind."""
+    """The last heartbeat of a worker, for a rescue of its claims."""
 
     host: str
     pid: int
@@ -89,17 +89,17 @@ class LastHeartbeat(msgspec.Struct, frozen=True):
     locked: Sequence[str] = ()
     silent_ms: int = 0
     fresh_ms: float = ALIVE_SECONDS * 1000
-    """How long it may be silent and still counts as living."""
+    """After how long without a heartbeat the worker counts as dead."""
 
     def keeps(self, mark: str) -> bool:
-        """Whether it holds a claim whose lease ran out only because its item was locked."""
+        """Whether the living worker holds a claim that it could not extend: the item was locked."""
         return mark in self.locked and self.silent_ms < self.fresh_ms
 
     def waited(self, mark: str, *, crashes: int, last: bool = False) -> bool:
-        """Whether a claim that it held is known not to have begun: another suspect had."""
+        """Whether a claim of the worker had certainly not begun: another crash suspect had."""
         if self.crashes_max is None or not is_suspect(crashes, self.crashes_max, last=last):
             return False
-        # Where none had begun, to claim them may be what killed it.
+        # If none had begun, claiming them may have killed the worker.
         return bool(self.begun) and mark not in self.begun
 
 
@@ -144,7 +144,7 @@ _last_word = Statement(
         worker.c.report,
         now_ms() - worker.c.seen_at_ms,
     ).where(
-        # As text: what is worked on names its worker by any word.
+        # As text: an item may name its worker by any text.
         cast(worker.c.id, String(ID_CHARS)) == bindparam("id_", type_=String(ID_CHARS))
     ),
 )
@@ -161,17 +161,17 @@ _prune = Statement(
 
 
 def sign_in(tx: Transaction, worker_id: str, report: WorkerReport) -> None:
-    """The worker is there and works."""
+    """Write the row of a running worker."""
     _write(tx, worker_id, "running", report)
 
 
 def sign_off(tx: Transaction, worker_id: str, report: WorkerReport) -> None:
-    """The worker ended in good order."""
+    """Write the row of a worker that has shut down."""
     _write(tx, worker_id, STOPPED, report)
 
 
 def listed(tx: Transaction, *, limit: int = LIST_MAX) -> list[WorkerSeen]:
-    """All that were seen lately, the latest first."""
+    """The workers, by their last heartbeat, the latest first."""
     return [
         WorkerSeen(
             id=str(row[0]),
@@ -188,7 +188,7 @@ def listed(tx: Transaction, *, limit: int = LIST_MAX) -> list[WorkerSeen]:
 
 
 def alive(tx: Transaction) -> list[WorkerSeen]:
-    """Those that work, as far as their last word tells."""
+    """The running workers with a heartbeat within ALIVE_SECONDS."""
     return [
         seen
         for seen in listed(tx)
@@ -197,7 +197,7 @@ def alive(tx: Transaction) -> list[WorkerSeen]:
 
 
 def last_words(tx: Transaction, workers: Iterable[str | None]) -> dict[str, LastHeartbeat]:
-    """What is known of these; a worker of which nothing is known is left out."""
+    """The last heartbeats of these workers; a worker without a row is left out."""
     found = {}
     for name in {name for name in workers if name is not None}:
         row = _last_word.one(tx, id_=name)
@@ -217,12 +217,12 @@ def last_words(tx: Transaction, workers: Iterable[str | None]) -> dict[str, Last
 
 
 def prune(tx: Transaction) -> int:
-    """Forget those that ended a day ago, or died a week ago."""
+    """Delete the rows of workers that stopped a day ago or died a week ago."""
     return _prune.run(tx, age_ms=FORGET_SECONDS * 1000, dead_ms=FORGET_DEAD_SECONDS * 1000)
 
 
 def _readable(report: str) -> _Readable | None:
-    """The report of a worker, or None: a row that is damaged must not end those that read it."""
+    """The report, or None: a damaged row must not end the worker that reads it."""
     try:
         return msgspec.json.decode(report, type=_Readable)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):

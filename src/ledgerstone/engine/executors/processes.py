@@ -1,10 +1,10 @@
-"""Handlers that want a process of their own: a child for each thread that runs such a handler.
+"""Handlers with `process=True`: one child process for each thread that runs such a handler.
 
-A child that dies takes only its own claim with it, and can be killed when that claim is lost. It
-does not outlive its worker: when the lease has run out another runs the claim, and there must not
-be two. On Linux the system kills it together with the thread that started it, which lives until it
-has let the child go; that also ends a handler that never lets go of the interpreter. Elsewhere, and
-if the handler has taken that back, a thread in the child waits for the end of the worker.
+A child that dies ends only its own attempt, and the engine kills it when its claim is lost. It does
+not outlive its worker: another worker runs the claim when the lease expires, and two must not run
+it at once. On Linux the kernel kills the child together with the thread that started it; this also
+ends a handler that never releases the GIL. On other systems, and if the handler has reset that
+signal, a thread in the child waits for the end of the worker.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from ledgerstone.errors import BadInput, HandlerCrashed, Hopeless
 STOP_SECONDS_MAX = 2.0
 PR_SET_PDEATHSIG = 1
 ORPHANED = 1
-"""The exit code of a child whose worker is gone; nobody is left to read it."""
+"""The exit code of a child whose worker is gone."""
 
 at_start: Callable[[], None] | None = None
-"""Called in each child when it begins: a program sets it to have children log as it does."""
+"""Called in each child at its start: a program sets it to configure logging in children."""
 
 
 class ErrorInChild(Exception):
-    """Where a handler raised: the traceback of the child process, as text."""
+    """The traceback of an error in a child process, as text."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 class ChildFailure(msgspec.Struct, frozen=True):
-    """What a handler raised in a child: in words, and the error itself if it can travel."""
+    """The error of a handler in a child: as text, and the error itself if it can be pickled."""
 
     failure: Failure
     hopeless: bool
@@ -56,7 +56,7 @@ class ChildFailure(msgspec.Struct, frozen=True):
     """The names of its type and of all its base types."""
 
     def again(self) -> BaseException:
-        """The error, or one of the same name with the same words."""
+        """The error, or one with the same name and message."""
         if self.error is not None:
             return self.error
         base = Hopeless if self.hopeless else Exception
@@ -75,7 +75,7 @@ class Child:
         self._at_exit: Finalize | None = None
 
     def call(self, function: Callable[..., Any], argument: Any) -> Any:
-        """`function(argument)` in the child; of a partial, what it holds goes along."""
+        """`function(argument)` in the child; a partial passes its own arguments, too."""
         arguments: tuple[Any, ...] = (argument,)
         if isinstance(function, partial):
             arguments = (*function.args, argument)
@@ -99,13 +99,13 @@ class Child:
         raise answer.again() from ErrorInChild(answer.failure.traceback or "")
 
     def kill(self) -> None:
-        """Stop whatever it does, at once; the next call has another one."""
+        """Kill the child; the next call starts another one."""
         self._killed = True
         if self._process is not None:
             self._process.kill()
 
     def stop(self) -> None:
-        """Let it go."""
+        """End the child."""
         if self._pipe is not None:
             self._pipe.close()
         if self._process is not None:
@@ -115,23 +115,23 @@ class Child:
         self._forget()
 
     def _forget(self) -> None:
-        """It needs not be killed at the end of this process."""
+        """The child has ended: do not kill it at the end of this process."""
         if self._at_exit is not None:
             self._at_exit.cancel()
             self._at_exit = None
 
     def _started(self) -> Connection[Any, Any]:
         if self._killed:
-            # It may have answered before it died, and look alive until it has.
+            # It may have answered before it was killed, and still look alive.
             self._killed = False
             self.stop()
         if self._process is None or self._pipe is None or not self._process.is_alive():
-            # Not fork: a copy of a process with threads may hold a lock that nobody gives back.
+            # Not fork: a copy of a process with threads may hold a lock that no thread releases.
             context = multiprocessing.get_context("spawn")
             self._pipe, theirs = context.Pipe()
             self._process = context.Process(target=_serve, args=(theirs, at_start), daemon=True)
             self._process.start()
-            # At its end multiprocessing asks its children to end, which these ignore, and waits.
+            # At exit multiprocessing sends SIGTERM, which the children ignore, and waits for them.
             self._at_exit = Finalize(None, self._process.kill, exitpriority=0)
             theirs.close()
         return self._pipe
@@ -177,12 +177,12 @@ def die_with_parent() -> None:
 
 
 def _end_with_parent() -> None:
-    """From now on this process does not outlive the one that started it."""
+    """Make this process end when the one that started it ends."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     die_with_parent()
     if os.getppid() != parent.pid:
-        # It was gone before it could be asked for.
+        # The parent had ended before.
         os._exit(ORPHANED)
     threading.Thread(
         target=_end_after, args=(parent.sentinel,), name="ledgerstone-parent", daemon=True
@@ -195,7 +195,7 @@ def _end_after(sentinel: int) -> None:
 
 
 def _answer(name: str, arguments: tuple[Any, ...]) -> bytes:
-    """What the function answers or raises, so that it can travel."""
+    """The pickled return value of the function, or its error as ChildFailure."""
     try:
         module, _, path = name.partition(":")
         function = importlib.import_module(module)
@@ -211,8 +211,8 @@ def _answer(name: str, arguments: tuple[Any, ...]) -> bytes:
         failure, hopeless = failure_of(error), isinstance(error, Hopeless)
         try:
             packed = pickle.dumps(ChildFailure(failure, hopeless, error))
-            # Some can be written and not read.
+            # Some errors can be pickled and not unpickled.
             pickle.loads(packed)  # noqa: S301 - our own bytes
-        except Exception:  # noqa: BLE001 - then its words must do
+        except Exception:  # noqa: BLE001 - sent as text instead
             return pickle.dumps(ChildFailure(failure, hopeless, None, type_names(type(error))))
         return packed
