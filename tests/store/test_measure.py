@@ -45,6 +45,16 @@ def test_slow_statements_are_collected(watch: CallWatch, caplog: pytest.LogCaptu
     ]
 
 
+def test_what_was_undone_is_not_counted(watch: CallWatch) -> None:
+    """Rows that a savepoint has undone count no longer as written."""
+    measure = Measure(slow_ms=50, monotonic=watch)
+
+    measure.note("jobs.settle", 0.01, written=5)
+    measure.take_back("jobs.settle", written=3)
+
+    assert measure.by_name()["jobs.settle"].written == 2
+
+
 def test_what_is_left_is_logged_at_the_end(
     watch: CallWatch, caplog: pytest.LogCaptureFixture
 ) -> None:

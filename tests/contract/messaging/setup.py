@@ -20,7 +20,7 @@ from ledgerstone.testing.fixtures import Home
 from tests.contract.messaging.destination import NAME, REFUSED, SHOP, Shop
 from tests.harness.joinable import guest_on
 from tests.harness.ledgers import Undone
-from tests.harness.threads import together
+from tests.harness.threads import aside, still_waits, together
 
 OUTBOX, FAILED, RECEIPTS = "messenger_outbox", "messenger_messages", "message_broker_deduplication"
 NAMES = {"outbox_table": "Shop_Outbox", "failed_table": "order", "deduplication_table": "seen_2"}
@@ -289,6 +289,22 @@ class SetupContract:
 
         assert sorted(len(steps) > 0 for steps in done) == [False] * (SETTERS_UP - 1) + [True]
         assert ledgers[0].registry.setup.plan(ledgers[0].database) == []
+
+    def test_one_waits_for_another(self, opening: Opening) -> None:
+        """One that sets up waits until another one that migrates or sets up has ended."""
+        database, other = opening().database, opening()
+        if database.dialect.one_writer:
+            # There the file itself lets one write at a time.
+            return
+        with ExitStack() as turn:
+            connection = turn.enter_context(database.engine.connect())
+            turn.enter_context(database.dialect.migrating(connection, database.namespace))
+            with aside(lambda: other.registry.setup.apply(other.database)) as setting_up:
+                waits = still_waits(setting_up)
+                turn.close()
+
+        assert waits
+        assert setting_up.result()
 
     def test_off_means_that_people_do_it(self, opening: Opening) -> None:
         """With auto_setup off the first use is SchemaMissing, and says which command to run."""
