@@ -1,20 +1,21 @@
-"""The line of one queue: who is next.
+"""The claim order of one queue.
 
-Organisations take turns. A claim divides its places: each organisation that has its turn gives at
-most so many jobs that a round of all takes `ROUND_JOBS`, or one of each if there are more
-organisations than that. However many jobs one of them has queued, another waits for one round.
-Within an organisation the more urgent come first, then the earlier.
+Organisations take turns. A claim divides its places among the next organisations in turn. Each of
+them gives so many jobs that one round of all organisations takes `ROUND_JOBS` jobs, or one job each
+if there are more organisations than that. However many jobs one organisation has queued, another
+one waits for one round. Within an organisation urgent jobs come first, then those due earlier.
 
-The index of the line has the jobs of one organisation and type beside each other: a group.
+The index of due jobs has the jobs of one organisation and type beside each other: a group.
 
     queue │ org A            │ org B            │ org C
           │ mail │ report    │ mail │ unknown…  │ report
             ▲      ▲           ▲                  ▲
             the first of each group, merged by urgency and due time
 
-A claim first lists the groups, a look-up for each, and then reads only those whose type is known:
-what nobody here can run costs it one look-up, however much of it there is. A line of one group, the
-most frequent one, is claimed by one statement, which answers nothing if another group is there.
+A claim first lists the groups, with one index lookup for each, and then reads only groups whose
+type is known: jobs that this worker cannot run cost one lookup, however many there are. A queue
+with one group, the usual case, is claimed by one statement, which answers nothing if there is
+another group.
 """
 
 from __future__ import annotations
@@ -47,18 +48,18 @@ if TYPE_CHECKING:
 
 FIRST_ORG = "00000000-0000-0000-0000-000000000000"
 ROUND_JOBS = 500
-"""Jobs that a round of all organisations takes, if there are not more organisations."""
+"""How many jobs one round of all organisations takes, unless there are more organisations."""
 LISTED_MIN, LISTED_MAX = 100, 500
-"""Groups that are listed at once."""
+"""How many groups one statement lists."""
 LISTS_MAX = 20
-"""Lists that one claim makes: where it found nothing it knows in all of them, the next goes on."""
+"""How many lists one claim reads; if all have only unknown types, the next claim goes on there."""
 COUNTED_SECONDS = 0.5
-"""How long it is believed how many organisations there are."""
+"""How long the number of organisations is cached."""
 SLOW_SECONDS, SLOW_ROW_SECONDS = 0.02, 0.0001
-"""A claim that took longer, also for each job, had to pass what was taken before and cannot be
-forgotten yet, because somebody keeps a transaction open."""
+"""A claim that took longer, in all and for each job, stepped over dead tuples that an old snapshot
+keeps alive."""
 RESUME_SECONDS = 0.5
-"""For so long after a slow claim the next ones begin where it ended, not at the front."""
+"""How long after a slow claim the next claims begin where it ended, and not at the front."""
 INDEX = "idx_job__due"
 COLUMNS: tuple[Any, ...] = (
     job.c.id,
@@ -77,12 +78,12 @@ COLUMNS: tuple[Any, ...] = (
     job.c.urgency,
     job.c.run_at_ms,
 )
-"""What a claim needs to know of a job, and its place in line."""
+"""The columns that a claim reads, with those of the claim order."""
 ABOUT = slice(7, 13)
-"""What of it the claim keeps beside key, attempt, token, payload, type, organisation, crashes."""
+"""The columns that a claim keeps beside key, attempt, token, payload, type, org and crashes."""
 LIMIT_KEY = 9
 _found = tuple(next_token(c) for c in COLUMNS)
-"""Of a job that is about to be claimed: its token is the one that the claim will have."""
+"""The same columns of a job before its claim, with the token that the claim will write."""
 _TYPE, _ORG, _URGENCY, _RUN_AT = 4, 5, 13, 14
 _PLACE = (job.c.urgency, job.c.run_at_ms, job.c.id)
 _GROUP = (job.c.org_id, job.c.type)
@@ -96,12 +97,12 @@ _governed = exists().where(
 
 
 def in_line(of: FromClause = job) -> ColumnElement[bool]:
-    """A job of the queue that may begin now."""
+    """The condition of a job of the queue that may begin now."""
     return and_(stands(Status.QUEUED, gate=Gate.OPEN, of=of), of.c.queue == _queue)
 
 
 def first_of(row: Incoming, *columns: Any) -> Select[Any]:
-    """The jobs of a group, the first one first."""
+    """The jobs of a group, in claim order."""
     group = and_(job.c.org_id == row.org_id, job.c.type == row.type)
     return select(*columns).where(in_line(), group).order_by(*_PLACE)
 

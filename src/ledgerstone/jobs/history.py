@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 NEWEST_MAX = 500
-"""Events of a job that are read at once, the newest of them."""
+"""How many of the newest events of a job are read at once."""
 EARLIER_MAX = 10_000
-"""So many that came earlier are counted; more are told as more."""
+"""Up to how many earlier events are counted."""
 BEGUN_MAX = 100
-"""Words of beginnings that are kept at hand."""
+"""How many details of begun attempts are cached."""
 ENDS_MAX = 20
-"""Ends of attempts among which the last error is looked for."""
+"""Among how many ends of attempts the last error is searched."""
 
 Move = tuple[str, str | None]
 """The id of a job, and the detail of its move as JSON text."""
 
 
 class JobEvent(msgspec.Struct, frozen=True):
-    """One event; where both states are the same, something happened that was no move."""
+    """One event; if both states are the same, it is no move."""
 
     id: str
     job_id: str
@@ -66,7 +66,7 @@ class Happened(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct):
-    """What the events of a job say that its row holds."""
+    """The columns of a job as its events say them."""
 
     status: str | None = None
     attempt: int = 0
@@ -80,7 +80,7 @@ class Replayed(msgspec.Struct):
 
 @lru_cache(maxsize=BEGUN_MAX)
 def begun(attempt: int, worker: str) -> str:
-    """What is told of an attempt; the same for almost all jobs of a worker."""
+    """The detail of a begun attempt; the same for almost all jobs of a worker."""
     return f'{{"attempt":{attempt},"worker":"{worker}"}}'
 
 
@@ -125,7 +125,7 @@ claimed = Journal(
     copied=_STAMPED,
     usual={"attempt": 1},
 )
-"""What is told of a job that begins."""
+"""The event of a job that begins."""
 
 
 def _event(row: Any) -> JobEvent:
@@ -169,14 +169,14 @@ _counted = Statement(
 
 
 def record(tx: Transaction, moves: Sequence[Move], prev: Status, following: Status) -> None:
-    """Write one event for each of these jobs, whose rows have just been changed."""
+    """Add one event for each of these jobs, whose rows were changed before in this transaction."""
     if moves:
         rows = [(new_id(), job_id, words) for job_id, words in moves]
         _append.run(tx, rows, **between(prev, following))
 
 
 def note(tx: Transaction, job_id: str, status: Status, words: str) -> None:
-    """Write down what happened and did not move the job."""
+    """Add an event that is no move."""
     _touch.run(tx, id_=job_id)
     record(tx, [(job_id, words)], status, status)
 
@@ -187,7 +187,7 @@ def between(prev: Status | None, following: Status) -> dict[str, str | None]:
 
 
 class Detail(TypedDict, total=False):
-    """The keys of `detail_json`, each only where it is known, and what it says."""
+    """The keys of `detail_json`; each is present if its value is known."""
 
     attempt: Annotated[int | None, "the attempt that begins, ended or was returned"]
     worker: Annotated[str | None, "the worker that claimed the job, or that was refused"]
@@ -207,7 +207,7 @@ class Detail(TypedDict, total=False):
 
 
 def detail(**facts: Unpack[Detail]) -> str:
-    """The detail of a move, without what is not known."""
+    """The detail of a move as JSON, without unknown values."""
     known = {name: value for name, value in facts.items() if value is not None}
     return msgspec.json.encode(known).decode()
 
@@ -215,12 +215,12 @@ def detail(**facts: Unpack[Detail]) -> str:
 def events(
     tx: Transaction, job_id: str, *, limit: int = 100, cursor: str | None = None
 ) -> Page[JobEvent]:
-    """What happened to a job, oldest first."""
+    """One page of the events of a job, oldest first."""
     return _events.read(tx, limit=limit, cursor=cursor, job_id=job_id)
 
 
 def newest(tx: Transaction, job_id: str, *, limit: int = NEWEST_MAX) -> Happened:
-    """What happened to a job last."""
+    """The newest events of a job."""
     found = [_event(row) for row in _newest.rows(tx, job_id=job_id, limit=limit)]
     earlier, failed = 0, _last_failed(found)
     if len(found) == limit:
@@ -237,7 +237,7 @@ def _last_failed(newest_first: Sequence[JobEvent]) -> JobEvent | None:
 
 
 def replayed(happened: Iterable[JobEvent]) -> Replayed:
-    """Where a job stands, told by its events alone."""
+    """The state of a job, computed from its events alone."""
     state = Replayed()
     for event in happened:
         known = event.detail

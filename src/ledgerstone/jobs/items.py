@@ -66,12 +66,12 @@ JOBS = Items(
 
 
 def begun() -> dict[str, Any]:
-    """What a claim writes, by column."""
+    """The values that a claim writes, by column."""
     return {**taken(JOBS), "started_at": func.coalesce(job.c.started_at, now())}
 
 
 def next_token(c: Any) -> Any:
-    """The column as it is, the token as a claim of this row will set it."""
+    """The column; of the token, the value that a claim of this row will write."""
     return JOBS.next_token if c is job.c.token else c
 
 
@@ -79,7 +79,7 @@ _delay = column("delay_ms", BigInteger())
 
 
 def _unwanted(_: Incoming) -> Any:
-    """Somebody asked to cancel it."""
+    """Whether a cancel was requested."""
     return job.c.cancel_requested == 1
 
 
@@ -88,7 +88,7 @@ def _ended(_: Incoming) -> dict[str, Any]:
 
 
 def _due_again(row: Incoming) -> dict[str, Any]:
-    """Queued, to be run when `delay_ms` are over."""
+    """The values of a job that is queued again, due after `delay_ms`."""
     return {
         "finished_at": null(),
         "run_at_ms": now_ms() + row.delay_ms,
@@ -117,7 +117,7 @@ give_back = Moving(
         sets=lambda row: {
             **_due_again(row),
             "attempt": job.c.attempt - 1,
-            # A job that is only given back keeps its place in line.
+            # A returned job keeps its place in the claim order.
             "run_at_ms": case((row.delay_ms > 0, now_ms() + row.delay_ms), else_=job.c.run_at_ms),
         },
     ),
@@ -165,4 +165,4 @@ back = Moving(
         },
     ),
 )
-"""The worker that held it has died."""
+"""The rescue of a job whose worker died."""

@@ -1,24 +1,24 @@
-"""Limits that hold for all workers together: of a queue, and of jobs with the same limit key.
+"""Concurrency limits over all workers: of a queue, and of jobs with the same limit key.
 
-Claims of a limited queue go one at a time. Each claim and each settlement of a job with a limit key
-locks the slot of that key, whatever its queue: what is counted then cannot change behind its back,
-so limits are exact. A job whose key is used up is taken out of the line (its gate is `blocked`), so
-that ten thousand of them cost nobody anything; when a job with that key is over, the next one gets
-back in line: of the next organisation that has one, in any queue.
+Claims of a limited queue are serialized. Each claim and each settlement of a job with a limit key
+locks the slot of that key, whatever its queue: no other transaction changes the counted jobs
+meanwhile, so limits are exact. A job whose key is at its limit leaves the index of due jobs (its
+gate is `blocked`), so that ten thousand of them cost a claim nothing. When a job with that key
+ends, the next one is opened: of the next organisation that has one, in any queue.
 
-    in line (open) ──claim──▶ running ──settle──▶ over
-         │  ▲                                │
-   key used up  └──────── the next one ──────┘
-         ▼  │
+    due (open) ──claim──▶ running ──settle──▶ ended
+        │  ▲                              │
+   key at its limit  └──── the next one ──┘
+        ▼  │
       blocked
 
-To let in too many does no harm, for a claim counts again and puts them back.
+Opening too many jobs is safe: each claim counts again, and blocks those beyond the limit.
 
-No claim, settlement or rescue waits for a slot: a transaction of the user's, which settled a job
-and is still open, may hold it for as long as it likes. Jobs whose slot is busy are passed over, and
-out of the line if it stays busy; their keys are looked at again soon (`BusySlots`). What is settled
-in a transaction of the user's waits, for slots in the order of their names. What claims of a queue
-wait for belongs to claims alone, not to who pauses or limits the queue.
+No claim, settlement or rescue waits for a slot: an open transaction of the user that has settled a
+job may hold it for a long time. Jobs whose slot is locked are skipped, and blocked if it stays
+locked; their keys are checked again soon (`BusySlots`). A settlement in a transaction of the user
+waits for slots, in the order of their names. Claims of a queue are serialized by a row of their
+own, which no call that pauses or limits the queue locks.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 PASSES_MAX = 10
-"""How often one claim looks further because what it found was used up."""
+"""How often one claim reads further if the keys of the jobs that it found were at their limits."""
 BLOCK_MAX = 1000
 SLOTS = 16
-"""Keys are locked by slots: rows beside those of the queues, so few that all are soon locked."""
+"""Limit keys are locked by slots: so few rows that locking all of them is quick."""
 AGAIN_SECONDS, AGAIN_SECONDS_MAX = 0.05, 1.0
 """The pause before a busy slot is tried again: at first, and at most; it doubles each time."""
 STUCK_TRIES = 3
-"""A slot that was busy so often is not busy with claims and settlements, which are short."""
+"""A slot that was locked so often is held by a long transaction, and not by claims."""
 SWEPT_KEYS_MAX = 100
-"""Keys that one sweep looks at; the next one goes on behind them."""
+"""How many keys one sweep checks; the next sweep goes on behind them."""
 # They end in a space, as the name of no queue does.
 _SLOTS = tuple(f"limit keys {number:02} " for number in range(SLOTS))
 ANY = 2**31 - 1
-"""As many as are never allowed."""
+"""A number that no limit reaches."""
 INFINITY = float("inf")
 FIRST_ORG = "00000000-0000-0000-0000-000000000000"
 
 Freed = tuple[str, str]
-"""A place that is free again: the limit key, and the organisation that had it."""
+"""A place that has become free: the limit key, and the organisation that had it."""
 
 _name = bindparam("name_", type_=job_queue.c.name.type)
 _queue = bindparam("queue_", type_=job.c.queue.type)

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 EVERY_SECONDS = 60.0
 ROWS_MAX = 500
-"""Rows that one transaction removes of each kind: it holds others up for no longer than that."""
+"""How many rows of each table one transaction deletes: it holds its locks only briefly."""
 DAY_MS = 86_400_000
 LEGACY = "legacy"
-"""The type of what was taken over by the migration."""
+"""The type of jobs that the migration has copied from a table `jobs`."""
 
 _age = bindparam("age_ms", type_=BigInteger())
 _limit = bindparam("limit_", type_=BigInteger())
@@ -91,12 +91,12 @@ _forget = Statement(
 
 
 def duty(settings: JobSettings) -> Duty:
-    """Removes what is old, a bounded piece at a time."""
+    """Deletes old rows, in bounded steps."""
     return Duty("retire:jobs", EVERY_SECONDS, lambda tx: retire(tx, settings))
 
 
 def retire(tx: Transaction, settings: JobSettings) -> int:
-    """Remove what is older than the settings say, a bounded piece; how many rows of jobs."""
+    """Delete rows older than the settings say, one bounded step; how many jobs were deleted."""
     removed = 0
     with permitted(tx):
         for status, days in _kept.items():

@@ -1,4 +1,4 @@
-"""How jobs come out of an attempt: each verdict is a path of one or two moves (`items`)."""
+"""Settling jobs: each outcome is a path of one or two moves (`items`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger("ledgerstone.jobs")
 
 
 class JobClaim(Claim, frozen=True):
-    """A job, taken for one attempt."""
+    """A job, claimed for one attempt."""
 
     type: str = ""
     org_id: str = ""
@@ -56,7 +56,7 @@ Outcomes = Sequence[Outcome]
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides whether there is another attempt, and when."""
+    """The rules that decide whether there is another attempt, and when."""
 
     queue: str
     backoff: Callable[[JobClaim], Backoff]
@@ -72,7 +72,7 @@ def settle(
     rules: Rules,
     waits: bool = False,
 ) -> NotSettled[Outcome]:
-    """Write how these came out; the ones that were lost, which is on record then, or locked."""
+    """Settle these; answers claims that are lost, with the refusal on record, and locked ones."""
     ended = [
         Ended(outcome.claim, _path(outcome, worker, rules), outcome.verdict) for outcome in outcomes
     ]
@@ -137,14 +137,14 @@ def _after_failure(outcome: Outcome, worker: str | None, rules: Rules) -> Step:
 
 
 def _freed(outcomes: Outcomes, left: NotSettled[Outcome]) -> list[limits.Freed]:
-    """The places of limit keys that are free now."""
+    """The places of limit keys that have become free."""
     locked = set(map(id, left.locked))
     claims = cast("list[JobClaim]", [o.claim for o in outcomes if id(o) not in locked])
     return [(c.limit_key, c.org_id) for c in claims if c.limit_key is not None]
 
 
 def _log_settled(tx: Transaction, outcome: Outcome, found: Settled) -> None:
-    """Have the log tell of a failed attempt, by the last move that it made."""
+    """Log a failed attempt, by the last move that it made."""
     assert found.step is not None
     if found.step.move is items.retry:
         _log_failed(tx, outcome, found.step.row[0] / 1000)
@@ -156,7 +156,7 @@ def _log_settled(tx: Transaction, outcome: Outcome, found: Settled) -> None:
 def _log_failed(
     tx: Transaction, outcome: Outcome, next_seconds: float | None, *, end: str = DEAD_LETTER
 ) -> None:
-    """Have the log tell of a failed attempt, once it is committed."""
+    """Log a failed attempt when it is committed."""
     claim = cast("JobClaim", outcome.claim)
     failed = FailedAttempt(
         what=f"job {claim.type} {claim.key}",
@@ -211,12 +211,12 @@ def _error_of(outcome: Outcome) -> Row:
 
 def _ms(outcome: Outcome) -> int:
     delay_ms = round((outcome.delay_seconds or 0.0) * 1000)
-    # What is put off never keeps its place in line, or those behind it would wait for ever.
+    # A snoozed job loses its place in the claim order, or jobs behind it would starve.
     return max(delay_ms, 1) if outcome.verdict is OutcomeKind.SNOOZED else delay_ms
 
 
 def _tell_of_late_failure(tx: Transaction, outcome: Outcome, worker: str | None) -> None:
-    """It has succeeded and stays so; what went wrong after that is told."""
+    """The job stays succeeded; record the failure that came after its end."""
     if outcome.failure is None:
         return
     told = history.detail(

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 OPEN_SECONDS = 0.25
-"""How often a busy worker looks for scheduled jobs whose time has come."""
+"""How often a busy worker looks for scheduled jobs that have become due."""
 OPEN_MAX = 1000
 
 _log = logging.getLogger("ledgerstone.jobs")
@@ -60,7 +60,7 @@ _open = ClaimEach(
 
 
 class JobSource:
-    """The jobs of one queue that this process knows how to run.
+    """The jobs of one queue whose types this process knows.
 
     A type that becomes known later is claimed from then on.
     """
@@ -119,11 +119,11 @@ class JobSource:
         return remainder(claims, [Settled(each) for each in found])
 
     def held_by(self, tx: Transaction, worker: str) -> Sequence[JobClaim]:
-        """What this worker has claimed and neither settled nor lost."""
+        """The claims of this worker that are neither settled nor lost."""
         return [self._made(row) for row in _held.rows(tx, queue=self._queue, worker=worker)]
 
     def due_seconds(self) -> float:
-        """How long until a claim is to look again at limit keys that another transaction held."""
+        """How long until limit keys whose slots were locked are checked again."""
         return self._slots.seconds(self._monotonic())
 
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
@@ -148,7 +148,7 @@ class JobSource:
         return len(expired)
 
     def _learn(self) -> None:
-        """Types were added since the line was told."""
+        """Types were added after the last claim."""
         # In this order: what is added in between is noticed by the next claim.
         self._known = len(self._kinds)
         self.types = sorted(self._kinds.all())
@@ -215,7 +215,7 @@ class JobSource:
         return msgspec.structs.replace(backoff, policy=policy)
 
     def _give_back(self, tx: Transaction, again: Sequence[_ExpiredJob]) -> None:
-        """Queued again, for another worker."""
+        """Queue the job again, for another worker."""
         ended = [
             Ended(
                 left.claim,
@@ -227,7 +227,7 @@ class JobSource:
         tx.after_commit(partial(_log_rescued, again))
 
     def _bury(self, tx: Transaction, left: _ExpiredJob) -> None:
-        """Too many workers died with it, or it has no attempt left."""
+        """Too many workers crashed with the job, or no attempt is left."""
         failure = Failure("crashed", left.how_it_died, crashed=True)
         outcome = Outcome(left.claim, OutcomeKind.DEAD, failure=failure)
         worker = left.expired.worker
@@ -261,7 +261,7 @@ def _log_rescued(back: Sequence[_ExpiredJob]) -> None:
 
 
 class _ExpiredJob(NamedTuple):
-    """A job whose lease ran out."""
+    """A job whose lease has expired."""
 
     expired: Expired
     unwanted: bool
@@ -286,7 +286,7 @@ class _ExpiredJob(NamedTuple):
 
     @property
     def told(self) -> str:
-        """What is told of its return."""
+        """The detail of its event."""
         expired = self.expired
         if expired.waited:
             reason = f"{expired.reason} before it began"

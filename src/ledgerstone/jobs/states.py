@@ -1,4 +1,4 @@
-"""The states of a job and the moves between them: the one table that code, database and docs use.
+"""The states of a job and the moves between them, for the code, the database and the documents.
 
     queued ──▶ running ──▶ succeeded
        │  ▲      │ │ └───▶ canceled ◀── queued
@@ -7,8 +7,8 @@
        │  └────────┘            │
        └◀───── an operator ─────┘
 
-`failed` is passed through, never rested in: the same transaction goes on to `queued` (another
-attempt) or to `dead_letter` (none left), and both moves are on record.
+No committed job is `failed`: the same transaction goes on to `queued` (another attempt) or to
+`dead_letter` (no attempt left), and both moves are on record.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enum import Enum, IntEnum
 
 
 class Status(Enum):
-    """Where a job stands."""
+    """The state of a job."""
 
     QUEUED = "queued"
     RUNNING = "running"

@@ -1,4 +1,4 @@
-"""What is kept of jobs: the job, every move it made, its key, its finished steps, its queue."""
+"""The tables of jobs: job, job_event, job_key, job_step and job_queue."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ Index(
 def stands(
     status: Status, *, gate: Gate | None = None, of: FromClause = job
 ) -> ColumnElement[bool]:
-    """A job stands here: spelled out in the statement, so that a partial index is found for it."""
+    """The job has this state: as a literal, so that the planner finds the partial index."""
     here: ColumnElement[bool] = of.c.status == literal_column(f"'{status.value}'")
     if gate is None:
         return here
@@ -137,7 +137,7 @@ def stands(
 
 
 def still(status: Status) -> ColumnElement[bool]:
-    """A job that is found by its id stands here: so that no other index is tried for it."""
+    """The same for a job that is found by its id: the planner tries no other index."""
     return unindexed(job.c.status) == bindparam(None, status.value, type_=String())
 
 
@@ -196,7 +196,7 @@ job_key = Table(
     Index("idx_job_key__used_at_ms", "used_at_ms"),
     **MYSQL_TABLE,
 )
-"""Keys are remembered for longer than their jobs are kept."""
+"""Idempotency keys: they outlive their jobs."""
 
 job_step = Table(
     "job_step",
@@ -218,4 +218,4 @@ job_queue = Table(
     Column("concurrency_max", Integer),
     **MYSQL_TABLE,
 )
-"""Only queues that are paused or limited, and what is locked for limit keys: see `limits`."""
+"""Queues that are paused or limited, and the rows that `limits` locks for limit keys."""
