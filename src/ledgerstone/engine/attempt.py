@@ -56,9 +56,9 @@ class Attempt:
         """When it began to wait for a place, and when it got one."""
         self.told_at: float | None = None
         self.value: Any = None
-        """What the handler returned."""
+        """The return value of the handler."""
         self.error: BaseException | None = None
-        """What the handler raised."""
+        """The error that the handler raised."""
         self.abandoned = False
         self._over = False
 

@@ -30,7 +30,7 @@ class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True):
     next_seconds: float | None
     """When it is tried again; None: no other attempt is made."""
     end: str = DEAD_LETTER
-    """What happens to the item if no other attempt is made."""
+    """The end of the item if no other attempt is made."""
     ids: Mapping[str, str | int] = {}
 
     def write(self, log: logging.Logger) -> None:

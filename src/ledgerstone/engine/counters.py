@@ -6,7 +6,7 @@ import msgspec
 
 
 class Counters(msgspec.Struct):
-    """What a pump has done so far, and its current error."""
+    """Counts of a pump since its start, and its current error."""
 
     claimed: int = 0
     done: int = 0
@@ -23,7 +23,7 @@ class Counters(msgspec.Struct):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """What one tick did."""
+    """The counts of one tick."""
 
     claimed: int
     settled: int

@@ -163,11 +163,11 @@ class Executor:
 
     @property
     def attempts(self) -> list[Attempt]:
-        """What runs, abandoned handlers included."""
+        """The running attempts, abandoned handlers included."""
         return [*self._threads.attempts, *self._loop.attempts]
 
     def _running(self) -> list[Attempt]:
-        """What runs and was not abandoned."""
+        """The running attempts that were not abandoned."""
         return [attempt for attempt in self.attempts if not attempt.abandoned]
 
     def begun(self) -> None:

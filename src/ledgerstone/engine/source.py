@@ -278,7 +278,7 @@ class ExchangeResult(NamedTuple):
 
 @runtime_checkable
 class Work(Protocol):
-    """What a pump moves, wherever it is stored.
+    """A kind of work as a pump moves it, wherever it is stored.
 
     `engine.transactional` makes one of a `Source`; the deliveries of a broker are one without a
     database.

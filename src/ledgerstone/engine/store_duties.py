@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class DutyStore(Protocol[T_co]):
-    """What the engine needs from a store.
+    """The contract of a store with duties.
 
     - `monotonic` never goes back; turns are counted by it.
     - `one_writer` says that one process at a time can write: a turn needs no lease then.

@@ -31,7 +31,7 @@ LIST_MAX = 500
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """What a worker reports at each heartbeat."""
+    """The report of a worker, written at each heartbeat."""
 
     sources: dict[str, Any]
     running: int

@@ -72,7 +72,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accepted(Enum):
-    """What `enqueue` has done with a job."""
+    """The result of `enqueue` for one job."""
 
     CREATED = "created"
     EXISTING = "existing"
@@ -275,7 +275,7 @@ def _existing(tx: Transaction, new: _Checked) -> Enqueued:
 
 
 def _held(tx: Transaction, new: _Checked, holder: Holder) -> Enqueued:
-    """What is answered where another job has the key."""
+    """The answer if another job has the key."""
     if holder.content_hash == BY_HAND:
         same = _is_like(tx, holder.item, new)
     else:
@@ -426,7 +426,7 @@ def _check_texts(new: NewJob, queue: str) -> None:
 
 
 def _given(new: NewJob, kind: Kind | None, name: str, otherwise: int) -> Any:
-    """What the call says, otherwise the kind, otherwise what holds for all."""
+    """The value of the call, otherwise that of the type, otherwise the default."""
     given = getattr(new, name)
     return given if given is not None else getattr(kind, name, otherwise)
 

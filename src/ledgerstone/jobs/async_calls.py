@@ -1,4 +1,4 @@
-"""What can be asked of jobs and schedules in a transaction of an event loop."""
+"""The calls on jobs and schedules, awaited."""
 
 from __future__ import annotations
 

@@ -358,7 +358,7 @@ class ClaimOrder:
         return shares
 
     def _turns(self, tx: Transaction, limit: int) -> _OrgTurns:
-        """Who is next, as far as a claim can come."""
+        """The next jobs in claim order, as far as one claim reads."""
         moment = tx.database.clock.monotonic()
         counts = moment >= self._counted_until
         # The last one tells that there are more.

@@ -1,4 +1,4 @@
-"""What operators do: cancel, retry, pause and resume; each act on record with who did it."""
+"""Operations: cancel, retry, pause, resume and limit; the history says who did it."""
 
 from __future__ import annotations
 

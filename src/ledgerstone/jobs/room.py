@@ -40,7 +40,7 @@ MOVING = (
     "progress",
     "cancel_requested",
 )
-"""What the moves of a job change; no other column of a job is ever changed."""
+"""The columns that moves of a job change; the others never change."""
 SECURITY = RowSecurity(
     owned=("job", "job_key", "job_schedule"),
     children=tuple(
@@ -62,7 +62,7 @@ SECURITY = RowSecurity(
 
 
 class JobsState(msgspec.Struct, frozen=True):
-    """What a ledger knows of jobs: their types, and the schedules that its code declares."""
+    """The types of jobs and the schedules that the code of a ledger declares."""
 
     kinds: Kinds
     declared: Declared

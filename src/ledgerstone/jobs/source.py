@@ -297,7 +297,7 @@ class _ExpiredJob(NamedTuple):
 
     @property
     def how_it_died(self) -> str:
-        """What is known of its worker, which ended without a word."""
+        """The last heartbeat of its worker, which has died."""
         word, worker = self.expired.word, self.expired.worker
         if word is None:
             return f"its worker {worker} ended without a word"

@@ -28,7 +28,7 @@ class Status(Enum):
 
 
 class Gate(IntEnum):
-    """What a queued job waits for."""
+    """The condition that a queued job waits for."""
 
     OPEN = 0
     """A worker."""

@@ -22,7 +22,7 @@ STOP_SECONDS_MAX = 5.0
 
 
 class Ended(Protocol):
-    """What is told when a task has ended."""
+    """Gets each attempt whose task has ended."""
 
     def task_ended(self, attempt: Attempt) -> None: ...
 

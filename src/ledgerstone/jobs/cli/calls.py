@@ -1,4 +1,4 @@
-"""What calls about jobs share: how they name jobs, and hints."""
+"""Shared by the commands of jobs: how a job is named, and hints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIONS = {
     "a queue": "--queue",
     "a key": "--key",
 }
-"""What the library calls by one name and the command line by another."""
+"""Names of the library that differ from those of the command line."""
 QueueOption = Annotated[
     str | None, typer.Option("--queue", metavar="NAME", help="Only jobs of this queue.")
 ]

@@ -51,7 +51,7 @@ def timeline(events: Sequence[JobEvent]) -> RenderableType:
 
 
 def news(events: Sequence[JobEvent]) -> RenderableType:
-    """What happened since the last look."""
+    """The events since the last look."""
     return _table(None, list(_folded(events)))
 
 

@@ -74,7 +74,7 @@ Columns = dict[str, list[Text]]
 
 
 def _columns(rows: Sequence[JobRow], now: datetime) -> Columns:
-    """What can be said of jobs, in the order in which it is shown."""
+    """The facts of a job, in the order in which they are shown."""
     columns = {
         "id": [Text(row.id) for row in rows],
         "status": [standing(row) for row in rows],

@@ -25,7 +25,7 @@ _SAMPLES: tuple[object, ...] = (None, True, 0, 0.0, "", [], {})
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """What a function takes, and what it is."""
+    """The parameters of a function, and its kind."""
 
     arguments: type[msgspec.Struct]
     decoder: msgspec.json.Decoder[msgspec.Struct]

@@ -1,1 +1,1 @@
-"""What people see of jobs: facts, and what is wrong with them."""
+"""Read models of jobs: facts for `status`, checks for `doctor`, lists."""

@@ -51,10 +51,10 @@ _FIRST_WINDOW_MS = 60_000
 
 
 class Misfire(Enum):
-    """What becomes of the moments at which nobody was there to run a schedule."""
+    """How moments are handled at which no worker ran."""
 
     SKIP = "skip"
-    """Nothing."""
+    """No job."""
     ONCE = "once"
     """One run stands for all that is due, for the latest moment of it."""
     ALL = "all"

@@ -318,7 +318,7 @@ def _move_on(tx: Transaction, fired: Sequence[_DueSchedule]) -> None:
 
 
 def duty(kinds: Kinds) -> Duty:
-    """What a worker does for schedules."""
+    """The duty that enqueues the jobs of due schedules."""
     return Duty("schedules", EVERY_SECONDS, ScheduleRunner(kinds).run)
 
 
