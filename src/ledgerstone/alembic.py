@@ -18,7 +18,7 @@ from typing import Any
 from ledgerstone.ledger import rooms_for
 from ledgerstone.messaging.room import MESSAGING
 from ledgerstone.settings import Settings
-from ledgerstone.store.dialect import dialect_of
+from ledgerstone.store.dialects.by_url import dialect_of
 from ledgerstone.store.dialects.postgres.dialect import SCHEMA
 from ledgerstone.store.schema.columns import VERSION_TABLE, names_in
 from ledgerstone.store.schema.tables import tables as kernel_tables

@@ -1,4 +1,4 @@
-"""A transaction for an event loop: the same calls, awaited."""
+"""A transaction for an event loop: the same calls as coroutines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ledgerstone.blobs.async_calls import AsyncBlobs
 from ledgerstone.jobs.async_calls import AsyncJobs, AsyncSchedules
 from ledgerstone.messaging.async_calls import AsyncFailed, AsyncInbox, AsyncOutbox
 from ledgerstone.protocols.async_calls import AsyncProtocols
-from ledgerstone.store.async_calls import Ask
+from ledgerstone.store.async_calls import RunInTransaction
 
 if TYPE_CHECKING:
     from ledgerstone.ledger import Transaction
@@ -18,38 +18,38 @@ T = TypeVar("T")
 
 
 class AsyncTransaction:
-    """The same calls, awaited: `await tx.jobs.enqueue(…)`.
+    """A transaction whose calls are awaited: `await tx.jobs.enqueue(…)`.
 
-    Whatever else a transaction can do is done by `run`: a room of your own, as in
-    `await tx.run(lambda tx: tx.room(ACME).enter("order-7"))`, or statements of your own.
+    `run` calls a function with the synchronous transaction, for a room of your own, as in
+    `await tx.run(lambda tx: tx.room(ACME).enter("order-7"))`, or for statements of your own.
     """
 
-    def __init__(self, carry: Ask[Transaction]) -> None:
+    def __init__(self, carry: RunInTransaction[Transaction]) -> None:
         self._carry = carry
 
     @property
     def jobs(self) -> AsyncJobs:
-        """Functions to be run later."""
+        """Jobs: enqueue, look at, cancel and retry them."""
         return AsyncJobs(lambda ask: self.run(lambda tx: ask(tx.jobs)))
 
     @property
     def schedules(self) -> AsyncSchedules:
-        """Jobs that come again and again."""
+        """Schedules: jobs at the times of a cron expression."""
         return AsyncSchedules(lambda ask: self.run(lambda tx: ask(tx.schedules)))
 
     @property
     def outbox(self) -> AsyncOutbox:
-        """Messages to be carried elsewhere."""
+        """The outbox: publish messages, and look at what waits for delivery."""
         return AsyncOutbox(lambda ask: self.run(lambda tx: ask(tx.outbox)))
 
     @property
     def inbox(self) -> AsyncInbox:
-        """Messages that were handled."""
+        """The inbox: the receipts of handled messages."""
         return AsyncInbox(lambda ask: self.run(lambda tx: ask(tx.inbox)))
 
     @property
     def failed(self) -> AsyncFailed:
-        """Messages that could not be handled or delivered."""
+        """Failed messages: look at, retry and remove them."""
         return AsyncFailed(lambda ask: self.run(lambda tx: ask(tx.failed)))
 
     @property
@@ -59,9 +59,9 @@ class AsyncTransaction:
 
     @property
     def protocols(self) -> AsyncProtocols:
-        """Events that come in, and what becomes of them."""
+        """Protocols: their events, and what waits in them."""
         return AsyncProtocols(lambda ask: self.run(lambda tx: ask(tx.protocols)))
 
     async def run(self, work: Callable[[Transaction], T]) -> T:
-        """`work(tx)` inside the transaction."""
+        """Call `work` with the synchronous transaction, outside of the event loop."""
         return await self._carry(work)

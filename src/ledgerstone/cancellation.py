@@ -1,7 +1,7 @@
-"""How a running handler is told to stop: it meets the reason at its next call.
+"""Cancellation of handlers: the next call of the handler raises the reason.
 
-Nothing is raised into a running thread from outside. An error that arrives between two bytecodes
-may land inside a driver's call, or between a lock and its release, and corrupts what it hits.
+Nothing is raised into a running thread from outside. An exception that arrives between two
+bytecodes may interrupt a driver's call, or come between a lock and its release.
 
     engine             cancel(reason) ──▶ reason
     handler's thread   check()            raises the reason, before a call starts
@@ -27,9 +27,9 @@ _lock = threading.Lock()
 class Cancellation:
     """Whether one running handler has to stop, and why.
 
-    - The first reason counts.
-    - Once the gate is closed, a reason waits until it is opened again.
-    - `heard`: the reason was raised in the handler, or an async handler was canceled with it.
+    - Only the first reason counts.
+    - While the gate is closed, the reason is not raised.
+    - `heard`: the reason was raised in the handler, or its task was canceled.
     """
 
     __slots__ = ("_closed", "given", "heard")
@@ -57,22 +57,22 @@ class Cancellation:
         reason = self.reason
         if reason is not None:
             self.heard = True
-            # One of its own for each raise: an error collects the traceback of where it was raised.
+            # A new error for each raise: an error keeps the traceback of its last raise.
             raise type(reason)(reason.message)
 
     def close_gate(self) -> None:
-        """The handler settles its claim now; raises the reason if one was first."""
+        """The handler settles its claim now; raises the reason if there is one."""
         with _lock:
             if self.given is None:
                 self._closed = True
         self.check()
 
     def open_gate(self) -> None:
-        """What would have settled the claim did not commit."""
+        """Open the gate: the settlement did not commit."""
         self._closed = False
 
     def begin(self) -> Token[Cancellation | None]:
-        """From now on what this thread or task calls is checked against this one."""
+        """Use this one for the checks of this thread or task from now on."""
         return _current.set(self)
 
     @staticmethod
@@ -82,12 +82,12 @@ class Cancellation:
 
 
 def current() -> Cancellation:
-    """That of the handler that runs here; where none runs, one that nobody cancels."""
+    """The one of the running handler; outside of a handler, one that is never canceled."""
     return _current.get() or Cancellation()
 
 
 def check() -> None:
-    """Raise the reason why the handler that runs here has to stop, if there is one."""
+    """Raise the reason for the running handler to stop, if there is one."""
     running = _current.get()
     if running is not None:
         running.check()

@@ -1,8 +1,8 @@
-"""Failpoints: named places where a test makes this process die, stop or fail.
+"""Failpoints: named places where a test can kill, stop or fail this process.
 
-`LEDGERSTONE_FAILPOINTS="pump.claimed=kill@3"` kills the process with -9 when it comes to
-`pump.claimed` for the third time. Several are separated by commas. Actions: `kill` (SIGKILL),
-`stop` (SIGSTOP), `fail` (raises). Without the variable a failpoint costs one look into a dict.
+`LEDGERSTONE_FAILPOINTS="pump.claimed=kill@3"` kills the process with SIGKILL when it reaches
+`pump.claimed` for the third time. Separate several with commas. Actions: `kill` (SIGKILL), `stop`
+(SIGSTOP), `fail` (raises). Without the variable a failpoint costs one look-up in a dict.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class FailpointHit(Exception):
 _armed: dict[str, list[tuple[str, int]]] = {}
 _hits: dict[str, int] = {}
 _undeclared: list[str] = []
-"""What the environment asks for and nobody has declared yet: a room may."""
+"""Failpoints in the environment that are not declared yet; a room may declare them later."""
 
 
 def names() -> frozenset[str]:
-    """Every failpoint that was declared, by the kernel and by the rooms of this process."""
+    """Every declared failpoint of the kernel and of the imported rooms."""
     return frozenset(_names)
 
 
 def declare(names: Iterable[str]) -> frozenset[str]:
-    """Failpoints of a room; what the environment asked of them is armed."""
+    """Declare failpoints of a room; those in the environment are armed."""
     declared = frozenset(names)
     _names.update(declared)
     waiting, _undeclared[:] = list(_undeclared), []
@@ -54,7 +54,7 @@ def declare(names: Iterable[str]) -> frozenset[str]:
 
 
 def arm(text: str) -> None:
-    """Arm the failpoints that the text names; an empty text disarms all."""
+    """Arm the failpoints in `text`; an empty text disarms all."""
     _armed.clear()
     _hits.clear()
     _undeclared.clear()
@@ -63,13 +63,13 @@ def arm(text: str) -> None:
 
 
 def arm_from(environ: Mapping[str, str]) -> None:
-    """Arm what the environment asks for; names that a room declares later are armed then."""
+    """Arm the failpoints in the environment; those that a room declares later are armed then."""
     for part in _parts(environ.get(VARIABLE, "")):
         _arm(part, later=True)
 
 
 def check() -> None:
-    """ValueError if the environment asks for a failpoint that nobody has declared."""
+    """ValueError if the environment names an undeclared failpoint."""
     if _undeclared:
         message = f"no such failpoint: {_undeclared[0]!r}"
         raise ValueError(message)
@@ -93,7 +93,7 @@ def _arm(part: str, *, later: bool = False) -> None:
 
 
 def hit(name: str) -> None:
-    """The process has come to this place."""
+    """The process reaches this failpoint."""
     if not _armed:
         return
     _hits[name] = _hits.get(name, 0) + 1

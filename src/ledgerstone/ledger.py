@@ -7,14 +7,13 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 from uuid import UUID
 from weakref import WeakSet
 
 import msgspec
 
 from ledgerstone import failpoints
-from ledgerstone import protocols as events
 from ledgerstone.async_transaction import AsyncTransaction
 from ledgerstone.blobs.blobs import Blobs
 from ledgerstone.blobs.room import BLOBS
@@ -36,18 +35,19 @@ from ledgerstone.messaging.inbox.deliveries import Deliveries
 from ledgerstone.messaging.outbox.publishing import Accepted, NewMessage
 from ledgerstone.messaging.relay.relays import deliveries_of, relay_of
 from ledgerstone.messaging.room import MESSAGING
+from ledgerstone.protocols import BlobAppendSlice, Protocol, Protocols, Running, running
 from ledgerstone.protocols.room import PROTOCOLS
 from ledgerstone.room import Calls, Room, Rooms
 from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import LOCAL
 from ledgerstone.settings.registered import rooms_of
 from ledgerstone.signing.room import SIGNING
-from ledgerstone.store.async_calls import Ask
+from ledgerstone.store.async_calls import RunInTransaction
 from ledgerstone.store.clock import Clock
-from ledgerstone.store.connections.joined_end import Ending
-from ledgerstone.store.connections.joins import Joiner
+from ledgerstone.store.connections.commit_hooks import CommitHooks
+from ledgerstone.store.connections.joins import DriverConnection, Joiner
 from ledgerstone.store.database import Database
-from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema import revisions
 from ledgerstone.store.transaction import Transaction as StoreTransaction
 
 if TYPE_CHECKING:
@@ -66,26 +66,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 ErrorType = type[BaseException]
 RELAY_STEPS_MAX = 1000
 RELAY_TURN_STEPS_MAX = 4
-"""A duty's turn: two times published and confirmed."""
+"""Steps of one turn of a duty: publish and confirm, twice."""
 SHIPPED: tuple[Room[Any, Any], ...] = (JOBS, MESSAGING, PROTOCOLS, SIGNING, BLOBS)
 """The rooms that every ledger has."""
 
 
-class DriverConnection(Protocol):
-    """A connection of psycopg, sqlite3 or PyMySQL, or Django's."""
-
-    def cursor(self) -> object: ...
-
-    def commit(self) -> None: ...
-
-    def rollback(self) -> None: ...
-
-
 class Transaction(StoreTransaction):
-    """One transaction, ours or the caller's, with the rooms that can be written in it.
+    """One transaction, ours or the caller's, with the calls of the rooms.
 
-    - `connection` is the SQLAlchemy connection, for the caller's own statements.
-    - A joined one is the caller's: it is never committed, rolled back or closed here.
+    - `connection` is the SQLAlchemy connection, for statements of the caller.
+    - A joined transaction belongs to the caller, who commits, rolls back and closes it.
     """
 
     def __init__(
@@ -95,52 +85,52 @@ class Transaction(StoreTransaction):
         *,
         rooms: Rooms,
         joined: bool = False,
-        ending: Ending | None = None,
+        ending: CommitHooks | None = None,
     ) -> None:
         super().__init__(database, connection, joined=joined, ending=ending)
         self.rooms = rooms
 
     def room(self, room: Room[Calls, Any]) -> Calls:
-        """What the room can be asked in this transaction; BadInput if the ledger has it not."""
+        """The calls of `room` in this transaction; BadInput if the ledger does not have it."""
         return room.calls(self, self.rooms.state(room))
 
     @property
     def jobs(self) -> Jobs:
-        """Functions to be run later."""
+        """Jobs: enqueue, look at, cancel and retry them."""
         return self.room(JOBS)
 
     @property
     def schedules(self) -> Schedules:
-        """Jobs that come again and again."""
+        """Schedules: jobs at the times of a cron expression."""
         return Schedules(self, self.rooms.state(JOBS).kinds)
 
     @property
     def outbox(self) -> Outbox:
-        """Messages to be carried elsewhere."""
+        """The outbox: publish messages, and look at what waits for delivery."""
         return self.room(MESSAGING)
 
     @property
     def inbox(self) -> Inbox:
-        """Messages that were handled."""
+        """The inbox: the receipts of handled messages."""
         return Inbox(self, self.rooms.state(MESSAGING))
 
     @property
     def failed(self) -> Failed:
-        """Messages that could not be handled or delivered."""
+        """Failed messages: look at, retry and remove them."""
         return Failed(self, self.rooms.state(MESSAGING))
 
     @property
     def blobs(self) -> Blobs:
-        """Files in slices; `ledger.blobs` stores and reads whole ones."""
+        """Files in slices; `ledger.blobs` stores and reads whole files."""
         return self.room(BLOBS)
 
     @property
-    def protocols(self) -> events.Protocols:
-        """Events that come in, and what becomes of them."""
+    def protocols(self) -> Protocols:
+        """Protocols: their events, and what waits in them."""
         return self.room(PROTOCOLS)
 
-    def awaited(self, carry: Ask[Transaction]) -> AsyncTransaction:
-        """The same transaction for an event loop, if `carry` does its work beside the loop."""
+    def awaited(self, carry: RunInTransaction[Transaction]) -> AsyncTransaction:
+        """The same transaction for an event loop; `carry` runs its calls outside of the loop."""
         return AsyncTransaction(carry)
 
     def __enter__(self) -> Self:
@@ -152,18 +142,23 @@ class Transaction(StoreTransaction):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Nothing: who began the transaction ends it."""
+        """Nothing: the caller ends a joined transaction."""
 
 
 class Ledger:
     """A ledger on one database.
 
-    - `transaction()` opens a transaction of our own, committed at the end of its block.
-    - `join(x)` adopts the caller's: what is written through it commits or vanishes with theirs.
-    - `run(work)` calls a function in a transaction, and again if nothing of the first run was kept.
-    - `worker(*sources)` answers what does the work.
-    - `rooms` are rooms beside those of Ledgerstone; those that the setting `rooms` names come after
-      them.
+    - `transaction()` is a transaction of our own, committed at the end of its block.
+    - `join(x)` joins a transaction of the caller: what is written in it commits with it.
+    - `run(work)` calls a function in a transaction and retries it.
+    - `worker(*sources)` makes the worker that runs jobs, relays and duties.
+
+    Parameters:
+    - `url` names the database: sqlite:///FILE, postgresql://… or mysql://…; by default that of the
+      settings.
+    - `settings` are by default those of the environment and of `ledgerstone.toml`.
+    - `clock` replaces the database's clock in tests.
+    - `rooms` are rooms of your own; those that the setting `rooms` names come after them.
     """
 
     def __init__(
@@ -180,7 +175,7 @@ class Ledger:
         elif url is not None:
             settings = msgspec.structs.replace(settings, url=url)
         self.rooms = rooms_for(settings, rooms)
-        # Who is handed the settings alone finds the rooms by their names.
+        # The names of the rooms, for code that gets the settings without the ledger.
         others = [room.name for room in self.rooms if room not in SHIPPED]
         self.settings = msgspec.structs.replace(settings, rooms=others)
         self.kinds = self.rooms.state(JOBS).kinds
@@ -210,7 +205,7 @@ class Ledger:
         self.close()
 
     def transaction(self) -> AbstractContextManager[Transaction]:
-        """A transaction of our own: committed at the end of the block, undone if it raises."""
+        """A transaction that commits at the end of the block, or rolls back if the block raises."""
         self._ready()
         return self.database.transaction()
 
@@ -220,11 +215,11 @@ class Ledger:
         return self.database.reading()
 
     def run(self, work: Callable[[Transaction], T]) -> T:
-        """Runs `work(tx)` in a transaction, and again if nothing of the first run was kept.
+        """Run `work(tx)` in a transaction and return its result.
 
-        - That is after a deadlock, a serialization failure, and once after a connection that was
-          lost before the commit was asked for.
-        - CommitUnknown is raised to the caller: the transaction may have been kept.
+        - The whole function is retried after a deadlock or serialization failure, and once after a
+          connection was lost before the commit was sent.
+        - CommitUnknown is not retried: the transaction may have been committed.
         """
         self._ready()
         begun = False
@@ -237,7 +232,7 @@ class Ledger:
         try:
             return self.database.run(noted)
         except StoreUnavailable as error:
-            # Where no connection is to be had, another try would only wait for that again.
+            # Without a connection, a retry would only wait for the same timeout.
             if isinstance(error, CommitUnknown) or not begun:
                 raise
         return self.database.run(work)
@@ -253,8 +248,15 @@ class Ledger:
     ) -> Transaction: ...
 
     def join(self, joined: object) -> Transaction | AsyncTransaction:
-        """The caller's transaction: SQLAlchemy's, Django's or a driver's, sync or async."""
-        # SQLAlchemy's async side is an extra of its own; whoever joins with it has it.
+        """Join the caller's transaction: what is written commits or rolls back with it.
+
+        - `joined` is a SQLAlchemy connection or session, sync or async, a Django connection inside
+          `atomic`, or a connection of psycopg, sqlite3 or PyMySQL.
+        - The result for an async object is an AsyncTransaction, whose calls are awaited.
+        - NotInTransaction if each statement would commit by itself; WrongDatabase if the connection
+          is to another database.
+        """
+        # Not by type: SQLAlchemy's asyncio extension is optional.
         if hasattr(joined, "run_sync"):
             bridge = cast("AsyncSession", joined)
             return AsyncTransaction(
@@ -268,9 +270,9 @@ class Ledger:
         self._ready()
         return BlobStore(self.database, self.rooms.state(BLOBS))
 
-    def migrate(self) -> migrating.Schema:
-        """Bring the tables up to date; answers where they stood before."""
-        before = migrating.migrate(self.database)
+    def migrate(self) -> revisions.Schema:
+        """Apply the pending migrations; returns the state of the schema before them."""
+        before = revisions.migrate(self.database)
         if self.settings.messaging.auto_setup:
             self.registry.setup.apply(self.database)
         self._checked = True
@@ -348,8 +350,8 @@ class Ledger:
         name: str,
         cron: str,
         *,
-        job: str | Callable[..., Any],
-        payload: Mapping[str, Any] | None = None,
+        job: str | Callable[..., object],
+        payload: Mapping[str, object] | None = None,
         time_zone: str = "UTC",
         misfire: str | Misfire = Misfire.ONCE,
         org: str | UUID = NO_ORG,
@@ -379,19 +381,21 @@ class Ledger:
         )
 
     def job_source(self, queue: str = DEFAULT_QUEUE) -> JobSource:
-        """The jobs of one queue, for `worker`."""
+        """The source of the jobs of `queue`, for `worker`."""
         crashes_max = self.settings.engine.crashes_max
         return JobSource(queue, self.kinds, self.database, crashes_max=crashes_max)
 
     def consumer(
         self, pattern: str, *, name: str | None = None, ordered: bool = False
     ) -> Callable[[F], F]:
-        """Make a function, `f(tx, message)`, a consumer of messages whose name matches.
+        """Make a function, `f(tx, message)`, a consumer.
 
-        - Each consumer handles a message once: its receipt and what it writes through `tx` are one
-          transaction.
-        - `name` is what its receipts are kept under; it stays when the function is moved.
+        - `pattern` selects messages by their name.
+        - `name` is stored in its receipts; a name keeps them when the function is moved.
         - `ordered` handles the messages of a partition one after the other.
+
+        Each consumer handles a message once: its receipt and its writes through `tx` commit
+        together.
         """
 
         def decorate(call: F) -> F:
@@ -401,32 +405,32 @@ class Ledger:
         return decorate
 
     def relay_source(self, destination: str = LOCAL) -> OrderedRelay | CompetingRelay:
-        """What carries messages to a destination, for `worker`."""
+        """The relay that delivers messages to `destination`, for `worker`."""
         made = relay_of(destination, self.registry, self.database)
         self._carriers.add(made)
         return made
 
     def deliveries(self, subscription: str) -> Deliveries:
-        """What a subscription delivers, for `worker`: the consumers of this process handle it."""
+        """The deliveries of `subscription` to the consumers of this process, for `worker`."""
         self._ready()
         made = deliveries_of(subscription, self.registry, self.database)
         self._deliveries.add(made)
         return made
 
-    def protocol(self, protocol: events.Protocol | Path | str) -> events.Running:
-        """Run a protocol, given as it is, by its folder, or by the name of one that is run.
+    def protocol(self, protocol: Protocol | Path | str) -> Running:
+        """Run a protocol on this ledger; its tables are created or migrated.
 
-        Its tables are made, or brought up to date.
+        `protocol` is a Protocol, the path of its folder, or the name of one that runs already.
         """
         self._ready()
         registry = self.rooms.state(PROTOCOLS)
-        return events.running(protocol, registry, self.database, self.settings)
+        return running(protocol, registry, self.database, self.settings)
 
     def signing_duties(self, signing: Signing) -> StoreDuties[Access]:
-        """The steady work of a store that this process has open, for `worker(stores=…)`.
+        """The duties of a `signing` store that this process has open, for `worker(stores=…)`.
 
-        It expires requests, forgets seen messages, and archives, deletes and publishes what the
-        settings of the store say. Close the store after the worker has stopped.
+        They expire requests, forget seen messages, and archive, delete and publish as the settings
+        say. Close the store after the worker has stopped.
         """
         from ledgerstone.signing.duties import duties
         from ledgerstone.signing.duty_store import OpenStore
@@ -435,15 +439,15 @@ class Ledger:
         return duties(store, self._relay_turn)
 
     def store_duties(self) -> list[StoreDuties[Any]]:
-        """The steady work on the stores of the settings, for `worker(stores=…)`.
+        """The duties of the stores of the settings, for `worker(stores=…)`.
 
-        That is the store of signing, unless `signing.work_seconds` is none. It is opened for each
-        turn and closed after it; one that another process has open is tried again at the next turn.
+        That is the store of signing, unless `signing.work_seconds` is none. Each turn opens the
+        store and closes it; a store that another process has open is tried again at the next turn.
         """
         settings = self.settings.signing
         if settings.work_seconds is None:
             return []
-        # Here and not above: it loads the binding of RocksDB.
+        # Not at the top: it loads RocksDB.
         from ledgerstone.signing.duties import duties
         from ledgerstone.signing.duty_store import StoreOnDemand
 
@@ -455,9 +459,9 @@ class Ledger:
         return [duties(store, self._relay_turn)]
 
     def relay_signing(self, signing: Signing, *, steps_max: int = RELAY_STEPS_MAX) -> int:
-        """Publish what a signing store has to publish, now; how many messages were new.
+        """Publish the pending messages of a `signing` store; returns how many were new.
 
-        At most `steps_max` steps: what is left goes with the next call.
+        At most `steps_max` steps; the next call publishes the rest.
         """
         published = 0
         for _ in range(steps_max):
@@ -477,12 +481,12 @@ class Ledger:
         duties: Sequence[Duty] = (),
         stores: Sequence[StoreDuties[Any]] = (),
     ) -> Worker:
-        """What does the work of these sources, in this process, and `duties` beside it.
+        """A worker for this process.
 
-        `stores` are duties on other stores than the database, such as `signing_duties`.
-
-        Without any: of the queues of all its jobs, of the messages for its consumers, and of its
-        other rooms. Jobs that are declared later are run where their queue is among them.
+        - `sources` are what it claims from; by default the queues of all declared jobs, the
+          messages for the declared consumers, and the sources of the other rooms.
+        - `duties` run beside the duties of the rooms.
+        - `stores` are duties on other stores than the database, such as `signing_duties`.
         """
         self._ready()
         opened = [(room, self.rooms.opened(room, self.database)) for room in self.rooms]
@@ -501,7 +505,7 @@ class Ledger:
         )
 
     def close(self) -> None:
-        """Close the connections, to brokers too."""
+        """Close the connections to the database and to brokers."""
         for deliveries in list(self._deliveries):
             deliveries.close()
         for carrier in list(self._carriers):
@@ -521,25 +525,25 @@ class Ledger:
             connection,
             rooms=self.rooms,
             joined=True,
-            ending=self._joiner.ending_of(connection),
+            ending=self._joiner.hooks_of(connection),
         )
 
     def _ready(self) -> None:
-        """The tables are there and of this version, or an error says what to do."""
+        """Check once that the schema has the revision of this version; migrate if allowed."""
         if self._checked:
             return
         with self.database.reading() as tx:
             names = self.database.namespace
-            schema = migrating.look(tx.connection, names, self.database.rooms)
+            schema = revisions.look(tx.connection, names, self.database.rooms)
             if schema.up_to_date or not self._migrates_itself:
-                migrating.check(schema, self.database.url)
+                revisions.check(schema, self.database.url)
         if not schema.up_to_date:
             self.migrate()
         self._checked = True
 
 
 def rooms_for(settings: Settings, rooms: Sequence[Room[Any, Any]] = ()) -> Rooms:
-    """The rooms of Ledgerstone, these, and those that the settings name."""
+    """The shipped rooms, `rooms`, and the rooms that the settings name."""
     given = {room.name for room in rooms}
     named = cast(
         "list[Room[Any, Any]]", rooms_of(name for name in settings.rooms if name not in given)
@@ -552,19 +556,19 @@ def rooms_for(settings: Settings, rooms: Sequence[Room[Any, Any]] = ()) -> Rooms
 def opened_database(
     settings: Settings, rooms: Rooms, clock: Clock | None = None
 ) -> Database[Transaction]:
-    """The database of the settings, whose transactions have these rooms."""
+    """The database of the settings; its transactions have these rooms."""
     wrap = partial(Transaction, rooms=rooms)
     return Database(settings.url, settings.store, wrap=wrap, clock=clock, rooms=rooms.stored)
 
 
-def _keep_slice(tx: StoreTransaction, wish: events.BlobAppendSlice) -> None:
-    """A command of a protocol wishes to keep a slice of a file."""
+def _keep_slice(tx: StoreTransaction, wish: BlobAppendSlice) -> None:
+    """Store a slice of a file for a command of a protocol."""
     assert isinstance(tx, Transaction)
     tx.blobs.add_slice(wish.file_id, wish.slice_no, wish.offset, wish.data)
 
 
 def _announce(tx: StoreTransaction, announcements: Sequence[Announcement]) -> list[bool]:
-    """Publish messages of signing; whether the outbox had each of them before."""
+    """Publish messages of signing; returns for each whether the outbox had it before."""
     assert isinstance(tx, Transaction)
     new = [
         NewMessage(name=each.name, body=each.body, partition=each.partition, key=each.key)

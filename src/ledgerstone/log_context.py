@@ -1,8 +1,7 @@
-"""What the running handler works on, for log lines: ids of a job or of a message.
+"""The ids of the running handler's job or message, for log lines.
 
-A handler's own log lines, and those of every library that it calls, belong to one job or message.
-The ids are kept in a context variable, which threads of our executors and tasks have by themselves;
-whoever writes log lines asks for `current()`. `ledgerstone work` adds the ids to every line.
+The ids are in a context variable of the thread or task. `ledgerstone work` adds them to each log
+line of a handler and of the libraries that it calls.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ _current: ContextVar[Mapping[str, str | int]] = ContextVar(
 
 
 def current() -> Mapping[str, str | int]:
-    """The ids of the job or message that is worked on here; empty where none is."""
+    """The ids of the running handler's job or message; empty outside of a handler."""
     return _current.get()
 
 
 class bound:  # noqa: N801 - used as a function is
-    """`with bound(job_id=…):` log lines of the block belong to this."""
+    """`with bound(job_id=…):` sets the ids for the block."""
 
     __slots__ = ("_ids", "_token")
 

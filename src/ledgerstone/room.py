@@ -1,4 +1,4 @@
-"""A room: one value that says what a kind of work brings to a ledger.
+"""Rooms: a kind of work with its tables, calls, sources and commands, declared as one value.
 
     ACME = Room(
         name="acme",
@@ -12,9 +12,9 @@
     with ledger.transaction() as tx:
         tx.room(ACME).enter("order-7")
 
-A room is in a ledger if it is listed: `Ledger(rooms=[…])`, or `rooms = ["acme"]` in the settings,
-which looks the name up among the entry points `ledgerstone.rooms` of what is installed. That a room
-is installed changes nothing by itself.
+A ledger has a room if it is listed: in `Ledger(rooms=[…])`, or in the settings as `rooms =
+["acme"]`, the name of an entry point in the group `ledgerstone.rooms`. Installing a package with a
+room does not add the room to a ledger.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Calls = TypeVar("Calls")
 State = TypeVar("State")
 
 NAME_CHARS_MAX = 24
-"""The name is a part of the names of revisions and of a version table."""
+"""The name is part of the names of revisions and of the version table."""
 NO_RULES = RowSecurity()
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 
 
 class CheckStatus(Enum):
-    """How something is."""
+    """The result of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -55,7 +55,7 @@ class CheckStatus(Enum):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One thing that `doctor` looked at: how it is, what was found, and what to do."""
+    """One check of `doctor`: its name, its result, what was found, and what to do."""
 
     name: str
     verdict: CheckStatus
@@ -64,18 +64,18 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def refused(name: str, error: LedgerstoneError) -> Check:
-    """What could not be looked at, and why."""
+    """The check `name`, which failed with this error."""
     return Check(name, CheckStatus.PROBLEM, " ".join(error.message.split()), error.hint)
 
 
 def counted(count: int, most: int) -> str:
-    """A count that stops at a most: 10,000+ where there may be more."""
+    """A count that stops at `most`: `10,000+` if there may be more."""
     return f"{count:,}+" if count >= most else f"{count:,}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opened(Generic[State]):
-    """A room in a ledger: what it keeps there outside of transactions, and where."""
+    """A room on a database: its state outside of transactions, the settings and the database."""
 
     state: State
     settings: Settings
@@ -83,11 +83,11 @@ class Opened(Generic[State]):
 
 
 def _no_calls(_tx: Transaction, _state: Any) -> Any:
-    """The room has no calls on a transaction."""
+    """No calls on a transaction."""
 
 
 def _no_state(_settings: Settings) -> Any:
-    """The room keeps nothing outside of transactions."""
+    """No state outside of transactions."""
 
 
 def _none(*_: Any) -> Sequence[Any]:
@@ -104,23 +104,23 @@ def _always(_: Settings) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Room(Generic[Calls, State]):
-    """What a kind of work brings; everything but the name may be left out.
+    """The declaration of a room; only the name is required.
 
-    - `enabled` says whether a ledger with these settings has the room.
-    - `open` makes what a ledger keeps of the room outside of transactions: its state.
-    - `calls` makes what `tx.room(ROOM)` answers, of a transaction and the state.
+    - `enabled`: whether a ledger with these settings has the room.
+    - `open` makes the state of the room in a ledger, outside of transactions.
+    - `calls` makes the result of `tx.room(ROOM)` from a transaction and the state.
     - `tables` are the names of its tables; `migrations` is the package of its revisions.
-    - `settings` is the class of its section, which has the name of the room.
-    - `sources` are claimed by a worker that was not told what to work on; `duties` are done beside
-      these sources or the given ones; `begin` is called when a worker is made.
-    - `status` are its facts, by the name under which `status` shows them. A function gets no
-      transaction where the schema is not up to date, and answers None for what it cannot tell.
-    - `doctor` are its checks, by name. Those of a room without tables need no database.
-    - `waiting` says whether something waits for a worker.
-    - `security` says who may see its rows where organisations are kept apart.
-    - `failpoints` are the places of its code where a test may end the process.
-    - `history` are its tables that only grow.
-    - `cli` are its groups of commands: a name, and `module:attribute`, loaded when it is called.
+    - `settings` is the class of its settings section, which has the name of the room.
+    - `sources` are the default sources of a worker; `duties` run beside these sources or the given
+      ones; `begin` is called when a worker is made.
+    - `status` are functions for `ledgerstone status`, by name. A function gets no transaction if
+      the schema is not up to date, and returns None for unknown facts.
+    - `doctor` are checks, by name. Checks of a room without tables run without a database.
+    - `waiting`: whether something waits for a worker.
+    - `security` are the rules for row-level security on its tables.
+    - `failpoints` are the names of its failpoints.
+    - `history` are its append-only tables.
+    - `cli` are its command groups: a name and `module:attribute`, imported when called.
     """
 
     name: str
@@ -150,7 +150,7 @@ class Room(Generic[Calls, State]):
 
     @property
     def stored(self) -> StoredRoom:
-        """What the store knows of it."""
+        """The part of it that the store uses."""
         return StoredRoom(
             name=self.name,
             migrations=self.migrations,
@@ -178,11 +178,11 @@ class Rooms:
 
     @property
     def stored(self) -> list[StoredRoom]:
-        """What the store knows of them."""
+        """The parts of them that the store uses."""
         return [room.stored for room in self._rooms]
 
     def state(self, room: Room[Any, State]) -> State:
-        """What the ledger keeps of a room; BadInput if it does not have the room."""
+        """The state of a room; BadInput if the ledger does not have the room."""
         try:
             state: State = self._states[room.name]
         except KeyError:

@@ -11,7 +11,7 @@ from sqlalchemy import BigInteger, bindparam, func, inspect, literal_column, sel
 from ledgerstone.errors import BadInput, KeyConflict, NotFound, StoreBusy
 from ledgerstone.ids import new_id
 from ledgerstone.items.events import accepted
-from ledgerstone.store.schema import ddl as shaping
+from ledgerstone.store.schema import ddl
 from ledgerstone.store.sql.batch import InsertEach
 from ledgerstone.store.sql.expressions import now_ms
 from ledgerstone.store.sql.json_body import decode, encode
@@ -144,7 +144,7 @@ def install(database: Database[Any]) -> None:
     with database.transaction() as tx, dialect.migrating(tx.connection, names):
         for table in tables.sorted_tables:
             if not inspect(tx.connection).has_table(table.name, schema=names.own):
-                shaping.run(tx.connection, shaping.new(table, tx.connection.dialect, names))
+                ddl.run(tx.connection, ddl.new(table, tx.connection.dialect, names))
 
 
 class Chores:

@@ -38,11 +38,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """Starts a Python for which the mode of a file counts, also when the tests are run by root."""
 
 
-preload(
-    *(place.partition(":")[0] for place in COMMANDS.values()),
-    *("ledgerstone.signing.signing", "ledgerstone.protocols", "ledgerstone.blobs"),
-    "tests.cli.warmed",
-)
+preload(*(place.partition(":")[0] for place in COMMANDS.values()), "tests.cli.warmed")
 
 
 class Ended(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from sqlalchemy import create_engine, inspect, text
 
-from ledgerstone.store.dialect import dialect_of
+from ledgerstone.store.dialects.by_url import dialect_of
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.server import HOST, free_port
 from ledgerstone.testing.servers.rabbitmq import PrivateRabbitMQ

@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
-from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema import revisions
 from ledgerstone.store.schema.columns import VERSION_TABLE
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.server import free_port
@@ -30,9 +30,9 @@ def test_it_brings_the_schema_up_to_date(program: Program, home: Home) -> None:
     second = program.run("--url", home.url, "migrate")
 
     assert (first.code, second.code) == (0, 0)
-    assert first.out.startswith(f"nothing → {migrating.newest()}; applied:\n")
+    assert first.out.startswith(f"nothing → {revisions.newest()}; applied:\n")
     assert "0001  ground floor\n" in first.out
-    assert second.out == f"at {migrating.newest()}, nothing to do\n"
+    assert second.out == f"at {revisions.newest()}, nothing to do\n"
 
 
 def test_it_tells_programs_what_it_did(program: Program, home: Home) -> None:
@@ -40,7 +40,7 @@ def test_it_tells_programs_what_it_did(program: Program, home: Home) -> None:
     first = program.run("--url", home.url, "migrate", "--json").json
     second = program.run("--url", home.url, "migrate", "--json").json
 
-    newest = migrating.newest()
+    newest = revisions.newest()
     assert first["before"] is None
     assert first["after"] == newest
     assert newest in first["applied"]
@@ -55,7 +55,7 @@ def test_check_changes_nothing(program: Program, home: Home) -> None:
 
     assert [check.code for check in checks] == [3, 3]
     assert all("0001  ground floor" in check.out for check in checks)
-    assert (after.code, after.out) == (0, f"at {migrating.newest()}, up to date\n")
+    assert (after.code, after.out) == (0, f"at {revisions.newest()}, up to date\n")
 
 
 def test_check_makes_no_file(program: Program) -> None:
@@ -121,12 +121,12 @@ def test_sql_does_the_same_as_migrate(program: Program) -> None:
 
     ended = program.run("--url", f"sqlite:///{file}", "migrate", "--check")
 
-    assert (ended.code, ended.out) == (0, f"at {migrating.newest()}, up to date\n")
+    assert (ended.code, ended.out) == (0, f"at {revisions.newest()}, up to date\n")
 
 
 def test_sql_since_a_revision(program: Program) -> None:
     """--since leaves out what was applied up to it; an unknown revision is refused."""
-    rest = program.run("migrate", "--sql", "--since", migrating.newest())
+    rest = program.run("migrate", "--sql", "--since", revisions.newest())
     unknown = program.run("migrate", "--sql", "--since", UNKNOWN_REVISION)
 
     assert rest.code == 0
@@ -173,7 +173,7 @@ def test_rls_keeps_organisations_apart(
     second = program.run("--url", url, "migrate", "--rls", "--json")
 
     assert (first.code, second.code) == (0, 0)
-    assert first.out.startswith(f"nothing → {migrating.newest()}; applied:\n")
+    assert first.out.startswith(f"nothing → {revisions.newest()}; applied:\n")
     assert "organisations are kept apart in job, " in first.out
     assert f"{shop} may act for one organisation at a time" in first.out
     assert second.json["applied"] == []

@@ -14,7 +14,7 @@ from ledgerstone.engine.worker_rows import WorkerReport, sign_in
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger
 from ledgerstone.store import leases
-from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema import revisions
 from ledgerstone.store.schema.tables import worker
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
@@ -46,7 +46,7 @@ def test_it_shows_who_works(program: Program, home: Home, ledger: Ledger) -> Non
     (one,) = alive["workers"]
     assert (one["id"], one["state"]) == (working.id, "alive")
     assert [alive["jobs"][name] for name in ("queued", "running", "dead_letters")] == [1, 0, 0]
-    assert alive["schema"]["current"] == migrating.newest()
+    assert alive["schema"]["current"] == revisions.newest()
     assert shown.code == 0
     assert f"…{working.id[-8:]}" in shown.out
     assert "alive" in shown.out
@@ -189,7 +189,7 @@ def test_it_watches(program: Program) -> None:
     program.run("migrate")
 
     with program.start("status", "--watch") as watching:
-        watching.says(f"schema    {migrating.newest()}", times=2)
+        watching.says(f"schema    {revisions.newest()}", times=2)
         watching.interrupt()
         code = watching.ended()
 

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from ledgerstone.ids import new_id
 from ledgerstone.ledger import Ledger, Transaction
-from ledgerstone.store.dialect import dialect_of
+from ledgerstone.store.dialects.by_url import dialect_of
 from ledgerstone.store.dialects.sqlite.dialect import best_driver
 from ledgerstone.testing.fixtures import Home
 

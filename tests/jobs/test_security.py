@@ -21,7 +21,7 @@ from ledgerstone.jobs.room import MOVING
 from ledgerstone.jobs.tables import job as job_table
 from ledgerstone.ledger import SHIPPED
 from ledgerstone.settings import Settings
-from ledgerstone.store.schema import row_security as security
+from ledgerstone.store.schema import row_security
 from ledgerstone.store.schema.namespace import NAMELESS
 from ledgerstone.store.schema.row_security import scoped
 from ledgerstone.testing.fixtures import Home, new_home
@@ -119,7 +119,7 @@ def role(home: Home) -> Iterator[str]:
 def service(home: Home, role: str) -> Iterator[Ledger]:
     """A ledger of the owner of the tables, in which the role was let in."""
     with opened(home.url) as ledger:
-        security.separate(ledger.database, role=role)
+        row_security.separate(ledger.database, role=role)
         yield ledger
 
 
@@ -157,7 +157,11 @@ def new_role(home: Home, attributes: str = "") -> Iterator[str]:
 def url_of(home: Home, role: str, org: str | None = None) -> URL:
     """The database as this role enters it, for an organisation or for none."""
     url = make_url(home.url).set(username=role)
-    return url if org is None else url.update_query_dict({"options": f"-c{security.SETTING}={org}"})
+    return (
+        url
+        if org is None
+        else url.update_query_dict({"options": f"-c{row_security.SETTING}={org}"})
+    )
 
 
 def ledger_of(home: Home, role: str, org: str | None = None) -> Ledger:
@@ -222,7 +226,7 @@ def test_who_says_nothing_sees_nothing(home: Home, role: str) -> None:
             inside = counts(connection)
 
         after = counts(connection)
-        left = connection.execute("SELECT current_setting(%s)", (security.SETTING,)).fetchone()
+        left = connection.execute("SELECT current_setting(%s)", (row_security.SETTING,)).fetchone()
         insert = "INSERT INTO job (org_id, type) VALUES (%s, 'work')"
 
         assert (before, after) == (dict.fromkeys(TABLES, 0),) * 2
@@ -365,7 +369,7 @@ def test_an_owner_without_special_rights(home: Home, role: str) -> None:
             connection.execute(f'GRANT CREATE ON DATABASE "{name}" TO {owner}')
         with ledger_of(home, owner) as ledger:
             ledger.migrate()
-            security.separate(ledger.database, role=role)
+            row_security.separate(ledger.database, role=role)
             with ledger.transaction() as tx:
                 for org in (OURS, THEIRS):
                     tx.jobs.enqueue("work", {"of": org}, org=org)
@@ -400,7 +404,7 @@ def test_the_service_under_another_role(home: Home, service: Ledger, way: int) -
             ledger.run(lambda tx: tx.jobs.limit("default", 3))
 
         assert sorted(done) == [OURS, THEIRS]
-        assert name not in security.separate(service.database).apart
+        assert name not in row_security.separate(service.database).apart
 
 
 def test_a_worker_of_one_organisation(service: Ledger, tenant: Ledger, ids: dict[str, str]) -> None:
@@ -487,7 +491,7 @@ def test_again_it_changes_nothing(service: Ledger, role: str) -> None:
     """Separating twice leaves the same policies and rights as once."""
     before = rules(service)
 
-    done = security.separate(service.database, role=role)
+    done = row_security.separate(service.database, role=role)
 
     assert rules(service) == before
     assert done.apart == (role,)
@@ -505,7 +509,7 @@ def test_the_script_does_the_same(service: Ledger, home: Home, role: str) -> Non
     for _ in range(2):
         execute(
             home.url,
-            security.script(
+            row_security.script(
                 "postgresql", service.database.namespace, service.database.rooms, role=role
             ),
         )
@@ -546,7 +550,7 @@ def test_rights_from_before_are_taken_away(service: Ledger, home: Home, role: st
         others += ", message_broker_deduplication"
         connection.execute(f"REVOKE ALL ON {others} FROM {role}")
 
-    security.separate(service.database, role=role)
+    row_security.separate(service.database, role=role)
 
     assert rules(service) == before
 
@@ -559,7 +563,7 @@ def test_a_role_above_security_is_refused(service: Ledger, home: Home, attribute
     """A role that would see every organisation anyway is not let in as if it did not."""
     for name in new_role(home, attributes):
         with pytest.raises(errors.BadInput, match="above row-level security"):
-            security.separate(service.database, role=name)
+            row_security.separate(service.database, role=name)
 
 
 def test_members_of_the_owner(service: Ledger, home: Home, role: str) -> None:
@@ -573,7 +577,7 @@ def test_members_of_the_owner(service: Ledger, home: Home, role: str) -> None:
             connection.execute(f"GRANT USAGE ON SCHEMA ledgerstone TO {heir}, {stranger}")
             connection.execute(f"GRANT SELECT ON job TO {heir}, {stranger}")
 
-        apart = security.separate(service.database).apart
+        apart = row_security.separate(service.database).apart
 
         service.run(lambda tx: tx.jobs.enqueue("work", org=THEIRS))
         seen = {}
@@ -589,7 +593,7 @@ def test_members_of_the_owner(service: Ledger, home: Home, role: str) -> None:
 def test_a_role_that_cannot_be(service: Ledger, name: str) -> None:
     """A role that is not there, or whose name is none, is told; nothing is run."""
     with pytest.raises((errors.NotFound, errors.BadInput)):
-        security.separate(service.database, role=name)
+        row_security.separate(service.database, role=name)
 
 
 def test_the_document_names_every_table() -> None:
@@ -597,7 +601,7 @@ def test_the_document_names_every_table() -> None:
     document = Path(__file__).parents[2] / "docs" / "how-to" / "separate-organisations.md"
     words = document.read_text(encoding="utf-8")
 
-    rules = [security.KERNEL, *(room.security for room in SHIPPED)]
+    rules = [row_security.KERNEL, *(room.security for room in SHIPPED)]
     told = {table for rule in rules for table in (*rule.grants, *rule.refused)}
     assert [table for table in sorted(told) if f"`{table}`" not in words] == []
 
@@ -616,7 +620,7 @@ def test_an_organisation_that_is_none_is_told(service: Ledger, home: Home, role:
 
     with (
         ledger_of(home, role, org="nonsense") as ledger,
-        pytest.raises(errors.StoreError, match=r"says in ledgerstone\.org_id"),
+        pytest.raises(errors.StoreError, match=r"set ledgerstone\.org_id"),
     ):
         ledger.run(lambda tx: tx.jobs.find())
 
@@ -632,8 +636,8 @@ def test_only_on_postgresql(tmp_path: Path) -> None:
     """Elsewhere it is Unsupported, and the words say why."""
     with opened(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         with pytest.raises(errors.Unsupported, match="PostgreSQL's"):
-            security.separate(ledger.database)
+            row_security.separate(ledger.database)
         with pytest.raises(errors.Unsupported, match="PostgreSQL's"), ledger.transaction() as tx:
             scoped(tx, OURS)
     with pytest.raises(errors.Unsupported, match="mysql"):
-        security.script("mysql", NAMELESS, [])
+        row_security.script("mysql", NAMELESS, [])

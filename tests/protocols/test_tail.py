@@ -7,7 +7,6 @@ from ledgerstone.items.sequencer import Sequencer
 from ledgerstone.protocols import Envelope, Protocol, Running
 from ledgerstone.protocols.applying import apply
 from ledgerstone.protocols.log import SEQUENCE
-from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.protocols.letters import letters
 
 
@@ -68,7 +67,7 @@ def test_events_of_others_are_passed_over(ledger: Ledger) -> None:
     sequence(ledger)
 
     with running.tail() as tail:
-        found = tail.wait(seconds=WAIT_SECONDS_MAX)
+        found = tail.wait(seconds=60)
 
     assert [each.event.data["n"] for each in found] == [2]
     assert found[0].position == tail.after == 2

@@ -15,7 +15,7 @@ from ledgerstone.cli.program import COMMANDS
 from ledgerstone.ledger import SHIPPED
 from ledgerstone.room import Room
 from ledgerstone.settings import Settings
-from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema import revisions
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from tests.cli.program import Program
@@ -255,7 +255,7 @@ def test_the_commands_of_shipped_rooms() -> None:
 
 def test_no_room_takes_a_migration_of_another() -> None:
     """The kernel's revisions made the tables of the first rooms; the others have their own."""
-    names = [line.name for line in migrating.lines(room.stored for room in SHIPPED)]
+    names = [line.name for line in revisions.lines(room.stored for room in SHIPPED)]
 
     assert names == ["", *(room.name for room in SHIPPED if room.migrations is not None)]
 

@@ -9,8 +9,7 @@ from sqlalchemy import MetaData, inspect, text
 
 from ledgerstone import Ledger, errors
 from ledgerstone.settings import Settings
-from ledgerstone.store.schema import existing_tables as present
-from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema import existing_tables, revisions
 from ledgerstone.testing.fixtures import Home
 
 PAUSE = (
@@ -68,7 +67,7 @@ def test_a_table_of_others(bare: Ledger, table: str, column: str) -> None:
 
 def test_a_table_of_others_later(bare: Ledger) -> None:
     """So is one whose name is needed only by a later revision, at a ledger that is older."""
-    migrating.migrate(bare.database, to="0003")
+    revisions.migrate(bare.database, to="0003")
     before = tables(bare)
     occupy(bare, "outbox_lane (id INTEGER PRIMARY KEY)")
 
@@ -113,14 +112,14 @@ def test_types_that_were_left(bare: Ledger) -> None:
 
 def test_what_revisions_create(bare: Ledger) -> None:
     """The list of tables, revisions and columns is what the revisions do."""
-    made: dict[str, present.Created] = {}
-    for revision in migrating.titles():
-        migrating.migrate(bare.database, to=revision)
+    made: dict[str, existing_tables.CreatedTable] = {}
+    for revision in revisions.titles():
+        revisions.migrate(bare.database, to=revision)
         found = inspect(bare.database.engine)
         for table in set(found.get_table_names()) - made.keys():
             columns = " ".join(column["name"] for column in found.get_columns(table))
-            made[table] = present.Created(revision, columns)
+            made[table] = existing_tables.CreatedTable(revision, columns)
 
     for ours in ("ledgerstone_revision", "history_guard"):
         made.pop(ours, None)
-    assert made == present.CREATED
+    assert made == existing_tables.CREATED

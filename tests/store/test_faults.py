@@ -99,7 +99,7 @@ def test_a_file_of_another_kind() -> None:
     error = translated(sqlite3.DatabaseError("file is not a database"))
 
     assert isinstance(error, errors.StoreCorrupt)
-    assert "name another one" in (error.hint or "")
+    assert "name another file" in (error.hint or "")
 
 
 def test_what_is_wrapped_is_unwrapped() -> None:
@@ -133,7 +133,7 @@ def test_a_table_of_yours_is_no_migration_of_ours(error: Exception, table: str) 
 
     assert type(fault) is errors.StoreError
     assert table in fault.message
-    assert fault.hint == f"{table} is no table of Ledgerstone's: make it, or correct its name"
+    assert fault.hint == f"{table} is not a table of Ledgerstone: create it, or correct its name"
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,7 @@ from ledgerstone.jobs import Status
 from ledgerstone.settings import Settings
 from ledgerstone.store import leases
 from ledgerstone.store.dialects.postgres.dialect import channel_of
-from ledgerstone.store.schema import migrate as migrating
-from ledgerstone.store.schema import move_to_namespace as moving
-from ledgerstone.store.schema import row_security as security
+from ledgerstone.store.schema import move_to_namespace, revisions, row_security
 from ledgerstone.store.schema.namespace import namespace
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.servers import PrivatePgBouncer
@@ -35,7 +33,7 @@ SERVERS = [
     pytest.param("postgres", id="postgres", marks=pytest.mark.postgres),
     pytest.param("mysql", id="mysql", marks=pytest.mark.mysql),
 ]
-OLD = [revision for revision in migrating.titles() if moving.is_of_before(revision)]
+OLD = [revision for revision in revisions.titles() if move_to_namespace.is_of_before(revision)]
 JOB = "0aaaaaaa-0000-4000-8000-000000000009"
 HISTORY_KEPT = "DELETE FROM {own}.job_event"
 NO_MOVE = "UPDATE {own}.job SET status = 'succeeded'"
@@ -120,7 +118,7 @@ def note(done: list[int], n: int) -> None:
 def old_ledger(home: Home, revision: str) -> str:
     """A ledger of before, among the tables of the user; answers its identity."""
     with opened(home.url, users_place(home)) as ledger:
-        migrating.migrate(ledger.database, to=revision)
+        revisions.migrate(ledger.database, to=revision)
         with ledger.database.engine.begin() as connection:
             if revision >= "0002":
                 connection.execute(
@@ -357,7 +355,7 @@ def test_a_ledger_of_before_moves_by_its_script(server: Home, place: str, revisi
     identity = old_ledger(server, revision)
     with opened(server.url, place) as ledger:
         kind, names = ledger.database.dialect.name, ledger.database.namespace
-        script = migrating.script(kind, names, since=revision, rooms=ledger.database.rooms)
+        script = revisions.script(kind, names, since=revision, rooms=ledger.database.rooms)
     if server.kind == "postgres":
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(script)
@@ -440,7 +438,7 @@ def test_organisations_stay_apart(server: Home) -> None:
     for role in new_role(server):
         with opened(server.url, "public") as ledger:
             ledger.migrate()
-            security.separate(ledger.database, role=role)
+            row_security.separate(ledger.database, role=role)
             with ledger.transaction() as tx:
                 for org in (OURS, THEIRS):
                     tx.jobs.enqueue("work", {"n": 1}, org=org)
@@ -502,7 +500,7 @@ def test_where_they_lie_is_said(server: Home, place: str) -> None:
         said = [each.found for each in diagnose(lambda: settings).checks if each.name == "schema"]
         facts = look(ledger.database, settings)
 
-    assert said == [f"{migrating.newest()}, up to date, in the schema {place}"]
+    assert said == [f"{revisions.newest()}, up to date, in the schema {place}"]
     assert facts.schema.place == place
 
 

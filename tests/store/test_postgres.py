@@ -20,7 +20,7 @@ from ledgerstone.engine.source import Ask, Handler
 from ledgerstone.jobs import Job, NewJob
 from ledgerstone.jobs import Status as JobStatus
 from ledgerstone.jobs import claim_order as line
-from ledgerstone.jobs.accepting import channel_of
+from ledgerstone.jobs.tables import channel_of
 from ledgerstone.ledger import Transaction
 from ledgerstone.store.dialects.postgres import pipeline
 from ledgerstone.store.dialects.postgres.dialect import SCHEMA, PostgreSQL

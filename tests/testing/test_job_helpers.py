@@ -25,7 +25,7 @@ from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.testing import jobs as helpers
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.jobs import (
-    CameOut,
+    RunResult,
     assert_enqueued,
     assert_not_enqueued,
     drain,
@@ -296,7 +296,7 @@ class TestDrain:
 
         assert sorted(kinds_run(ran)) == ["order", "receipt", "receipt", "ship"]
         assert (ran.succeeded, ran.failed, ran.dead) == (4, 0, 0)
-        assert ran.by_type["receipt"] == {CameOut.SUCCEEDED: 2}
+        assert ran.by_type["receipt"] == {RunResult.SUCCEEDED: 2}
         assert drain(ledger).runs == []
 
     def test_one_queue(self, shop: Ledger) -> None:
@@ -325,13 +325,13 @@ class TestDrain:
 
         assert ran.by_type == {
             "end": {
-                CameOut.SNOOZED: 1,
-                CameOut.CANCELED: 1,
-                CameOut.DEAD: 1,
-                CameOut.RETURNED: 1,
-                CameOut.SUCCEEDED: 1,
+                RunResult.SNOOZED: 1,
+                RunResult.CANCELED: 1,
+                RunResult.DEAD: 1,
+                RunResult.RETURNED: 1,
+                RunResult.SUCCEEDED: 1,
             },
-            "receipt": {CameOut.FAILED: 1},
+            "receipt": {RunResult.FAILED: 1},
         }
         assert (ran.snoozed, ran.canceled, ran.dead, ran.succeeded, ran.failed) == (1, 1, 1, 1, 1)
 

@@ -25,9 +25,8 @@ from ledgerstone.ledger import Transaction, rooms_for
 from ledgerstone.room import Check, CheckStatus, Room, Rooms, refused
 from ledgerstone.settings import Settings
 from ledgerstone.store.database import Database
-from ledgerstone.store.dialects.sqlite import dialect as sqlite
-from ledgerstone.store.schema import existing_tables as present
-from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.dialects.sqlite.dialect import VERSION_SOUND, driver_of
+from ledgerstone.store.schema import existing_tables, revisions
 from ledgerstone.store.schema.tables import worker
 from ledgerstone.store.sql.expressions import database_now_ms
 
@@ -149,9 +148,9 @@ def _file(database: Examined) -> Iterator[Check]:
 def _driver(database: Examined) -> Check:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        driver = sqlite.driver_of(database.url)
+        driver = driver_of(database.url)
     found = f"{driver.__name__} with SQLite {driver.sqlite_version}"
-    if driver.sqlite_version_info < sqlite.VERSION_SOUND:
+    if driver.sqlite_version_info < VERSION_SOUND:
         bug = "has the WAL-reset bug: several writers at once can corrupt the file"
         return _warning("driver", f"{found} {bug}", "install pysqlite3 or a newer Python")
     return _ok("driver", f"{found}, without the WAL-reset bug")
@@ -176,7 +175,7 @@ def _reached(database: Examined) -> Iterator[Check]:
         yield _ok("database", answer)
 
 
-class _Expected(msgspec.Struct, frozen=True):
+class _ExpectedSetting(msgspec.Struct, frozen=True):
     """What a setting of the database should be, and what to do where it is not."""
 
     holds: Callable[[str], bool]
@@ -185,46 +184,46 @@ class _Expected(msgspec.Struct, frozen=True):
 
 
 _EXPECTED = {
-    "journal_mode": _Expected(
+    "journal_mode": _ExpectedSetting(
         lambda value: value == "wal",
         CheckStatus.PROBLEM,
         "keep the file on a local disk; another journal makes readers wait for writers",
     ),
-    "synchronous": _Expected(
+    "synchronous": _ExpectedSetting(
         lambda value: value in {"NORMAL", "FULL", "EXTRA"},
         CheckStatus.PROBLEM,
         "a power cut can damage the file: leave it to Ledgerstone",
     ),
-    "auto_vacuum": _Expected(
+    "auto_vacuum": _ExpectedSetting(
         lambda value: value == "incremental",
         CheckStatus.WARNING,
         "the file never shrinks: run `PRAGMA auto_vacuum=INCREMENTAL; VACUUM` on it once",
     ),
-    "foreign_keys": _Expected(
+    "foreign_keys": _ExpectedSetting(
         lambda value: value == "1", CheckStatus.PROBLEM, "use a SQLite that was built with them"
     ),
-    "pooler": _Expected(lambda _: True, CheckStatus.OK, ""),
-    "fsync": _Expected(
+    "pooler": _ExpectedSetting(lambda _: True, CheckStatus.OK, ""),
+    "fsync": _ExpectedSetting(
         lambda value: value == "on",
         CheckStatus.PROBLEM,
         "a power cut can lose what was accepted: set fsync = on",
     ),
-    "synchronous_commit": _Expected(
+    "synchronous_commit": _ExpectedSetting(
         lambda value: value != "off",
         CheckStatus.WARNING,
         "a crash of the server can lose the last commits: set synchronous_commit = on",
     ),
-    "innodb_flush_log_at_trx_commit": _Expected(
+    "innodb_flush_log_at_trx_commit": _ExpectedSetting(
         lambda value: value == "1",
         CheckStatus.WARNING,
         "a crash of the server can lose the last commits: set it to 1",
     ),
-    "sql_mode": _Expected(
+    "sql_mode": _ExpectedSetting(
         lambda value: "STRICT" in value,
         CheckStatus.PROBLEM,
         "values that do not fit would be cut in silence: add STRICT_TRANS_TABLES",
     ),
-    "isolation": _Expected(
+    "isolation": _ExpectedSetting(
         lambda value: value.upper() == "READ COMMITTED",
         CheckStatus.WARNING,
         "workers will meet each other more often: leave it at READ COMMITTED",
@@ -278,15 +277,15 @@ def _wakeups(database: Examined, _: Settings) -> Iterator[Check]:
 def _schema(database: Examined, _: Settings) -> Iterator[Check]:
     with database.reading() as tx:
         names = database.namespace
-        migrating.check(migrating.look(tx.connection, names, database.rooms), database.url)
+        revisions.check(revisions.look(tx.connection, names, database.rooms), database.url)
         there = inspect(tx.connection).get_table_names(schema=names.own)
-        gone = present.missing(there, list(migrating.titles()))
+        gone = existing_tables.missing(there, list(revisions.titles()))
     if gone:
         todo = "something dropped them: restore them from a backup"
         yield _problem("schema", f"tables are missing: {', '.join(gone)}", todo)
     else:
         at = "" if database.dialect.embedded else f", in the schema {names.own}"
-        yield _ok("schema", f"{migrating.newest()}, up to date{at}")
+        yield _ok("schema", f"{revisions.newest()}, up to date{at}")
 
 
 def _clock(database: Examined, _: Settings) -> Iterator[Check]:
@@ -310,7 +309,7 @@ def _workers(database: Examined, settings: Settings) -> Iterator[Check]:
             return
         found = workers_of(tx, lease_seconds=settings.engine.lease_seconds)
         leases = leases_of(tx)
-        schema = migrating.look(tx.connection, database.namespace, database.rooms)
+        schema = revisions.look(tx.connection, database.namespace, database.rooms)
         waiting = schema.up_to_date and any(
             room.waiting(tx.rooms.opened(room, database), tx) for room in tx.rooms
         )

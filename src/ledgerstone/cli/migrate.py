@@ -24,12 +24,11 @@ from ledgerstone.messaging import MessagingRegistry
 from ledgerstone.settings import Settings
 from ledgerstone.store.connections.faults import migrate_hint
 from ledgerstone.store.database import Database
-from ledgerstone.store.dialect import dialect_of, names_of_kind
-from ledgerstone.store.schema import migrate as migrating
-from ledgerstone.store.schema import row_security as security
+from ledgerstone.store.dialects.by_url import dialect_of, names_of_kind
+from ledgerstone.store.schema import revisions, row_security
 
 
-class Kind(Enum):
+class DatabaseKind(Enum):
     """The databases that SQL is printed for."""
 
     SQLITE = "sqlite"
@@ -37,7 +36,7 @@ class Kind(Enum):
     MYSQL = "mysql"
 
 
-class Migrated(msgspec.Struct, frozen=True):
+class MigrationResult(msgspec.Struct, frozen=True):
     """What a migration did; `set_up` tells what was done to the tables of messaging."""
 
     before: str | None
@@ -46,10 +45,10 @@ class Migrated(msgspec.Struct, frozen=True):
     set_up: list[str]
 
 
-class Script(msgspec.Struct, frozen=True):
+class MigrationScript(msgspec.Struct, frozen=True):
     """The migrations as SQL."""
 
-    kind: Kind
+    kind: DatabaseKind
     since: str | None
     sql: str
 
@@ -64,7 +63,7 @@ def migrate(
         bool, flag("--sql", help="Print the SQL instead of running it; connects to nothing.")
     ] = False,
     kind: Annotated[
-        Kind | None,
+        DatabaseKind | None,
         typer.Option("--dialect", help="With --sql: for this database; otherwise that of the URL."),
     ] = None,
     since: Annotated[
@@ -108,63 +107,63 @@ def migrate(
         output.show(migrated, _done(migrated, database), json=call.json)
 
 
-def looked_up(database: Database[Transaction]) -> migrating.Schema:
+def looked_up(database: Database[Transaction]) -> revisions.Schema:
     """Where the database stands; a file that is not there yet is not made."""
     file = file_of(database)
     if file is not None and not file.exists():
-        return migrating.nothing(database.rooms)
+        return revisions.nothing(database.rooms)
     with database.reading() as tx:
-        return migrating.look(tx.connection, database.namespace, database.rooms)
+        return revisions.look(tx.connection, database.namespace, database.rooms)
 
 
-def brought_up_to_date(database: Database[Transaction], settings: Settings) -> Migrated:
+def brought_up_to_date(database: Database[Transaction], settings: Settings) -> MigrationResult:
     """Apply what is pending, and make what is missing for messages unless that is not wanted."""
-    before = migrating.migrate(database)
+    before = revisions.migrate(database)
     set_up = MessagingRegistry(settings.messaging).setup
     steps = set_up.apply(database) if settings.messaging.auto_setup else []
     words = list(dict.fromkeys(step.words for step in steps))
-    return Migrated(before.current, before.newest, before.everything_pending, words)
+    return MigrationResult(before.current, before.newest, before.everything_pending, words)
 
 
 def _separate(
     database: Database[Transaction], settings: Settings, role: str | None, *, json: bool
 ) -> None:
     """Apply what is pending, then keep organisations apart; nothing where that cannot be done."""
-    security.check_supported(database)
+    row_security.check_supported(database)
     if role is not None:
-        security.check_role(database, role)
+        row_security.check_role(database, role)
     migrated = brought_up_to_date(database, settings)
-    separated = security.separate(database, role=role)
+    separated = row_security.separate(database, role=role)
     facts = {**msgspec.structs.asdict(migrated), "separated": separated}
     output.show(facts, Group(_done(migrated, database), _apart(separated)), json=json)
 
 
 def written(
     settings: Settings,
-    kind: Kind | None,
+    kind: DatabaseKind | None,
     since: str | None,
     *,
     separated: bool = False,
     role: str | None = None,
-) -> Script:
+) -> MigrationScript:
     """The SQL, for a database that need not be there."""
     rooms = rooms_for(settings).stored
-    known = migrating.titles(rooms)
+    known = revisions.titles(rooms)
     if since is not None and since not in known:
         raise BadInput(f"no revision is called {since}", hint=f"known: {', '.join(known)}")
     url, _ = dialect_of(settings.url)
-    kind = kind or Kind(url.get_backend_name())
+    kind = kind or DatabaseKind(url.get_backend_name())
     names = names_of_kind(kind.value, url, settings.store.schema)
-    further = security.script(kind.value, names, rooms, role=role) if separated else ""
-    sql = migrating.script(kind.value, names, since=since, rooms=rooms)
-    return Script(kind, since, sql + further)
+    further = row_security.script(kind.value, names, rooms, role=role) if separated else ""
+    sql = revisions.script(kind.value, names, since=since, rooms=rooms)
+    return MigrationScript(kind, since, sql + further)
 
 
-def _facts(schema: migrating.Schema) -> dict[str, object]:
+def _facts(schema: revisions.Schema) -> dict[str, object]:
     return {**msgspec.structs.asdict(schema), "up_to_date": schema.up_to_date}
 
 
-def _standing(schema: migrating.Schema, database: Database[Transaction]) -> RenderableType:
+def _standing(schema: revisions.Schema, database: Database[Transaction]) -> RenderableType:
     at = schema.current or "nothing"
     if schema.up_to_date:
         return f"at {at}, up to date"
@@ -175,7 +174,7 @@ def _standing(schema: migrating.Schema, database: Database[Transaction]) -> Rend
     )
 
 
-def _done(migrated: Migrated, database: Database[Transaction]) -> RenderableType:
+def _done(migrated: MigrationResult, database: Database[Transaction]) -> RenderableType:
     parts: list[RenderableType] = []
     if migrated.applied:
         parts.append(f"{migrated.before or 'nothing'} → {migrated.after}; applied:")
@@ -186,7 +185,7 @@ def _done(migrated: Migrated, database: Database[Transaction]) -> RenderableType
     return Group(*parts) if parts else f"at {migrated.after}, nothing to do"
 
 
-def _apart(separated: security.RowSecurityReport) -> RenderableType:
+def _apart(separated: row_security.RowSecurityReport) -> RenderableType:
     lines = [f"organisations are kept apart in {', '.join(separated.tables)}"]
     if separated.role is not None:
         lines.append(f"{separated.role} may act for one organisation at a time")
@@ -195,6 +194,6 @@ def _apart(separated: security.RowSecurityReport) -> RenderableType:
     return escape("\n".join(lines))
 
 
-def _listed(revisions: tuple[str, ...], database: Database[Transaction]) -> RenderableType:
-    known = migrating.titles(database.rooms)
-    return "\n".join(f"  {revision}  {known[revision]}" for revision in revisions)
+def _listed(applied: tuple[str, ...], database: Database[Transaction]) -> RenderableType:
+    known = revisions.titles(database.rooms)
+    return "\n".join(f"  {revision}  {known[revision]}" for revision in applied)

@@ -38,7 +38,7 @@ from ledgerstone.signing.kaspa import format_kas
 from ledgerstone.signing.read.status import SigningFacts
 from ledgerstone.store.database import Database
 from ledgerstone.store.dialects.sqlite.dialect import MAIN
-from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema import revisions
 
 WATCH_SECONDS = 1.0
 ROWS_SHOWN_MAX = 15
@@ -53,7 +53,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
 
     url: str
     database: dict[str, str]
-    schema: migrating.Schema
+    schema: revisions.Schema
     workers: list[WorkerFacts]
     leases: list[LeaseFacts]
     rooms: dict[str, object]
@@ -86,9 +86,9 @@ def look(database: Database[Transaction], settings: Settings) -> StatusFacts:
     must_exist(database)
     with database.reading() as tx:
         names = database.namespace
-        schema = migrating.look(tx.connection, names, database.rooms)
+        schema = revisions.look(tx.connection, names, database.rooms)
         if schema.current is None or schema.moves:
-            migrating.check(schema, database.url)
+            revisions.check(schema, database.url)
         return StatusFacts(
             url=settings.url_masked,
             database=dict(database.dialect.describe(tx.connection)),

@@ -53,7 +53,7 @@ JOIN_SECONDS_MAX = 5.0
 _log = logging.getLogger("ledgerstone.work")
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker process is to do."""
 
     application: str
@@ -116,7 +116,7 @@ class Team:
     - `counters` counts also what processes did that died, up to what they told last.
     """
 
-    def __init__(self, order: Order, processes: int, *, grace_seconds: float) -> None:
+    def __init__(self, order: WorkOrder, processes: int, *, grace_seconds: float) -> None:
         self.died = 0
         self._members = [_Member(order, number) for number in range(1, processes + 1)]
         self._gone = TeamCounters()
@@ -211,7 +211,7 @@ class Team:
 class _Member:
     """One place in the team, and the process that has it at the moment."""
 
-    def __init__(self, order: Order, number: int) -> None:
+    def __init__(self, order: WorkOrder, number: int) -> None:
         self.number = number
         self.counters = TeamCounters()
         self.due_at = float("-inf")
@@ -295,7 +295,7 @@ def _words(code: int) -> str:
     return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
-def _work(order: Order, number: int, pipe: Connection[Any, Any]) -> None:
+def _work(order: WorkOrder, number: int, pipe: Connection[Any, Any]) -> None:
     """What a worker process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

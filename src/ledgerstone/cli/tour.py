@@ -20,8 +20,7 @@ from sqlalchemy import ColumnElement, delete, func, or_, select
 from ledgerstone.cli.demo_worker import TYPE, DemoWorker
 from ledgerstone.errors import StoreBusy
 from ledgerstone.ids import new_id
-from ledgerstone.jobs import Accepted as Answer
-from ledgerstone.jobs import JobEvent, NewJob, Status
+from ledgerstone.jobs import Accepted, JobEvent, NewJob, Status
 from ledgerstone.jobs.tables import job, job_event, job_key
 from ledgerstone.ledger import Ledger, Transaction, opened_database
 from ledgerstone.store.database import Database
@@ -52,7 +51,7 @@ ALL_DONE_SECONDS_MAX = 600.0
 BUSY_SECONDS_MAX = 0.25
 
 
-class Accepted(msgspec.Struct, frozen=True):
+class Intake(msgspec.Struct, frozen=True):
     """What was answered when the jobs were enqueued."""
 
     items: int
@@ -95,9 +94,9 @@ class Tour:
             min(max(WORK_SECONDS * 1000 * PLACES * workers / items, TAKE_MS_MIN), TAKE_MS_MAX)
         )
 
-    def accept(self) -> Accepted:
+    def accept(self) -> Intake:
         """Enqueue every job, some of them twice, and one key again with other arguments."""
-        answered: Counter[Answer] = Counter()
+        answered: Counter[Accepted] = Counter()
         for start in range(0, self.items, BATCH):
             numbers = range(start, min(start + BATCH, self.items))
             answered += self._answers([self._item(number) for number in numbers])
@@ -105,11 +104,11 @@ class Tour:
             answered += self._answers(again)
         other = msgspec.structs.replace(self._item(0), payload={"item": -1, "take_ms": 0})
         answered += self._answers([other])
-        return Accepted(
-            answered[Answer.CREATED], answered[Answer.EXISTING], answered[Answer.CONFLICT]
+        return Intake(
+            answered[Accepted.CREATED], answered[Accepted.EXISTING], answered[Accepted.CONFLICT]
         )
 
-    def _answers(self, news: Sequence[NewJob]) -> Counter[Answer]:
+    def _answers(self, news: Sequence[NewJob]) -> Counter[Accepted]:
         answers = self._ledger.run(lambda tx: tx.jobs.enqueue_many(news))
         return Counter(answer.accepted for answer in answers)
 
@@ -184,7 +183,7 @@ class Tour:
         """Wait until so much of the work is done; False if that takes too long."""
         return _until(lambda: self.done() >= share * self.items, ALL_DONE_SECONDS_MAX, look)
 
-    def count(self, accepted: Accepted) -> TourFacts:
+    def count(self, accepted: Intake) -> TourFacts:
         """Read from the database what came of it."""
         killed, paused = (_ran_out(worker_id) for worker_id in self.ids[:2])
         done = self.done()

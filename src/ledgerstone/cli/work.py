@@ -20,7 +20,7 @@ import typer
 from rich.console import Group, RenderableType
 
 from ledgerstone import __version__
-from ledgerstone.cli.team import Order, Team, TeamCounters
+from ledgerstone.cli.team import Team, TeamCounters, WorkOrder
 from ledgerstone.console import logs, output
 from ledgerstone.console.application import application_of, loaded
 from ledgerstone.console.call import Call
@@ -105,7 +105,7 @@ def work(
         level = "DEBUG" if call.verbose else log.level
         process = "main" if processes > 1 else None
         logs.to_stderr(level=level, json=log.json, application=True, process=process)
-        order = Order(
+        order = WorkOrder(
             application=application,
             queues=_queues(ledger, application, queue or []),
             destinations=OF_CONSUMERS if _consumers(ledger) and not queue else (),
@@ -138,13 +138,13 @@ def _consumers(ledger: Ledger) -> list[str]:
     return list(ledger.registry.consumers.all())
 
 
-def _served(ledger: Ledger, order: Order) -> list[Kind]:
+def _served(ledger: Ledger, order: WorkOrder) -> list[Kind]:
     """The types whose own queue is served, by queue and name."""
     kinds = [kind for kind in ledger.kinds.all().values() if kind.queue in order.queues]
     return sorted(kinds, key=lambda kind: (kind.queue, kind.name))
 
 
-def _announce(ledger: Ledger, order: Order, processes: int, *, json: bool) -> None:
+def _announce(ledger: Ledger, order: WorkOrder, processes: int, *, json: bool) -> None:
     console = output.console()
     served = _served(ledger, order)
     for queue in order.queues:
@@ -169,7 +169,7 @@ def _announce(ledger: Ledger, order: Order, processes: int, *, json: bool) -> No
     )
 
 
-def _words(ledger: Ledger, order: Order, served: list[Kind]) -> str:
+def _words(ledger: Ledger, order: WorkOrder, served: list[Kind]) -> str:
     """What is run, and from where."""
     consumers = f"the consumers {', '.join(_consumers(ledger))}" if order.destinations else ""
     if not order.queues:
@@ -180,7 +180,9 @@ def _words(ledger: Ledger, order: Order, served: list[Kind]) -> str:
     return f"{jobs} of {order.application} from {where}{both}"
 
 
-def _jobs_table(ledger: Ledger, order: Order, served: list[Kind], processes: int) -> RenderableType:
+def _jobs_table(
+    ledger: Ledger, order: WorkOrder, served: list[Kind], processes: int
+) -> RenderableType:
     table = output.table("Jobs", "type", "queue", "attempts", "timeout", numbers=("attempts",))
     for kind in served:
         limit = kind.timeout_seconds
@@ -202,7 +204,7 @@ def _jobs_table(ledger: Ledger, order: Order, served: list[Kind], processes: int
     return Group(*parts)
 
 
-def _alone(ledger: Ledger, order: Order, *, json: bool) -> WorkFacts:
+def _alone(ledger: Ledger, order: WorkOrder, *, json: bool) -> WorkFacts:
     up = serve(ledger, order.sources(ledger), json=json, stores=ledger.store_duties())
     counters = TeamCounters(
         claimed=up.claimed,
@@ -215,7 +217,7 @@ def _alone(ledger: Ledger, order: Order, *, json: bool) -> WorkFacts:
     return _facts(ledger, order, counters, processes=1, up_ms=up.up_ms, died=0)
 
 
-def _many(ledger: Ledger, order: Order, processes: int) -> WorkFacts:
+def _many(ledger: Ledger, order: WorkOrder, processes: int) -> WorkFacts:
     # What no process could work with is told once, before any is started.
     with ledger.reading():
         pass
@@ -230,7 +232,13 @@ def _many(ledger: Ledger, order: Order, processes: int) -> WorkFacts:
 
 
 def _facts(
-    ledger: Ledger, order: Order, counters: TeamCounters, *, processes: int, up_ms: int, died: int
+    ledger: Ledger,
+    order: WorkOrder,
+    counters: TeamCounters,
+    *,
+    processes: int,
+    up_ms: int,
+    died: int,
 ) -> WorkFacts:
     return WorkFacts(
         application=order.application,

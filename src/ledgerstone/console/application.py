@@ -10,17 +10,19 @@ from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from ledgerstone.console import output
-from ledgerstone.console.call import Call
 from ledgerstone.console.database import must_exist
 from ledgerstone.errors import BadInput, LedgerstoneError
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
+
+if TYPE_CHECKING:
+    from ledgerstone.console.call import Call
 
 ByOption = Annotated[
     str | None,

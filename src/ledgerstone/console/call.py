@@ -82,7 +82,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         With an application they are those of its ledger.
         """
         if self.application is not None:
-            # Not above: it knows this module, and imports what most commands do without.
+            # Not at the top: it imports the whole package, which most commands do not need.
             from ledgerstone.console.application import settings_of
 
             return settings_of(self)

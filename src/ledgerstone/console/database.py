@@ -13,7 +13,7 @@ from ledgerstone.room import Rooms
 from ledgerstone.settings import Settings
 from ledgerstone.store.connections.faults import migrate_hint
 from ledgerstone.store.database import Database
-from ledgerstone.store.dialects.sqlite import dialect as sqlite
+from ledgerstone.store.dialects.sqlite import dialect
 
 _ELSEWHERE = (
     "{}; another database is named by --url, LEDGERSTONE_URL or your code: -A MODULE:LEDGER"
@@ -38,7 +38,7 @@ def opened(
 
 def file_of(database: Database[Transaction]) -> Path | None:
     """The file of an embedded database; a server has none that we could look at."""
-    return sqlite.file_of(database.url) if database.dialect.embedded else None
+    return dialect.file_of(database.url) if database.dialect.embedded else None
 
 
 def must_exist(database: Database[Transaction]) -> None:

@@ -1,7 +1,7 @@
-"""Leased items: a table of work is declared once, and gets claim, extend, settle and rescue.
+"""Leased items: a table of work is declared once and gets claim, extend, settle and rescue.
 
-Read `declaration`, then `claim`, `settle` and `rescue`; `source` puts them together for a table
-that needs nothing else.
+Read `declaration`, then `claim`, `settle` and `rescue`. `source` combines them into a `Source` for
+a table without rules of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Claims: items that are due are taken by one worker, each for one attempt and one lease.
+"""Claims: a worker takes due items, each for one attempt and one lease.
 
-    due, in order, not locked ──▶ token up, attempt up, lease from now, worker ──▶ on record
+    due, in order, not locked ──▶ token up, attempt up, lease from now, worker ──▶ history
 
-A claim never waits: items that another transaction has locked are passed over.
+A claim never waits: it skips rows that another transaction has locked.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 _FIXED = 5
-"""What a claim answers of every table, behind the key: token, attempt, crashes, the most, body."""
+"""Columns of every claim after the key: token, attempt, crashes, attempts_max, body."""
 
 
 class ItemClaim(Claim, frozen=True):
-    """An item, taken for one attempt.
+    """A claim on one item, for one attempt.
 
-    - `parts` is its key; `key` is the same as words.
-    - `seen` is what `More` compares, `carries` what the declaration says that a claim has read.
+    - `parts` are the columns of the item's key; `key` is the same key as text.
+    - `seen` are the column values that `More` compares; `carries` those that `Items.carries` names.
     """
 
     parts: Row = ()
@@ -46,7 +46,7 @@ class ItemClaim(Claim, frozen=True):
 
 
 def taken(items: Items) -> dict[str, Any]:
-    """What a claim writes, by column; it takes the parameters `lease_ms` and `worker`."""
+    """The assignments of a claim, by column; parameters: `lease_ms` and `worker`."""
     sets: dict[str, Any] = {
         items.token.name: items.next_token,
         items.lease.name: lease_until(),
@@ -62,12 +62,12 @@ def taken(items: Items) -> dict[str, Any]:
 
 
 def lease_until() -> ColumnElement[int]:
-    """When a lease ends that begins or is extended now."""
+    """The end of a lease that begins or is extended now; parameter: `lease_ms`."""
     return now_ms() + bindparam("lease_ms", type_=BigInteger())
 
 
 class Claims:
-    """Claims items of a table; `where` are those of one source."""
+    """Claims due items of a table; `where` selects the items of one source."""
 
     def __init__(self, items: Items, *, where: ColumnElement[bool] | None = None) -> None:
         self._items = items
@@ -98,7 +98,7 @@ class Claims:
         )
 
     def run(self, tx: Transaction, ask: Ask, **common: Any) -> list[ItemClaim]:
-        """Take at most so many; `common` are the parameters of `where`."""
+        """Claim at most `ask.limit` items; `common` are the parameters of `where`."""
         state = self._items.state
         rows = self.each.run(
             tx,
@@ -117,7 +117,7 @@ class Claims:
         token, attempt, crashes, attempts_max, body = row[width:seen]
         return ItemClaim(
             key_words(key),
-            # Where failures are counted, this attempt is the one after them.
+            # A table that counts failures has no attempt of its own: it is failures + 1.
             (attempt or 0) + 1 if self._counts_failures else attempt or 1,
             token,
             body or "",
@@ -141,7 +141,7 @@ def _due(items: Items, where: ColumnElement[bool] | None) -> ColumnElement[bool]
 
 
 def _number(value: Any) -> Any:
-    """A column or number of the answer; what a table does not have is NULL."""
+    """A column or a number for the select list; NULL for a column that the table does not have."""
     if isinstance(value, ColumnElement):
         return value
     return literal_column("NULL" if value is None else str(value))

@@ -7,13 +7,14 @@
                        │  attempt up  │ └─────────────────────────────────────────────────────┘
                        └────rescue────┘ the lease ran out: token up, crashes up; dead at the last
 
-An item is held by one claim at a time: the one that has its token. Every claim and every rescue
-raises the token to `greatest(token + 1, now_ms)`, so it never goes back, also after the row was
-deleted and inserted again. A write of a claim compares the token, and that the item is held, in the
-statement that changes it, and nothing else: the token alone tells one claim from the next.
+One claim holds an item at a time: the claim with the item's token. Every claim and every rescue
+raises the token to `greatest(token + 1, now_ms)`, so the token never decreases, also after the row
+was deleted and inserted again. Every write of a claim compares the token and checks that the item
+is held, in the statement that changes the row. It compares nothing else: the token alone
+distinguishes two claims.
 
-Names are mapped: a table that another program knows keeps its own. What is special to a room stays
-there: it claims by a statement of its own (`claim.taken` is what it sets), or settles by moves of
+Column names are mapped, so a table of another program keeps its names. A room with rules of its own
+claims with a statement of its own (`claim.taken` gives the assignments), or settles with moves of
 its own (`moves.Move`).
 """
 
@@ -34,11 +35,11 @@ from ledgerstone.store.transaction import Transaction
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The states of an item, and the only moves between them.
+    """The states of an item and the allowed moves between them.
 
-    - `ended` are the states that no claim leads out of.
-    - `dead` is where an item goes that is given up; None: it is idle from then on.
-    - `canceled` is where an item goes that need not be done; None: where one goes that is done.
+    - `ended` are the states of items that are never claimed again.
+    - `dead` is the state of an item without attempts left; None: the item becomes idle.
+    - `canceled` is the state of a canceled item; None: the same state as `dead`.
     """
 
     column: Column[Any]
@@ -50,46 +51,46 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     canceled: Enum | None = None
 
     def stands(self, state: Enum) -> ColumnElement[bool]:
-        """An item stands here: spelled out in the statement, so that a partial index is found."""
+        """The item is in this state, as a literal, so that the planner can use a partial index."""
         return self.column == literal_column(f"'{state.value}'")
 
     def still(self, state: Enum) -> ColumnElement[bool]:
-        """An item that is found by its key stands here: no other index is tried for it."""
+        """The same for an item that is looked up by key, in a form that no other index matches."""
         return unindexed(self.column) == bindparam(None, state.value, type_=String())
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """The attempts of an item are counted when they begin; one that does not count is refunded."""
+    """The column counts attempts when they begin; a snooze or a shutdown refunds the attempt."""
 
     column: Column[Any]
 
 
 class Failures(msgspec.Struct, frozen=True):
-    """What is counted is how often an item has failed."""
+    """The column counts failed attempts."""
 
     column: Column[Any]
 
 
 class ToState(msgspec.Struct, frozen=True):
-    """An item that is done stays, in this state."""
+    """A done item stays in the table, in this state."""
 
     state: Enum
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """An item that is done is deleted."""
+    """A done item is deleted."""
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """An item that is done stays, and is not due; `sets` is what else is written, by column."""
+    """A done item stays in the table and is not due; `sets` are further assignments, by column."""
 
     sets: Mapping[str, Any] = {}
 
 
 class More(msgspec.Struct, frozen=True, kw_only=True):
-    """When work arrived while an item was held: it is due again instead of done.
+    """A held item for which new work arrives becomes due again instead of done.
 
-    `seen` are columns whose values the claim has read; `arrived` compares them with the row.
+    `seen` are columns that the claim has read; `arrived` compares their values with the row.
     """
 
     seen: tuple[Column[Any], ...]
@@ -97,7 +98,7 @@ class More(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim that was lost and tried to settle, to be put on record."""
+    """A settlement that was refused because the claim was lost, for the item's history."""
 
     key: Row
     attempt: int
@@ -107,12 +108,12 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """Where every move of an item is on record.
+    """The history table of the items.
 
-    - `moved` is told of each move, by the statement that makes it where the database can; its
-      statements have the parameters `prev`, `next` and `worker`. `claimed` is told of each claim.
-    - `told` makes what travels for `moved`: the attempt, and why the item moved.
-    - `refuse` writes down the settlement of a claim that was lost.
+    - `moved` records each move, in the statement of the move where the database allows it.
+      Parameters of its statements: `prev`, `next` and `worker`. `claimed` records each claim.
+    - `told` makes the values that are sent for `moved`: the attempt and the reason.
+    - `refuse` records the settlement of a lost claim.
     """
 
     moved: Journal
@@ -124,16 +125,16 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 class Items(msgspec.Struct, frozen=True, kw_only=True):
     """A table of leased items.
 
-    - `name` begins the names of its statements.
-    - `key` has one to four columns. `due` is when an item is due, in ms; NULL is never. `order` is
-      in which order due items are claimed.
-    - `token` and `lease` are the fence; `worker` says who holds an item.
-    - An item is held while its `state` says so; without a state, while it has a lease.
-    - `ready` is what else has to hold for an item to be claimed.
-    - `attempts_max` is a column or a number; None: an item may fail for ever.
-    - `crashes` counts workers that died with an item; without it none is given up for that.
-    - `body` is what the handler is given, `carries` what else a claim has read.
-    - `index` is the index of what is due, where MySQL has to be told.
+    - `name` is the prefix of the names of its statements.
+    - `key` has one to four columns. `due` is the due time in ms; NULL: the item is not due. `order`
+      is the order in which due items are claimed.
+    - `token` and `lease` are the fence; `worker` is the id of the worker that holds the item.
+    - An item with a `state` is held in the state `held`; one without a state while it has a lease.
+    - `ready` is a further condition for a claim.
+    - `attempts_max` is a column or a number; None: attempts are not limited.
+    - `crashes` counts attempts whose worker died; without it an item never dies of crashes.
+    - `body` is passed to the handler; `carries` are further columns that a claim reads.
+    - `index` is the index of due items, for MySQL, which is told to use it.
     """
 
     name: str
@@ -161,11 +162,11 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def held(self) -> ColumnElement[bool]:
-        """An item that is found by its key is held."""
+        """The item, looked up by key, is held."""
         return self.lease.is_not(None) if self.state is None else self.state.still(self.state.held)
 
     def is_held_by(self, row: Incoming) -> ColumnElement[bool]:
-        """The fence: the item is held, by the claim that travels."""
+        """The fence: the claim in `row` holds the item."""
         return and_(self.token == getattr(row, self.token.name), self.held)
 
     @property
@@ -176,7 +177,7 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def touched(self) -> dict[str, Any]:
-        """What every change writes."""
+        """The assignments of every change, by column."""
         if self.changed is None:
             return {}
         in_ms = isinstance(self.changed.type, BigInteger)

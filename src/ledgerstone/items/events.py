@@ -1,7 +1,7 @@
-"""A history of items in a table of events: one row for each move, appended and never changed.
+"""The history of items in an append-only table of events: one row for each move.
 
-The table has the columns of the item's key under names of its own, and `at_ms`, `prev_status`,
-`next_status`, `attempt`, `worker` and `reason`; its own id is a number that the database counts.
+The table has the columns of the item's key, under names of its own, and `at_ms`, `prev_status`,
+`next_status`, `attempt`, `worker` and `reason`. The database generates its id.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 REFUSED = "refused: "
-"""How the reason of an event begins that was no move."""
+"""The prefix of the reason of an event that records a refused settlement."""
 
 
 def events(
@@ -32,9 +32,13 @@ def events(
     key: Sequence[Column[Any]],
     attempt: Begun | Failures | None,
 ) -> History:
-    """The history of items with this key in a table of events, whose columns `of` hold it."""
+    """The history of items in a table of events.
+
+    - `key` are the key columns of the items, `of` the columns of the event table that hold them.
+    - `attempt` is how the items count attempts.
+    """
     width = len(key)
-    # Where failures are counted, an attempt is the one after them.
+    # A table that counts failures has no attempt of its own: it is failures + 1.
     before = int(not isinstance(attempt, Begun))
     append = AppendEach(
         f"{name}.record",
@@ -74,7 +78,7 @@ def events(
         ),
         claimed=Journal(
             append=append,
-            # A claim answers the key, the token, and what is counted.
+            # A claim returns the key, the token and the counter of attempts or failures.
             told=lambda row, _: (*row[:width], (row[width + 1] or 0) + before, None),
             columns=lambda row: (*named(row), begun(row), null()),
         ),
@@ -84,12 +88,12 @@ def events(
 
 
 def accepted(tx: Transaction, history: History, keys: Sequence[Row], state: str) -> None:
-    """Write down that items of these keys were accepted."""
+    """Record that items with these keys were accepted, in this state."""
     rows = [(*key, 0, None) for key in keys]
     history.moved.append.run(tx, rows, prev=None, next=state, worker=None)
 
 
 def cut(words: str | None, to: Column[Any]) -> str | None:
-    """No more of the words than the column takes."""
+    """The text, cut to the length of the column."""
     chars_max: int | None = getattr(to.type, "length", None)
     return words if words is None else words[:chars_max]

@@ -1,4 +1,4 @@
-"""The key of an item, and the words that name it where there is only room for a text."""
+"""The key of an item as one text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ledgerstone.store.sql.statement import Row
 
 
 def key_words(key: Row) -> str:
-    """A key as one text: its only part as it is, several as a JSON array."""
+    """A key as text: a single column as it is, several columns as a JSON array."""
     if len(key) == 1:
         return str(key[0])
     return msgspec.json.encode(

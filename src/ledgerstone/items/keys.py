@@ -1,11 +1,11 @@
-"""Idempotency keys: an item is accepted once for each key, whatever happens to it afterwards.
+"""Idempotency keys: an item is accepted once for each key, also after the item was deleted.
 
-    same key, same content     the item there is
+    same key, same content     the existing item
     same key, other content    a conflict
-    a key that is free         it is taken for the new item, in the transaction that accepts it
+    a free key                 taken for the new item, in the transaction that accepts it
 
-The keys have a table of their own, so that a key outlives its item. Which case it is, a room says:
-`Keys` takes those that are free and answers who has the others.
+Keys are stored in a table of their own, so that a key outlives its item. `Keys` takes the free keys
+and returns the holders of the others; the room compares the content.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 
-class Wanted(NamedTuple):
-    """A key that is to be taken for an item with this content; its scope is as the table has it."""
+class KeyRequest(NamedTuple):
+    """A key to be taken for an item with this content; `scope` are the values of `Keys.scope`."""
 
     item: str
     scope: tuple[str, ...]
@@ -32,19 +32,19 @@ class Wanted(NamedTuple):
     content_hash: str
 
 
-class Holder(NamedTuple):
-    """The item that has a key, and its content."""
+class KeyHolder(NamedTuple):
+    """The item that holds a key, and the hash of its content."""
 
     item: str
     content_hash: str
 
 
 class Keys:
-    """The keys of one kind of item.
+    """The table of keys of one kind of item.
 
-    - `scope` and `key` are the primary key of the table, `item` and `content` what it keeps.
-    - `values` are further values of a key that is taken.
-    - `looks_up` answers values that are read from other tables, see `InsertEach`.
+    - `scope` and `key` are its primary key, `item` and `content` its other columns.
+    - `values` makes further values of a key that is taken.
+    - `looks_up` makes values that are read from other tables; see `InsertEach`.
     """
 
     def __init__(
@@ -71,23 +71,23 @@ class Keys:
         self._key_name = f"of_{key.name}"
         self._holder = Statement(f"{name}.by_key", select(item, content).where(*named))
 
-    def take(self, tx: Transaction, wanted: Sequence[Wanted]) -> dict[int, Holder]:
-        """Take those that are free; who has the others, by their position.
+    def take(self, tx: Transaction, wanted: Sequence[KeyRequest]) -> dict[int, KeyHolder]:
+        """Take the free keys; returns the holders of the others, by position in `wanted`.
 
-        They are taken in the order of the keys, so that two calls that want the same ones in
-        another order do not wait for each other in a circle.
+        Keys are inserted in key order, so that two calls with the same keys in another order cannot
+        deadlock.
         """
         order = sorted(range(len(wanted)), key=lambda i: (wanted[i].scope, wanted[i].key))
         rows = [(w.item, *w.scope, w.key, w.content_hash) for w in (wanted[i] for i in order)]
         left_out = self._take.run(tx, rows) if rows else ()
         return {order[n]: self.holder(tx, wanted[order[n]]) for n in left_out}
 
-    def holder(self, tx: Transaction, wanted: Wanted) -> Holder:
-        """Who has the key."""
+    def holder(self, tx: Transaction, wanted: KeyRequest) -> KeyHolder:
+        """The holder of the key; StoreBusy if the snapshot of this transaction does not show it."""
         named = {f"of_{c.name}": value for c, value in zip(self._scope, wanted.scope, strict=True)}
         found = self._holder.one(tx, **named, **{self._key_name: wanted.key})
         if found is None:
-            # Taken by a transaction that this one, begun earlier, is not allowed to see.
+            # A transaction that committed after the snapshot of this one has taken it.
             words = f"the key {wanted.key!r} was taken by another transaction at the same time"
             raise StoreBusy(words, hint="run the transaction again")
-        return Holder(str(found[0]), found[1])
+        return KeyHolder(str(found[0]), found[1])

@@ -1,10 +1,10 @@
-"""The moves of a held item: what each of them writes, as one statement.
+"""The moves of a held item, each of them one statement.
 
-A path of an item is one move or two (running → failed → queued), taken in one transaction:
+An outcome is a path of one move or two (running → failed → queued), in one transaction:
 
     Step(done) ──changed──▶ then: Step(…)
         │
-        └─ the item goes another way ──▶ otherwise: Step(again)
+        └─ diverted ──▶ otherwise: Step(again)
 
 Every move changes one row and writes one row of history.
 """
@@ -45,11 +45,11 @@ DELAY = column("delay_ms", BigInteger())
 class Move(msgspec.Struct, frozen=True, kw_only=True):
     """One move of an item.
 
-    - `to` is the state that it leads to, `leaves` the one that it leaves: held, unless said.
-    - `carries` are the columns that travel for it, `sets` what it writes beside the state and the
-      end of the lease; None deletes the item.
-    - `diverted`: the items for which this holds stay as they are, and take the step `otherwise`;
-      `compares` are the columns that travel for it, before the others.
+    - `to` is the state after the move; `leaves` is the state before it, by default `held`.
+    - `sets` makes the assignments beside the state and the lease; None: the item is deleted.
+      `carries` are the columns that are sent for them.
+    - `diverted` is a condition: an item that meets it is not changed and takes the step
+      `otherwise`. `compares` are the columns that are sent for it, before `carries`.
     """
 
     name: str
@@ -62,26 +62,26 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A move that an item is to make.
+    """A move of one item.
 
-    - `row` is what travels for the move, `told` what travels for the history.
-    - `then` is the move after it, `otherwise` the one in its place where it is `diverted`.
+    - `row` are the values for the move, `told` the values for the history.
+    - `then` is the step after it; `otherwise` replaces it if the item is diverted.
     """
 
-    move: Moving
+    move: MoveStatement
     row: Row = ()
     told: Row = ()
     then: Step | None = None
     otherwise: Step | None = None
 
     def leads_to(self) -> set[str]:
-        """Every state in which the item may be afterwards."""
+        """Every state in which the path can end."""
         after = self.then.leads_to() if self.then is not None else {self.move.next or ""}
         return after | (self.otherwise.leads_to() if self.otherwise is not None else set())
 
 
-class Moving:
-    """A move of the items of a table, ready to be made."""
+class MoveStatement:
+    """The statement of a move."""
 
     def __init__(self, items: Items, move: Move) -> None:
         state = items.state
@@ -129,16 +129,16 @@ class Moving:
 
 
 class Moves:
-    """The moves of a table that needs no others."""
+    """The moves of a table without moves of its own."""
 
     def __init__(self, items: Items) -> None:
         self._items = items
-        self.done = Moving(items, self._done())
-        self.done_with = Moving(items, self._done(items.result))
-        self.again = Moving(items, self._again())
-        self.dead = Moving(items, self._given_up("dead"))
-        self.canceled = Moving(items, self._given_up("canceled"))
-        self.back = Moving(items, self._back())
+        self.done = MoveStatement(items, self._done())
+        self.done_with = MoveStatement(items, self._done(items.result))
+        self.again = MoveStatement(items, self._again())
+        self.dead = MoveStatement(items, self._given_up("dead"))
+        self.canceled = MoveStatement(items, self._given_up("canceled"))
+        self.back = MoveStatement(items, self._back())
 
     def _done(self, result: Column[Any] | None = None) -> Move:
         items, done = self._items, self._items.done
@@ -164,7 +164,7 @@ class Moves:
         )
 
     def _again(self) -> Move:
-        """Due again: after a failure, at the handler's wish, or as if it had not been claimed."""
+        """The item is due again: failed, snoozed, or returned unbegun."""
         items = self._items
         return Move(
             name="again",
@@ -172,7 +172,7 @@ class Moves:
             carries=(*_COUNTED, DELAY, *self._words),
             sets=lambda row: {
                 **self._counted(row),
-                # An item that is only given back keeps its place in line.
+                # A returned item keeps its due time, and with it its place in the order.
                 items.due.name: case((row.delay_ms > 0, now_ms() + row.delay_ms), else_=items.due),
             },
         )
@@ -180,7 +180,7 @@ class Moves:
     def _given_up(self, name: str) -> Move:
         items, state = self._items, self._items.state
         to = (getattr(state, name) or state.dead or state.due) if state is not None else None
-        # Without a state of its own it is due no more.
+        # Without a state for such items, the due time is cleared.
         stays = state is None or to is state.due
         never = {items.due.name: null()} if stays else {}
         return Move(
@@ -191,7 +191,7 @@ class Moves:
         )
 
     def _back(self) -> Move:
-        """Due at once: the worker that held it has died."""
+        """The item is due at once: its lease ran out."""
         items = self._items
         return Move(
             name="rescue",
@@ -206,7 +206,7 @@ class Moves:
         return () if error is None else (column(error.name, text_type()),)
 
     def _counted(self, row: Incoming) -> dict[str, Any]:
-        """Attempts, failures and crashes, as many as travel; and the error."""
+        """The new counters of attempts, failures and crashes, and the error."""
         items, written = self._items, dict[str, Any]()
         match items.attempt:
             case Begun(counter):

@@ -1,7 +1,7 @@
-"""An item that is taken out in the transaction of its handler: what it holds, and then no row.
+"""Read and delete a claimed item in the transaction of its handler.
 
-For a table whose items are deleted when they are done: what the handler writes and the end of its
-item are one transaction, and one statement each.
+For a table whose done items are deleted: the handler's writes and the deletion of the item commit
+together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Pop:
-    """Takes out items of a table: `columns` are what the handler needs of one."""
+    """Reads and deletes items of a table; `columns` are returned to the handler."""
 
     def __init__(self, items: Items, columns: Sequence[Any]) -> None:
         assert isinstance(items.done, Delete), "items of this table stay when they are done"
@@ -35,7 +35,7 @@ class Pop:
         self._remove = Statement(f"{items.name}.pop", delete(items.table).where(*own))
 
     def run(self, tx: Transaction, claim: ItemClaim) -> Row:
-        """Take out the item of a claim; LeaseLost if the claim does not hold it any more."""
+        """Delete the item of a claim and return its `columns`; LeaseLost if the claim was lost."""
         key = {f"key_{i}": part for i, part in enumerate(claim.parts)}
         row = self._look.one(tx, token_=claim.token, **key)
         if row is None:

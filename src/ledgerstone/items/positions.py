@@ -1,8 +1,8 @@
-"""Reading by position: what comes after a position, and following it as it comes."""
+"""Reading a sequence by position: the rows after a position, and a tail that waits for new rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from sqlalchemy import BigInteger, Column, bindparam, select
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 LIMIT_MAX = 10_000
-"""Positions of one read."""
+"""The most rows of one read."""
 POLL_SECONDS = 0.5
-"""How long a tail waits for a wake-up before it looks by itself."""
+"""A tail reads again after this time without a wake-up."""
 
 
-class Positioned(NamedTuple):
-    """A row that has a position; its `values` are None if it was removed."""
+class PositionedRow(NamedTuple):
+    """A row with a position; its `values` are None if the row was deleted."""
 
     position: int
     number: int
@@ -31,9 +31,9 @@ class Positioned(NamedTuple):
 
 
 class Positions:
-    """Reads a sequence by position, with these columns of the source."""
+    """Reads a sequence by position, with `columns` of its source table."""
 
-    def __init__(self, sequence: Sequence, columns: Several[Column[Any]] = ()) -> None:
+    def __init__(self, sequence: Sequence, columns: Collection[Column[Any]] = ()) -> None:
         self.sequence = sequence
         number, position, numbered = sequence.number, sequence.position, sequence.numbered
         of = position.table.outerjoin(number.table, number == numbered)
@@ -46,24 +46,24 @@ class Positions:
             .limit(bindparam("limit", type_=BigInteger())),
         )
 
-    def after(self, tx: Transaction, position: int, *, limit: int = 1000) -> list[Positioned]:
-        """The first rows after this position; from 0, the first of all."""
+    def after(self, tx: Transaction, position: int, *, limit: int = 1000) -> list[PositionedRow]:
+        """At most `limit` rows after `position`, in order; 0 is before the first row."""
         if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
             raise BadInput(f"a read has 1 to {LIMIT_MAX} rows, not {limit!r}")
         rows = self._after.rows(tx, after=position, limit=limit)
-        return [Positioned(row[0], row[1], tuple(row[2:])) for row in rows]
+        return [PositionedRow(row[0], row[1], tuple(row[2:])) for row in rows]
 
 
 class Tail:
-    """Follows a sequence: rows after a position, as they come.
+    """Follows a sequence: waits for rows after a position.
 
         with Tail(database, Positions(EVENTS, [event.c.body]), after=seen) as tail:
             for row in tail.wait(seconds=10):
                 …
 
-    - `after` is the last position that was answered. A reader that keeps it, best in the
-      transaction of what it does with the rows, goes on there after a restart.
-    - Polling is the truth, a wake-up makes it prompt; see `store/wakeup.py`.
+    - `after` is the last position that `wait` returned. A reader that stores it, best in the
+      transaction in which it processes the rows, continues there after a restart.
+    - A tail polls; a wake-up only shortens the wait (`store/wakeup.py`).
     """
 
     def __init__(self, database: Database[Any], positions: Positions, *, after: int = 0) -> None:
@@ -84,8 +84,8 @@ class Tail:
             self._watcher.stop()
         self._database.wake_signals.unsubscribe(self._positions.sequence.channel, self._wake_signal)
 
-    def wait(self, *, seconds: float, limit: int = 1000) -> list[Positioned]:
-        """What comes next, as soon as there is something; nothing if that takes longer."""
+    def wait(self, *, seconds: float, limit: int = 1000) -> list[PositionedRow]:
+        """The next rows, as soon as there are some; an empty list after `seconds`."""
         monotonic = self._database.clock.monotonic
         until = monotonic() + seconds
         while True:

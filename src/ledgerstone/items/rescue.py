@@ -1,11 +1,11 @@
-"""Rescue: items whose lease ran out are taken back from workers that died.
+"""Rescue: items whose lease ran out become due again, or die.
 
-    expired, not locked ──▶ its worker lives and names it: spared
-                        └─▶ token up ──▶ due at once, one crash more
-                                     ├─▶ due at once, as before: it is known not to have begun
-                                     └─▶ given up: so many workers have died with it
+    expired, not locked ──▶ its worker is alive and lists the claim: not rescued
+                        └─▶ token up ──▶ due at once, crashes up
+                                     ├─▶ due at once, crashes as before: the attempt had not begun
+                                     └─▶ dead: crashes_max reached
 
-The token is raised first, for all of them: a worker that is still alive cannot settle this claim.
+The token is raised first: a worker that is still alive cannot settle its claim any more.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 
-class Expired(NamedTuple):
-    """An item whose lease ran out, taken from its worker: `token` is the raised one."""
+class ExpiredItem(NamedTuple):
+    """An item whose lease ran out; `token` is the raised one, `more` are the room's columns."""
 
     key: Row
     token: int
@@ -38,18 +38,18 @@ class Expired(NamedTuple):
     attempts_max: int | None
     worker: str | None
     waited: bool
-    """Whether its worker died before it began with it, as far as is known."""
+    """Whether the last heartbeat shows that the attempt had not begun."""
     word: LastHeartbeat | None
-    """What its worker said last."""
+    """The last heartbeat of its worker."""
     more: Row
 
     @property
     def is_last(self) -> bool:
-        """Whether no attempt is left."""
+        """Whether this was the last attempt."""
         return self.attempts_max is not None and self.attempt >= self.attempts_max
 
     def is_over(self, crashes_max: int) -> bool:
-        """Whether so many workers have died with it that it is given up."""
+        """Whether this crash is the last one that the item may have."""
         return not self.waited and self.crashes + 1 >= crashes_max
 
     @property
@@ -58,10 +58,10 @@ class Expired(NamedTuple):
 
 
 class Rescue:
-    """Takes back items whose lease ran out.
+    """Finds items whose lease ran out and raises their tokens.
 
-    - `where` are those of one source; `more` are columns that the room wants to know.
-    - Those that expired first come first; `order` is for a table without an index for that.
+    - `where` selects the items of one source; `more` are further columns to read.
+    - `order` is by default the end of the lease; a table without an index on it names another.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Rescue:
             looks=(null(),),
         )
 
-    def run(self, tx: Transaction, *, limit: int, **common: Any) -> list[Expired]:
-        """Take back at most so many, all still held: the room settles them in this transaction."""
+    def run(self, tx: Transaction, *, limit: int, **common: Any) -> list[ExpiredItem]:
+        """At most `limit` items, still held: the caller settles them in this transaction."""
         width = self._width
         rows = self._find.rows(tx, limit=limit, **common)
         words = last_words(tx, [row[width + 5] for row in rows])
@@ -123,7 +123,7 @@ class Rescue:
             waited = word is not None and word.waited(mark, crashes=crashes, last=is_last)
             raised.append((*key, token, next_token))
             expired.append(
-                Expired(
+                ExpiredItem(
                     *(key, next_token, attempt or 0, crashes, attempts_max, worker, waited, word),
                     tuple(more),
                 )

@@ -1,4 +1,4 @@
-"""A sequence: a table whose committed rows get positions, declared once."""
+"""The declaration of a sequence: a table whose committed rows get positions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NAME_CHARS_MAX = 60
 
 
 class Sequence(msgspec.Struct, frozen=True, kw_only=True):
-    """A table whose rows get positions, and where these are kept.
+    """A table whose rows get positions, and the log of these positions.
 
-    - `number`: a column of the source, unique and indexed, that the database counts up.
-    - `position`, `numbered`: columns of the log, see `log_table`.
-    - `progress`: see `progress_table`; several sequences may share it.
+    - `number`: an auto-increment column of the source table, unique and indexed.
+    - `position`, `numbered`: the columns of the log; see `log_table`.
+    - `progress`: the table of `progress_table`; several sequences may share it.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def channel(self) -> str:
-        """The channel of wake-ups for new positions."""
+        """The wake-up channel for new positions."""
         return f"positions:{self.name}"
 
 
 def log_table(name: str, tables: MetaData) -> Table:
-    """A log of positions: `position`, and the `number` of the row that has it."""
+    """A log of positions: `position`, and the `number` of its source row."""
     return Table(
         name,
         tables,
@@ -48,7 +48,7 @@ def log_table(name: str, tables: MetaData) -> Table:
 
 
 def progress_table(name: str, tables: MetaData) -> Table:
-    """How far sequences have come, one row each."""
+    """The progress of sequences, one row each."""
     return Table(
         name,
         tables,

@@ -1,42 +1,40 @@
-"""The sequencer: committed rows of a table get contiguous positions, after their commit.
+"""The sequencer: gives committed rows of a table contiguous positions, after their commit.
 
-    insert, commit ──▶ source: numbers, with gaps, in the order of the inserts
-                          │  one sequencer of all, some milliseconds later
+    insert, commit ──▶ source: numbers with gaps, in the order of the inserts
+                          │  one sequencer, some milliseconds later
                           ▼
-    positions after N ◀── log: 1, 2, 3 … without a gap, in the order in which commits became visible
+    positions after N ◀── log: 1, 2, 3 … without gaps, in the order in which commits became visible
 
-A number that the database counts is no cursor for a reader: the row with number 17 may be committed
-after the row with number 18, when the reader has passed by, and a number that was rolled back is
-missing for ever. A position is given once the row is committed, never changes, and has no gap below
-it: a reader that has seen position N asks for what comes after N and misses nothing. The insert
-pays nothing for it.
+An auto-increment number is not a cursor: the row with number 17 may commit after the row with
+number 18, when a reader is past both, and a rolled back number stays a gap. The sequencer gives a
+position only to a committed row. A position never changes, and no position below it is missing. So
+a reader that has seen position N reads the rows after N and misses nothing. The insert costs
+nothing extra.
 
-One turn, in one transaction:
+One run, in one transaction:
 
-    1. `upto`: the highest number that is visible
-    2. `under_way`: the transactions that are writing now
-    3. look again at stretches of numbers in which a transaction has ended that was under way before
-    4. give positions to the new rows up to `upto`; remember this stretch of numbers
+    1. `upto`: read the highest visible number
+    2. `under_way`: read which transactions are writing
+    3. scan the number ranges again in which such a transaction has ended since the last run
+    4. give positions to new rows up to `upto`; store their range with the writing transactions
 
-A row up to `upto` had its number before step 2. So it is visible in step 4, or its transaction is
-one of those under way, and then step 3 of a later turn finds it. A row that was inserted after
-another one was committed is never before it: in step 4 its number would be above `upto`.
+A row up to `upto` got its number before step 2. So either it is visible in step 4, or its
+transaction is in `under_way`, and step 3 of a later run finds the row. A row that was inserted
+after another row was committed never gets a lower position: in step 4 its number is above `upto`.
 
-That holds between transactions. Rows of one transaction can be apart, and one of them that was
-written later can be first, if it was committed in the middle of a turn.
+This order holds between transactions. Rows of one transaction can get positions that are apart and
+in another order than their numbers, if the transaction commits during a run.
 
-A session has a number for a moment before the database counts its transaction among those that
-write. So a stretch is looked at again at each turn for a second, and waits after that for those
-that are under way then.
+A session has its number shortly before the database lists its transaction as writing. So each run
+scans a range again for one second, and after that waits for the transactions in `under_way`.
 
-Where the transactions under way cannot be known (MySQL without the privilege PROCESS), a stretch is
-looked at again when it is 2, 60 and 600 seconds old, or twice that at the most. These looks happen
-wherever there are several writers. Once a day all rows are looked at. Late is not lost: a row gets
-the next position when it is found.
+If the writing transactions are not visible (MySQL without the privilege PROCESS), a range is
+scanned again when it is 2, 60 and 600 seconds old, or up to twice that. These scans run on every
+database with several writers. Once a day all rows are scanned. A late row is not lost: it gets the
+next position when a scan finds it.
 
-A row of the log is removed only after the row of the source that it is for, or this gets a second
-position. The numbers of the source are never used twice (`sqlite_autoincrement`), and a sequence of
-PostgreSQL that counts them has `CACHE 1`.
+Delete a row of the log only after its source row, or the source row gets a second position. The
+source never reuses a number (`sqlite_autoincrement`); a sequence of PostgreSQL has `CACHE 1`.
 """
 
 from __future__ import annotations
@@ -58,28 +56,28 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 EVERY_SECONDS = 0.25
-"""How often a worker looks for new rows."""
+"""The interval of the runs."""
 PAGE_ROWS = 10_000
-"""Rows that one statement looks at."""
+"""Rows that one statement scans."""
 PAGES_MAX = 20
-"""Pages of one step of a turn, which is one transaction."""
+"""Pages of each step of a run, which is one transaction."""
 LOOKS_SECONDS = (2, 60, 600)
-"""When a stretch of numbers is looked at again, where there are several writers."""
+"""The ages at which a number range is scanned again, on a database with several writers."""
 SWEEP_SECONDS = 86_400
-"""How often all rows are looked at."""
+"""The interval of the scan of all rows."""
 FRESH_MS = 1000
-"""How long a session may have a number before its transaction is counted among those under way."""
+"""The time for which a session may have a number before its transaction is listed as writing."""
 TOGETHER_MS = 100
-"""Stretches of so long are one."""
-STRETCHES_MAX = 100
+"""Ranges that begin within this time are merged."""
+RANGES_MAX = 100
 _LOWEST = -(2**63)
 
 
 class _NumberRange(msgspec.Struct, array_like=True):
-    """Numbers above `low`, up to `high`, of which some may belong to rows that nobody sees yet.
+    """Numbers above `low`, up to `high`, some of which may belong to rows that are not visible yet.
 
-    `fresh_ms` is when it was looked at first; from a second later on it is None, and the rows can
-    only be of the transactions that it waits for.
+    `fresh_ms` is the time of the first scan. One second later it becomes None: from then on only
+    the transactions in `waits` can make rows of the range visible.
     """
 
     low: int
@@ -89,7 +87,7 @@ class _NumberRange(msgspec.Struct, array_like=True):
 
 
 class _Recheck(msgspec.Struct, array_like=True):
-    """Rows up to `done` were looked at again; those up to `following` are next."""
+    """Numbers up to `done` were scanned again; those up to `following` are next."""
 
     done: int = _LOWEST
     following: int = _LOWEST
@@ -97,20 +95,20 @@ class _Recheck(msgspec.Struct, array_like=True):
 
 
 class _Rechecks(msgspec.Struct):
-    """What is still to be looked at again."""
+    """The ranges to be scanned again, as the progress table stores them."""
 
-    stretches: list[_NumberRange] = []
+    ranges: list[_NumberRange] = msgspec.field(default_factory=list, name="stretches")
     looks: list[_Recheck] = []
     swept: int | None = None
-    """How far the sweep under way has come."""
+    """The progress of the scan of all rows; None while none runs."""
     sweep_at_ms: int = 0
 
 
 class Sequencer:
     """Gives the committed rows of a sequence their positions.
 
-    - Any number of processes may do it at once: a row of the progress table is locked for a turn.
-    - A turn is one transaction: a process that dies in it has given no position.
+    - Several processes may call `append` at once: each run locks its row of the progress table.
+    - A run is one transaction: a process that dies in it has given no position.
     """
 
     def __init__(self, sequence: Sequence) -> None:
@@ -118,12 +116,12 @@ class Sequencer:
         self._statements = _Statements(sequence)
 
     def duty(self, *, every_seconds: float = EVERY_SECONDS) -> Duty:
-        """The turns as a duty of workers: one worker of all at a time, under a fenced lease."""
+        """The runs as a duty of workers: one worker at a time, under a fenced lease."""
         name = f"sequence:{self.sequence.name}"
         return Duty(name, every_seconds, self.append, needed=self.needed)
 
     def needed(self, tx: Transaction) -> bool:
-        """Whether a turn would find something to do; reads only."""
+        """Whether a run would find something to do; reads only."""
         row = self._statements.look.one(tx, **self._statements.one_name)
         if row is None:
             return True
@@ -132,7 +130,7 @@ class Sequencer:
         return (highest is not None and highest > head) or _due(text, now)
 
     def append(self, tx: Transaction) -> int:
-        """One turn; how many rows got a position."""
+        """One run; returns how many rows got a position."""
         return _SequencerRun(self._statements, tx).run()
 
 
@@ -178,7 +176,7 @@ class _Statements:
             .subquery("page")
         )
         self.page_end = Statement("sequence.page_end", select(func.max(page.c.number)))
-        # Its bounds are said twice, so that no more of the log is read than this part of it.
+        # The bounds are repeated for the log, so that only this part of its index is read.
         there = exists().where(numbered == number, numbered > low, numbered <= high)
         missing = select(number.label("number")).where(*within, ~there).subquery("missing")
         following = func.row_number().over(order_by=missing.c.number)
@@ -193,7 +191,7 @@ class _Statements:
 
 
 class _SequencerRun:
-    """One turn, as far as its pages go."""
+    """One run."""
 
     def __init__(self, statements: _Statements, tx: Transaction) -> None:
         self._statements = statements
@@ -205,7 +203,7 @@ class _SequencerRun:
         self._looks = msgspec.json.decode(text, type=_Rechecks)
 
     def run(self) -> int:
-        """The steps, in their order."""
+        """The steps, in order; returns how many rows got a position."""
         upto = self._statements.highest.rows(self._tx)[0][0]
         under_way = self._tx.database.dialect.under_way(self._tx)
         if self._ended(under_way) and upto is not None:
@@ -221,51 +219,51 @@ class _SequencerRun:
         return appended
 
     def _ended(self, under_way: frozenset[int] | NotVisible) -> bool:
-        """Look again where a transaction may have ended; whether that was all of it."""
+        """Step 3; returns whether every range was scanned completely."""
         complete = True
         left: list[_NumberRange] = []
-        for stretch in self._looks.stretches:
-            after = self._after(stretch, under_way)
+        for numbers in self._looks.ranges:
+            after = self._after(numbers, under_way)
             known = under_way is not NotVisible.NOW
-            if after == stretch and stretch.fresh_ms is None and known:
-                left.append(stretch)
+            if after == numbers and numbers.fresh_ms is None and known:
+                left.append(numbers)
                 continue
-            reached = self._scan(stretch.low, stretch.high)
-            if reached > stretch.low and (after.waits or after.fresh_ms is not None):
+            reached = self._scan(numbers.low, numbers.high)
+            if reached > numbers.low and (after.waits or after.fresh_ms is not None):
                 left.append(msgspec.structs.replace(after, high=reached))
-            if reached < stretch.high:
+            if reached < numbers.high:
                 complete = False
-                left.append(msgspec.structs.replace(stretch, low=reached))
-        self._looks.stretches = _merged(left)
+                left.append(msgspec.structs.replace(numbers, low=reached))
+        self._looks.ranges = _merged(left)
         return complete
 
-    def _after(self, stretch: _NumberRange, under_way: frozenset[int] | NotVisible) -> _NumberRange:
-        """The stretch as it is once it was looked at."""
-        if stretch.fresh_ms is None:
+    def _after(self, numbers: _NumberRange, under_way: frozenset[int] | NotVisible) -> _NumberRange:
+        """The range as it is stored after this scan."""
+        if numbers.fresh_ms is None:
             if isinstance(under_way, NotVisible):
-                return stretch
-            waits = under_way.intersection(stretch.waits)
+                return numbers
+            waits = under_way.intersection(numbers.waits)
         elif (
-            self._now_ms < stretch.fresh_ms + FRESH_MS + TOGETHER_MS or under_way is NotVisible.NOW
+            self._now_ms < numbers.fresh_ms + FRESH_MS + TOGETHER_MS or under_way is NotVisible.NOW
         ):
-            return stretch
+            return numbers
         else:
             waits = frozenset[int]() if isinstance(under_way, NotVisible) else under_way
-        return _NumberRange(stretch.low, stretch.high, None, sorted(waits))
+        return _NumberRange(numbers.low, numbers.high, None, sorted(waits))
 
     def _new(self, upto: int) -> None:
-        """Positions for rows that nobody has looked at yet."""
+        """Step 4: positions for rows that were not scanned yet."""
         if upto <= self._head:
             return
         self._pages = PAGES_MAX
         reached = self._scan(self._head, upto)
         if not self._tx.database.dialect.one_writer:
-            stretch = _NumberRange(self._head, reached, self._now_ms)
-            self._looks.stretches = _merged([*self._looks.stretches, stretch])
+            numbers = _NumberRange(self._head, reached, self._now_ms)
+            self._looks.ranges = _merged([*self._looks.ranges, numbers])
         self._head = reached
 
     def _late(self, under_way: frozenset[int] | NotVisible) -> None:
-        """Look again by age."""
+        """Scan again by age."""
         self._pages = PAGES_MAX
         looks = self._looks.looks
         looks += [_Recheck(at_ms=self._now_ms) for _ in LOOKS_SECONDS[len(looks) :]]
@@ -275,13 +273,13 @@ class _SequencerRun:
             if look.following <= look.done and self._head > look.done:
                 look.following, look.at_ms = self._head, self._now_ms
         if under_way is NotVisible.ALWAYS:
-            # Nothing tells when the transactions of these end: the looks were all that can be done.
+            # The ends of these transactions are not visible: the scans by age must be enough.
             done = looks[-1].done
-            kept = [s for s in self._looks.stretches if s.fresh_ms is not None or s.high > done]
-            self._looks.stretches = kept
+            kept = [s for s in self._looks.ranges if s.fresh_ms is not None or s.high > done]
+            self._looks.ranges = kept
 
     def _sweep(self) -> None:
-        """Look at all rows, a part each turn, once in a while."""
+        """Scan all rows once a day, one page in each run."""
         looks = self._looks
         if looks.sweep_at_ms == 0:
             looks.sweep_at_ms = self._now_ms + SWEEP_SECONDS * 1000
@@ -296,7 +294,7 @@ class _SequencerRun:
             looks.sweep_at_ms = self._now_ms + SWEEP_SECONDS * 1000
 
     def _scan(self, low: int, high: int) -> int:
-        """Give positions to rows of these numbers that have none; how far that came."""
+        """Give positions to rows of this range without one; returns the last number scanned."""
         while low < high and self._pages:
             self._pages -= 1
             within = {"low": low, "high": high}
@@ -329,24 +327,24 @@ class _SequencerRun:
 
 
 def _due(text: str, now: int) -> bool:
-    """Whether something is to be looked at again by now."""
+    """Whether a range is to be scanned again now."""
     looks = msgspec.json.decode(text, type=_Rechecks)
     aged = any(
         look.following > look.done and now >= look.at_ms + seconds * 1000
         for look, seconds in zip(looks.looks, LOOKS_SECONDS, strict=False)
     )
-    return aged or bool(looks.stretches) or looks.swept is not None or now >= looks.sweep_at_ms
+    return aged or bool(looks.ranges) or looks.swept is not None or now >= looks.sweep_at_ms
 
 
-def _merged(stretches: list[_NumberRange]) -> list[_NumberRange]:
-    """Neighbours of one kind as one; not more than so many in all."""
+def _merged(ranges: list[_NumberRange]) -> list[_NumberRange]:
+    """The ranges with similar neighbours merged; at most `RANGES_MAX`."""
     merged: list[_NumberRange] = []
-    for stretch in stretches:
-        if merged and _alike(merged[-1], stretch):
-            merged[-1] = msgspec.structs.replace(merged[-1], high=stretch.high)
+    for numbers in ranges:
+        if merged and _alike(merged[-1], numbers):
+            merged[-1] = msgspec.structs.replace(merged[-1], high=numbers.high)
         else:
-            merged.append(stretch)
-    while len(merged) > STRETCHES_MAX:
+            merged.append(numbers)
+    while len(merged) > RANGES_MAX:
         first, second = merged[:2]
         fresh = [s.fresh_ms for s in (first, second) if s.fresh_ms is not None]
         waits = sorted({*first.waits, *second.waits})
@@ -355,7 +353,7 @@ def _merged(stretches: list[_NumberRange]) -> list[_NumberRange]:
 
 
 def _alike(first: _NumberRange, second: _NumberRange) -> bool:
-    """Whether two stretches are looked at again for the same reasons."""
+    """Whether two neighbouring ranges wait for the same transactions or the same age."""
     if first.fresh_ms is None or second.fresh_ms is None:
         return first.fresh_ms is second.fresh_ms and first.waits == second.waits
     return 0 <= second.fresh_ms - first.fresh_ms < TOGETHER_MS

@@ -1,14 +1,14 @@
-"""Settlements: held items make their moves, and each claim is told how it was found.
+"""Settlements: held items make their moves, and the status of each claim is returned.
 
-    the token is the claim's ─┬─ held ────────────────▶ SETTLED     moved, and on record
-                              └─ not held ─┬──────────▶ BEFORE      this claim settled it already
-                                           └──────────▶ LOST        given back; another will do it
-    the token is another's ───────────────────────────▶ LOST        nothing moved; that is on record
-    another transaction has the row ──────────────────▶ LOCKED      nothing moved; to be tried again
-    there is no row ──────────────────────────────────▶ DELETED
+    token of this claim ─┬─ held ─────────▶ SETTLED     moved, with a row of history
+                         └─ not held ─┬───▶ BEFORE      this claim settled the item already
+                                      └───▶ LOST        the item was returned; it is due again
+    token of another claim ───────────────▶ LOST        not changed; the refusal is recorded
+    locked by another transaction ────────▶ LOCKED      not changed; the engine retries
+    no row ───────────────────────────────▶ DELETED
 
-A batch waits for no row and fails for none. A claim that is settled inside a transaction of its
-handler waits (`waits`): the transaction is the handler's.
+A batch waits for no row, and one row does not fail the batch. A settlement in the transaction of
+the handler (`waits`) waits for the lock of its row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sqlalchemy import null, update
 from ledgerstone.engine.source import Claim, NotSettled, OutcomeKind
 from ledgerstone.items.claim import ItemClaim, lease_until
 from ledgerstone.items.declaration import Items, Refusal
-from ledgerstone.items.moves import Moving, Step
+from ledgerstone.items.moves import MoveStatement, Step
 from ledgerstone.store.sql.locked_rows import CHANGED, ChangeEach, LockedRow, as_words
 from ledgerstone.store.sql.statement import Row
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 
-class Class(Enum):
-    """How a claim was found when it was to be written."""
+class ClaimStatus(Enum):
+    """The state of a claim, found when it was settled or extended."""
 
     SETTLED = "settled"
     BEFORE = "settled by this claim before"
@@ -40,16 +40,22 @@ class Class(Enum):
     DELETED = "deleted"
 
 
-class Settled(NamedTuple):
-    """How a claim was found: the last step that was made, or where its item stands instead."""
+_GONE = {ClaimStatus.LOST, ClaimStatus.DELETED}
 
-    found: Class
+
+class SettleResult(NamedTuple):
+    """The status of a claim after a settlement.
+
+    `step` is the last step that was made; `state` is the state of an item that was not changed.
+    """
+
+    status: ClaimStatus
     state: str | None = None
     step: Step | None = None
 
 
-class Ended(NamedTuple):
-    """A claim, how it came out, and the step that its item is to make."""
+class EndedClaim(NamedTuple):
+    """A claim whose attempt has ended, the step of its item, and the kind of outcome."""
 
     claim: Claim
     step: Step
@@ -57,7 +63,7 @@ class Ended(NamedTuple):
 
 
 class Settle:
-    """Settles the claims on items of a table."""
+    """Settles claims on items of a table."""
 
     def __init__(self, items: Items) -> None:
         self._items = items
@@ -65,13 +71,17 @@ class Settle:
     def run(
         self,
         tx: Transaction,
-        ended: Sequence[Ended],
+        ended: Sequence[EndedClaim],
         *,
         worker: str | None,
         waits: bool = False,
-    ) -> list[Settled]:
-        """Make the moves of all these, and put on record which were lost; how each was found."""
-        result: list[Settled | None] = [None] * len(ended)
+    ) -> list[SettleResult]:
+        """Make the steps of the items and record the refusals; one result for each claim.
+
+        - `worker` is written to the history.
+        - `waits`: wait for locked rows, for a settlement in the transaction of a handler.
+        """
+        result: list[SettleResult | None] = [None] * len(ended)
         open_steps = [(i, each.step) for i, each in enumerate(ended)]
         absent: list[int] = []
         while open_steps:
@@ -83,14 +93,14 @@ class Settle:
                 ]
                 common = {"prev": moving.prev, "next": moving.next, "worker": worker}
                 found = moving.each.run(tx, rows, waits=waits, **common)
-                moved: dict[int, Settled] = {}
+                moved: dict[int, SettleResult] = {}
                 for (i, step), each in zip(some, found, strict=True):
                     if each is CHANGED:
                         if step.then is not None:
                             following.append((i, step.then))
-                        # Many items of a batch make the same step.
+                        # Many items of a batch share one step: share its result too.
                         result[i] = moved.get(id(step)) or moved.setdefault(
-                            id(step), Settled(Class.SETTLED, step=step)
+                            id(step), SettleResult(ClaimStatus.SETTLED, step=step)
                         )
                     elif each is None:
                         absent.append(i)
@@ -110,46 +120,46 @@ class Settle:
         token, _, held = found.stands
         return token == claim.token and bool(held)
 
-    def _classed(self, ended: Ended, found: LockedRow) -> Settled:
+    def _classed(self, ended: EndedClaim, found: LockedRow) -> SettleResult:
         token, state, held = found.stands
         if token != ended.claim.token or held:
-            return Settled(Class.LOST, state)
+            return SettleResult(ClaimStatus.LOST, state)
         declared = self._items.state
         if declared is None or state in {each.value for each in declared.ended}:
-            return Settled(Class.BEFORE, state)
+            return SettleResult(ClaimStatus.BEFORE, state)
         led = state in ended.step.leads_to()
-        return Settled(Class.BEFORE if led else Class.LOST, state)
+        return SettleResult(ClaimStatus.BEFORE if led else ClaimStatus.LOST, state)
 
     def _look_for(
         self,
         tx: Transaction,
-        ended: Sequence[Ended],
+        ended: Sequence[EndedClaim],
         absent: Sequence[int],
-        result: list[Settled | None],
+        result: list[SettleResult | None],
     ) -> None:
-        """Of rows that were not answered: locked by another transaction, or not there."""
+        """Tell rows that another transaction has locked from rows that do not exist."""
         keys = {i: key_of(ended[i].claim) for i in absent}
         there = ended[absent[0]].step.move.each.there(tx, list(keys.values()))
         for i, key in keys.items():
             if as_words(key) in there:
-                result[i] = Settled(Class.LOCKED)
+                result[i] = SettleResult(ClaimStatus.LOCKED)
             else:
-                # Where items are deleted when they are done, this claim may have done it.
+                # If done items are deleted, this claim may have deleted its row before.
                 deletes = ended[i].step.move.deletes
-                result[i] = Settled(Class.BEFORE if deletes else Class.DELETED)
+                result[i] = SettleResult(ClaimStatus.BEFORE if deletes else ClaimStatus.DELETED)
 
     def _refuse(
         self,
         tx: Transaction,
-        ended: Sequence[Ended],
-        settled: Sequence[Settled],
+        ended: Sequence[EndedClaim],
+        settled: Sequence[SettleResult],
         worker: str | None,
     ) -> None:
         history = self._items.history
-        if history is None or all(each.found is Class.SETTLED for each in settled):
+        if history is None or all(each.status is ClaimStatus.SETTLED for each in settled):
             return
         for each, found in zip(ended, settled, strict=True):
-            if found.found is Class.LOST:
+            if found.status is ClaimStatus.LOST:
                 claim = each.claim
                 verdict = "" if each.verdict is None else f" {each.verdict.value}"
                 words = f"claim {claim.token} settled{verdict} too late"
@@ -179,29 +189,33 @@ class Extend:
             looks=(null(),),
         )
 
-    def run(self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float) -> list[Class]:
-        """How each claim was found; `SETTLED` stands for extended."""
+    def run(
+        self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
+    ) -> list[ClaimStatus]:
+        """The status of each claim; `SETTLED` means extended."""
         rows = [(*key_of(claim), claim.token) for claim in claims]
         found = self._each.run(tx, rows, lease_ms=round(lease_seconds * 1000))
         absent = [key_of(c) for c, each in zip(claims, found, strict=True) if each is None]
         there = self._each.there(tx, absent) if absent else set()
 
-        def classed(claim: Claim, each: LockedRow | None) -> Class:
+        def classed(claim: Claim, each: LockedRow | None) -> ClaimStatus:
             if each is None:
-                return Class.LOCKED if as_words(key_of(claim)) in there else Class.DELETED
-            return Class.SETTLED if each is CHANGED else Class.LOST
+                return (
+                    ClaimStatus.LOCKED if as_words(key_of(claim)) in there else ClaimStatus.DELETED
+                )
+            return ClaimStatus.SETTLED if each is CHANGED else ClaimStatus.LOST
 
         return [classed(claim, each) for claim, each in zip(claims, found, strict=True)]
 
 
-def remainder(each: Sequence[Any], settled: Sequence[Settled]) -> NotSettled[Any]:
-    """Those that were not written: the lost, and the locked."""
-    if all(found.found is Class.SETTLED for found in settled):
+def remainder(each: Sequence[Any], settled: Sequence[SettleResult]) -> NotSettled[Any]:
+    """The elements of `each` that were not written: the lost and the locked ones."""
+    if all(found.status is ClaimStatus.SETTLED for found in settled):
         return NotSettled()
     pairs = list(zip(each, settled, strict=True))
     return NotSettled(
-        lost=[one for one, found in pairs if found.found in {Class.LOST, Class.DELETED}],
-        locked=[one for one, found in pairs if found.found is Class.LOCKED],
+        lost=[one for one, found in pairs if found.status in _GONE],
+        locked=[one for one, found in pairs if found.status is ClaimStatus.LOCKED],
     )
 
 
@@ -210,9 +224,9 @@ def key_of(claim: Claim) -> Row:
     return claim.parts if isinstance(claim, ItemClaim) else (claim.key,)
 
 
-def _by_move(steps: Sequence[tuple[int, Step]]) -> Mapping[Moving, list[tuple[int, Step]]]:
-    """Steps of the same move, in the order in which the moves come."""
-    groups: dict[Moving, list[tuple[int, Step]]] = {}
+def _by_move(steps: Sequence[tuple[int, Step]]) -> Mapping[MoveStatement, list[tuple[int, Step]]]:
+    """The steps, grouped by move, in the order of the first step of each move."""
+    groups: dict[MoveStatement, list[tuple[int, Step]]] = {}
     for i, step in steps:
         groups.setdefault(step.move, []).append((i, step))
     return groups

@@ -1,4 +1,4 @@
-"""The source of a table of leased items that needs nothing else."""
+"""A `Source` over a table of leased items, for a table without rules of its own."""
 
 from __future__ import annotations
 
@@ -25,9 +25,16 @@ from ledgerstone.items.claim import Claims, ItemClaim
 from ledgerstone.items.declaration import Begun, Items
 from ledgerstone.items.events import cut
 from ledgerstone.items.key import key_words
-from ledgerstone.items.moves import Moves, Moving, Step
-from ledgerstone.items.rescue import Expired, Rescue
-from ledgerstone.items.settle import Class, Ended, Extend, Settle, Settled, remainder
+from ledgerstone.items.moves import Moves, MoveStatement, Step
+from ledgerstone.items.rescue import ExpiredItem, Rescue
+from ledgerstone.items.settle import (
+    ClaimStatus,
+    EndedClaim,
+    Extend,
+    Settle,
+    SettleResult,
+    remainder,
+)
 from ledgerstone.store.sql.statement import Row
 
 if TYPE_CHECKING:
@@ -37,10 +44,12 @@ __all__ = ["ItemClaim", "ItemSource"]
 
 
 class ItemSource:
-    """Items of a table, due by time; a failed one comes back after a back-off.
+    """Claims the due items of a table; a failed item is due again after a back-off.
 
-    - `where` are the items of this source, if it does not take all.
-    - `batches`: one call of the handler takes many items.
+    - `handler` runs the claims; `name` is the name of the source and of its wake-up channel, by
+      default that of the items.
+    - `where` selects the items of this source, if it does not claim all.
+    - `batches`: one call of the handler gets many items.
     """
 
     def __init__(
@@ -78,7 +87,9 @@ class ItemSource:
     def settle(
         self, tx: Transaction, outcomes: Sequence[Outcome], *, waits: bool = False
     ) -> NotSettled[Outcome]:
-        ended = [Ended(outcome.claim, self._step(outcome), outcome.verdict) for outcome in outcomes]
+        ended = [
+            EndedClaim(outcome.claim, self._step(outcome), outcome.verdict) for outcome in outcomes
+        ]
         settled = self._settle.run(tx, ended, worker=self._worker, waits=waits)
         for outcome, each, found in zip(outcomes, ended, settled, strict=True):
             if outcome.verdict is not OutcomeKind.DONE and _has_failed(outcome, found):
@@ -89,7 +100,7 @@ class ItemSource:
         self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
     ) -> NotSettled[Claim]:
         found = self._extend.run(tx, claims, lease_seconds)
-        return remainder(claims, [Settled(each) for each in found])
+        return remainder(claims, [SettleResult(each) for each in found])
 
     def rescue(self, tx: Transaction, *, limit: int, crashes_max: int) -> int:
         expired = self._rescue.run(tx, limit=limit)
@@ -100,7 +111,7 @@ class ItemSource:
         return len(expired)
 
     def _step(self, outcome: Outcome) -> Step:
-        """Where the item of an outcome goes."""
+        """The step of the item for an outcome."""
         match outcome.verdict:
             case OutcomeKind.DONE:
                 return self._done(outcome)
@@ -123,14 +134,14 @@ class ItemSource:
         claim, items = outcome.claim, self._items
         assert isinstance(claim, ItemClaim)
         if items.more is not None:
-            # Work that arrived meanwhile: due again at once, with all its attempts.
+            # New work arrived while the item was held: due again at once, the attempt refunded.
             again = self._made(self._moves.again, outcome, refunded=1)
             told = self._told(claim.attempt, None)
             return Step(move=self._moves.done, row=claim.seen, told=told, otherwise=again)
         if outcome.result is not None and items.result is not None:
             told = self._told(claim.attempt, None)
             return Step(move=self._moves.done_with, row=(outcome.result,), told=told)
-        # Most of a batch are alike.
+        # The steps of most items of a batch are equal: make each once.
         step = self._plain.get(claim.attempt)
         if step is None:
             step = Step(move=self._moves.done, told=self._told(claim.attempt, None))
@@ -139,7 +150,7 @@ class ItemSource:
 
     def _made(
         self,
-        move: Moving,
+        move: MoveStatement,
         outcome: Outcome,
         *,
         refunded: int = 0,
@@ -157,8 +168,8 @@ class ItemSource:
             told=self._told(attempt, words),
         )
 
-    def _rescued(self, expired: Expired, crashes_max: int) -> Ended:
-        """Due again, or given up; `waited` is no crash, and no attempt."""
+    def _rescued(self, expired: ExpiredItem, crashes_max: int) -> EndedClaim:
+        """Due again, or dead; an attempt that had not begun counts neither as crash nor attempt."""
         over = self._items.crashes is not None and expired.is_over(crashes_max)
         move = self._moves.dead if over else self._moves.back
         waited = int(expired.waited)
@@ -169,7 +180,7 @@ class ItemSource:
             told=self._told(expired.attempt - refunded, expired.reason),
         )
         claim = ItemClaim(key_words(expired.key), expired.attempt, expired.token, parts=expired.key)
-        return Ended(claim, step)
+        return EndedClaim(claim, step)
 
     def _error(self, words: str | None) -> Row:
         error = self._items.error
@@ -182,7 +193,7 @@ class ItemSource:
         return history.told(attempt, words) if history is not None else ()
 
     def _log_failed(self, tx: Transaction, outcome: Outcome, step: Step) -> None:
-        """Have the log tell of a failed attempt, once it is committed."""
+        """Log a failed attempt after the commit."""
         claim, again = outcome.claim, step.move is self._moves.again
         failed = FailedAttempt(
             what=f"{self._items.table.name} {claim.key}",
@@ -195,9 +206,9 @@ class ItemSource:
         tx.after_commit(partial(failed.write, self._log))
 
 
-def _has_failed(outcome: Outcome, found: Settled) -> bool:
+def _has_failed(outcome: Outcome, found: SettleResult) -> bool:
     failed = outcome.verdict in {OutcomeKind.FAILED, OutcomeKind.DEAD}
-    return failed and found.found is Class.SETTLED
+    return failed and found.status is ClaimStatus.SETTLED
 
 
 def _ms(delay: float | None) -> Row:

@@ -17,7 +17,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from ledgerstone.errors import BadInput, Duplicate
 from ledgerstone.ids import new_id
-from ledgerstone.items.keys import Holder, Keys, Wanted
+from ledgerstone.items.keys import KeyHolder, KeyRequest, Keys
 from ledgerstone.jobs import history
 from ledgerstone.jobs.handlers.kinds import ATTEMPTS_LIMIT, PRIORITY_MAX, Kind, Kinds
 from ledgerstone.jobs.states import Gate, Status
@@ -30,6 +30,7 @@ from ledgerstone.jobs.tables import (
     QUEUE_CHARS_MAX,
     TRACE_CHARS_MAX,
     WHO_CHARS_MAX,
+    channel_of,
     job,
     job_key,
 )
@@ -207,11 +208,6 @@ _content = Statement(
 )
 
 
-def channel_of(queue: str) -> str:
-    """The channel of wake-ups for jobs of this queue that become due."""
-    return f"jobs:{queue}"
-
-
 def accept(tx: Transaction, kinds: Kinds, jobs: Sequence[NewJob]) -> list[Enqueued]:
     """Accept each, or say by which job its key is taken; what is malformed refuses all."""
     desk = _JobChecker(kinds, tx.database)
@@ -246,8 +242,8 @@ def _taken(tx: Transaction, ids: Sequence[str], checked: Sequence[_Checked]) -> 
     return {keyed[n]: _held(tx, checked[keyed[n]], holder) for n, holder in holders.items()}
 
 
-def _wanted(job_id: str, new: _Checked) -> Wanted:
-    return Wanted(job_id, (new.shape.org,), new.key or "", _content_hash(new))
+def _wanted(job_id: str, new: _Checked) -> KeyRequest:
+    return KeyRequest(job_id, (new.shape.org,), new.key or "", _content_hash(new))
 
 
 def _added_by_hand(
@@ -274,7 +270,7 @@ def _existing(tx: Transaction, new: _Checked) -> Enqueued:
     return _held(tx, new, KEYS.holder(tx, _wanted("", new)))
 
 
-def _held(tx: Transaction, new: _Checked, holder: Holder) -> Enqueued:
+def _held(tx: Transaction, new: _Checked, holder: KeyHolder) -> Enqueued:
     """The answer if another job has the key."""
     if holder.content_hash == BY_HAND:
         same = _is_like(tx, holder.item, new)

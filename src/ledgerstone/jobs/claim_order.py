@@ -37,7 +37,7 @@ from ledgerstone.jobs.limits import Candidate
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import job, job_queue, stands
 from ledgerstone.store.sql.batch import ClaimEach, FirstEach, Incoming, LockFirst
-from ledgerstone.store.sql.distinct import DifferentPairs
+from ledgerstone.store.sql.distinct import DistinctPairs
 from ledgerstone.store.sql.expressions import beyond, json_text
 from ledgerstone.store.sql.statement import Row
 
@@ -107,7 +107,7 @@ def first_of(row: Incoming, *columns: Any) -> Select[Any]:
     return select(*columns).where(in_line(), group).order_by(*_PLACE)
 
 
-_list = DifferentPairs(
+_list = DistinctPairs(
     "jobs.groups",
     job.c.org_id,
     job.c.type,

@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Integer, case, column, func, null
 from ledgerstone.items import Begun, Items, State, ToState
 from ledgerstone.items.claim import taken
 from ledgerstone.items.declaration import History, Refusal
-from ledgerstone.items.moves import Move, Moving
+from ledgerstone.items.moves import Move, MoveStatement
 from ledgerstone.jobs import history
 from ledgerstone.jobs.states import MOVES, Gate, Status
 from ledgerstone.jobs.tables import job
@@ -96,8 +96,8 @@ def _due_again(row: Incoming) -> dict[str, Any]:
     }
 
 
-succeed = Moving(JOBS, Move(name="succeed", to=Status.SUCCEEDED, sets=_ended))
-succeed_with = Moving(
+succeed = MoveStatement(JOBS, Move(name="succeed", to=Status.SUCCEEDED, sets=_ended))
+succeed_with = MoveStatement(
     JOBS,
     Move(
         name="succeed_with",
@@ -106,8 +106,8 @@ succeed_with = Moving(
         sets=lambda row: {"finished_at": now(), "result": as_json(row.result)},
     ),
 )
-cancel = Moving(JOBS, Move(name="end_canceled", to=Status.CANCELED, sets=_ended))
-give_back = Moving(
+cancel = MoveStatement(JOBS, Move(name="end_canceled", to=Status.CANCELED, sets=_ended))
+give_back = MoveStatement(
     JOBS,
     Move(
         name="return",
@@ -122,7 +122,7 @@ give_back = Moving(
         },
     ),
 )
-fail = Moving(
+fail = MoveStatement(
     JOBS,
     Move(
         name="fail",
@@ -141,7 +141,7 @@ fail = Moving(
         },
     ),
 )
-retry = Moving(
+retry = MoveStatement(
     JOBS,
     Move(
         name="retry_failed",
@@ -151,8 +151,10 @@ retry = Moving(
         sets=_due_again,
     ),
 )
-bury = Moving(JOBS, Move(name="bury", leaves=Status.FAILED, to=Status.DEAD_LETTER, sets=_ended))
-back = Moving(
+bury = MoveStatement(
+    JOBS, Move(name="bury", leaves=Status.FAILED, to=Status.DEAD_LETTER, sets=_ended)
+)
+back = MoveStatement(
     JOBS,
     Move(
         name="rescue",

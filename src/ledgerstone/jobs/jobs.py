@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from ledgerstone.errors import BadInput, KeyConflict
@@ -37,8 +37,8 @@ class Jobs:
 
     def enqueue(
         self,
-        job: str | Callable[..., Any],
-        payload: Mapping[str, Any] | None = None,
+        job: str | Callable[..., object],
+        payload: Mapping[str, object] | None = None,
         *,
         key: str | None = None,
         org: str | UUID = NO_ORG,

@@ -35,12 +35,11 @@ import msgspec
 from sqlalchemy import Integer, bindparam, func, select, update
 
 from ledgerstone.jobs import history
-from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.items import begun
 from ledgerstone.jobs.states import Gate, Status
-from ledgerstone.jobs.tables import job, job_queue, stands, still
+from ledgerstone.jobs.tables import channel_of, job, job_queue, stands, still
 from ledgerstone.store.sql.batch import ClaimEach, InsertEach, UpdateEach
-from ledgerstone.store.sql.distinct import different
+from ledgerstone.store.sql.distinct import distinct_values
 from ledgerstone.store.sql.statement import Row, Statement
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ _unblock_behind, _unblock, _unblock_here = (
         ("jobs.unblock_here", job.c.queue == _queue),
     )
 )
-_found = different(job.c.limit_key, _blocked, index="idx_job__blocked")
+_found = distinct_values(job.c.limit_key, _blocked, index="idx_job__blocked")
 _blocked_keys = Statement(
     "jobs.blocked_keys",
     select(

@@ -9,12 +9,12 @@ from sqlalchemy import BigInteger, bindparam, null, select, update
 
 from ledgerstone.errors import BadInput, NotAllowedNow, NotFound, StoreBusy
 from ledgerstone.jobs import history, limits
-from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.states import Gate, Status
 from ledgerstone.jobs.tables import (
     ERROR_MESSAGE_CHARS_MAX,
     QUEUE_CHARS_MAX,
     WHO_CHARS_MAX,
+    channel_of,
     job,
     job_queue,
     stands,

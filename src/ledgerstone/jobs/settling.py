@@ -13,11 +13,10 @@ from ledgerstone.engine.attempt_log import DEAD_LETTER, FailedAttempt
 from ledgerstone.engine.backoff import Backoff, BackoffPolicy
 from ledgerstone.engine.source import Claim, Failure, NotSettled, Outcome, OutcomeKind
 from ledgerstone.items.moves import Step
-from ledgerstone.items.settle import Class, Ended, Settle, Settled, remainder
+from ledgerstone.items.settle import ClaimStatus, EndedClaim, Settle, SettleResult, remainder
 from ledgerstone.jobs import history, items, limits
-from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.states import Status
-from ledgerstone.jobs.tables import ERROR_CODE_CHARS_MAX, ERROR_MESSAGE_CHARS_MAX
+from ledgerstone.jobs.tables import ERROR_CODE_CHARS_MAX, ERROR_MESSAGE_CHARS_MAX, channel_of
 from ledgerstone.store.sql.statement import Row
 
 if TYPE_CHECKING:
@@ -74,13 +73,14 @@ def settle(
 ) -> NotSettled[Outcome]:
     """Settle these; answers claims that are lost, with the refusal on record, and locked ones."""
     ended = [
-        Ended(outcome.claim, _path(outcome, worker, rules), outcome.verdict) for outcome in outcomes
+        EndedClaim(outcome.claim, _path(outcome, worker, rules), outcome.verdict)
+        for outcome in outcomes
     ]
     settled = _settle.run(tx, ended, worker=worker, waits=waits)
     for outcome, found in zip(outcomes, settled, strict=True):
-        if found.found is Class.SETTLED and outcome.verdict in _FAILED:
+        if found.status is ClaimStatus.SETTLED and outcome.verdict in _FAILED:
             _log_settled(tx, outcome, found)
-        elif found.found is Class.BEFORE and found.state == Status.SUCCEEDED.value:
+        elif found.status is ClaimStatus.BEFORE and found.state == Status.SUCCEEDED.value:
             _tell_of_late_failure(tx, outcome, worker)
     left = remainder(outcomes, settled)
     freed = _freed(outcomes, left)
@@ -143,7 +143,7 @@ def _freed(outcomes: Outcomes, left: NotSettled[Outcome]) -> list[limits.Freed]:
     return [(c.limit_key, c.org_id) for c in claims if c.limit_key is not None]
 
 
-def _log_settled(tx: Transaction, outcome: Outcome, found: Settled) -> None:
+def _log_settled(tx: Transaction, outcome: Outcome, found: SettleResult) -> None:
     """Log a failed attempt, by the last move that it made."""
     assert found.step is not None
     if found.step.move is items.retry:

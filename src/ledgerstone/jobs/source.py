@@ -21,16 +21,15 @@ from ledgerstone.engine.source import (
     OutcomeKind,
 )
 from ledgerstone.items.moves import Step
-from ledgerstone.items.rescue import Expired, Rescue
-from ledgerstone.items.settle import Ended, Extend, Settle, Settled, remainder
+from ledgerstone.items.rescue import ExpiredItem, Rescue
+from ledgerstone.items.settle import EndedClaim, Extend, Settle, SettleResult, remainder
 from ledgerstone.jobs import history, items, limits, settling
-from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.claim_order import ABOUT, COLUMNS, LIMIT_KEY, ClaimOrder
+from ledgerstone.jobs.handlers.factory import HandlerFactory
 from ledgerstone.jobs.handlers.kinds import Kinds
-from ledgerstone.jobs.handlers.running_job import HandlerFactory
 from ledgerstone.jobs.settling import JobClaim
 from ledgerstone.jobs.states import Gate, Status
-from ledgerstone.jobs.tables import job, stands
+from ledgerstone.jobs.tables import channel_of, job, stands
 from ledgerstone.store.sql.batch import ClaimEach
 from ledgerstone.store.sql.expressions import now_ms
 from ledgerstone.store.sql.statement import Row, Statement
@@ -116,7 +115,7 @@ class JobSource:
         self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
     ) -> NotSettled[Claim]:
         found = _extend.run(tx, claims, lease_seconds)
-        return remainder(claims, [Settled(each) for each in found])
+        return remainder(claims, [SettleResult(each) for each in found])
 
     def held_by(self, tx: Transaction, worker: str) -> Sequence[JobClaim]:
         """The claims of this worker that are neither settled nor lost."""
@@ -217,7 +216,7 @@ class JobSource:
     def _give_back(self, tx: Transaction, again: Sequence[_ExpiredJob]) -> None:
         """Queue the job again, for another worker."""
         ended = [
-            Ended(
+            EndedClaim(
                 left.claim,
                 Step(move=items.back, row=(int(left.expired.waited),), told=(left.told,)),
             )
@@ -263,7 +262,7 @@ def _log_rescued(back: Sequence[_ExpiredJob]) -> None:
 class _ExpiredJob(NamedTuple):
     """A job whose lease has expired."""
 
-    expired: Expired
+    expired: ExpiredItem
     unwanted: bool
     limit_key: str | None
     org_id: object

@@ -219,3 +219,8 @@ job_queue = Table(
     **MYSQL_TABLE,
 )
 """Queues that are paused or limited, and the rows that `limits` locks for limit keys."""
+
+
+def channel_of(queue: str) -> str:
+    """The channel of wake-ups for jobs of this queue that become due."""
+    return f"jobs:{queue}"

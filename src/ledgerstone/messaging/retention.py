@@ -15,7 +15,7 @@ from ledgerstone.messaging.symfony.time_zone import kept
 from ledgerstone.messaging.tables import Shared, available_index, event, key, lane
 from ledgerstone.store.schema.retention_permit import permitted
 from ledgerstone.store.sql.batch import WithRows
-from ledgerstone.store.sql.distinct import different
+from ledgerstone.store.sql.distinct import distinct_values
 from ledgerstone.store.sql.expressions import now_ms
 from ledgerstone.store.sql.statement import Statement
 
@@ -109,7 +109,7 @@ class _Removing:
             .limit(_limit),
         )
         named = outbox.c.queue_name != ""
-        names = different(outbox.c.queue_name, named, index=available_index(outbox))
+        names = distinct_values(outbox.c.queue_name, named, index=available_index(outbox))
         self.names = Statement("outbox.destinations", select(names.c.value))
         self.any_place = Statement(
             "outbox.any_place",

@@ -42,7 +42,7 @@ from ledgerstone.protocols.room import PROTOCOLS
 from ledgerstone.protocols.running import Running
 from ledgerstone.settings import Settings
 from ledgerstone.store.database import Database
-from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema import revisions
 from ledgerstone.store.transaction import Transaction
 
 ORDERS_MAX = 120
@@ -135,7 +135,7 @@ class Bench:
         self._empty = folder / "empty.db"
         self._count = 0
         with opened(self._empty) as database:
-            migrating.migrate(database)
+            revisions.migrate(database)
             Running(protocol, database, Settings())
 
     def file(self) -> Path:

@@ -19,7 +19,7 @@ from ledgerstone.protocols.results import Reason
 from ledgerstone.protocols.sql import COMMENT, check_change, check_query, check_table
 from ledgerstone.protocols.values import KeptValues, Values
 from ledgerstone.store.sql.pages import Keyset, Page
-from ledgerstone.store.sql.rows import InsertRows, PutRow
+from ledgerstone.store.sql.rows import InsertRows, UpsertRow
 from ledgerstone.store.sql.statement import Row, Statement
 from ledgerstone.store.transaction import Transaction
 
@@ -142,8 +142,8 @@ def _inserting(into: str, names: tuple[str, ...]) -> InsertRows:
 
 
 @lru_cache(maxsize=STATEMENTS_MAX)
-def _putting(into: str, key: tuple[str, ...], names: tuple[str, ...]) -> PutRow:
-    return PutRow(f"protocols.put {into}", _table(into, names), key=key, columns=names)
+def _putting(into: str, key: tuple[str, ...], names: tuple[str, ...]) -> UpsertRow:
+    return UpsertRow(f"protocols.put {into}", _table(into, names), key=key, columns=names)
 
 
 @lru_cache(maxsize=STATEMENTS_MAX)

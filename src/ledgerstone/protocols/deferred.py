@@ -34,7 +34,7 @@ from ledgerstone.store.database import Database
 from ledgerstone.store.sql.batch import UpdateEach
 from ledgerstone.store.sql.expressions import now_ms
 from ledgerstone.store.sql.names import check_name
-from ledgerstone.store.sql.rows import InsertRows, PutRow
+from ledgerstone.store.sql.rows import InsertRows, UpsertRow
 from ledgerstone.store.sql.statement import Statement
 from ledgerstone.store.transaction import Transaction
 
@@ -50,7 +50,7 @@ _delay = bindparam("delay_ms", type_=BigInteger())
 _here = and_(
     lane.c.protocol == bindparam("protocol_"), lane.c.partition_key == bindparam("partition_")
 )
-_put_lane = PutRow(
+_put_lane = UpsertRow(
     "protocols.lane",
     lane,
     key=("protocol", "partition_key"),

@@ -20,14 +20,14 @@ from ledgerstone.protocols.schema import Definition
 from ledgerstone.protocols.tables import protocol_schema as applied
 from ledgerstone.store.connections.faults import translated
 from ledgerstone.store.database import Database
-from ledgerstone.store.schema import ddl as shaping
-from ledgerstone.store.schema.ddl import Step
+from ledgerstone.store.schema import ddl
+from ledgerstone.store.schema.ddl import DdlStep
 from ledgerstone.store.sql.expressions import now_ms
-from ledgerstone.store.sql.rows import PutRow
+from ledgerstone.store.sql.rows import UpsertRow
 from ledgerstone.store.sql.statement import Statement
 from ledgerstone.store.transaction import Transaction
 
-_record = PutRow(
+_record = UpsertRow(
     "protocols.record_schema",
     applied,
     key=("protocol", "table_name"),
@@ -56,7 +56,7 @@ def install(database: Database[Any], protocol: Protocol) -> list[str]:
                 _check_left(connection, protocol, definition)
             steps += _steps(connection, protocol, definition, found, there)
         try:
-            shaping.run(connection, steps)
+            ddl.run(connection, steps)
             connection.commit()
         except Exception as error:
             # A unique index that the rows do not allow, for example.
@@ -101,13 +101,13 @@ def _steps(
     definition: Definition,
     found: tuple[str, Definition] | None,
     there: set[str],
-) -> list[Step]:
+) -> list[DdlStep]:
     table = definition.table()
     if found is None and definition.name not in there:
-        return shaping.new(table, connection.dialect)
+        return ddl.new(table, connection.dialect)
     made = {index["name"] or "" for index in inspect(connection).get_indexes(definition.name)}
     if found is None:
-        return shaping.indexes(table, connection.dialect, but=made)
+        return ddl.indexes(table, connection.dialect, but=made)
     owner, before = found
     if owner != protocol.name:
         message = f"the table {definition.name} belongs to the protocol {owner}"
@@ -116,17 +116,17 @@ def _steps(
     old = {field.name for field in before.columns}
     columns = {column["name"] for column in inspect(connection).get_columns(definition.name)}
     added = [
-        shaping.added(connection, table.c[field.name])
+        ddl.added(connection, table.c[field.name])
         for field in definition.columns
         if field.name not in old and field.name not in columns
     ]
     kept = {index.name for index in definition.indexes}
     gone = [
-        shaping.without_index(connection, table, index.name)
+        ddl.without_index(connection, table, index.name)
         for index in before.indexes
         if index.name not in kept and index.name in made
     ]
-    return [*added, *gone, *shaping.indexes(table, connection.dialect, but=made)]
+    return [*added, *gone, *ddl.indexes(table, connection.dialect, but=made)]
 
 
 def _check_added(protocol: Protocol, before: Definition, after: Definition) -> None:

@@ -20,12 +20,12 @@ from ledgerstone.items import Begun, Delete, Items, More
 from ledgerstone.protocols.results import Reason
 from ledgerstone.protocols.tables import recheck_queue as marker
 from ledgerstone.store.sql.expressions import now_ms
-from ledgerstone.store.sql.rows import PutRow
+from ledgerstone.store.sql.rows import UpsertRow
 from ledgerstone.store.transaction import Transaction
 
 CHANNEL = "protocols.rechecks"
 _NAMED = ("partition_key", "reason_type", "protocol", "reason_key")
-_wake = PutRow(
+_wake = UpsertRow(
     "protocols.wake",
     marker,
     key=("partition_key",),
@@ -38,7 +38,7 @@ _wake = PutRow(
         "generation": marker.c.generation + 1,
     },
 )
-_lock = PutRow(
+_lock = UpsertRow(
     "protocols.lock_marker",
     marker,
     key=("partition_key",),

@@ -14,7 +14,7 @@ from ledgerstone.protocols.tables import KEY_CHARS_MAX
 from ledgerstone.protocols.tables import protocol_value as kept
 from ledgerstone.store.sql.json_body import decode, encode
 from ledgerstone.store.sql.names import check_name
-from ledgerstone.store.sql.rows import InsertRows, PutRow
+from ledgerstone.store.sql.rows import InsertRows, UpsertRow
 from ledgerstone.store.sql.statement import Statement
 from ledgerstone.store.transaction import Transaction
 
@@ -25,7 +25,7 @@ _here = (kept.c.protocol == bindparam("protocol_")) & (kept.c.name == bindparam(
 _get = Statement("protocols.value", select(kept.c.value).where(_here))
 _lock = Statement("protocols.lock_value", select(kept.c.value).where(_here).with_for_update())
 _add = InsertRows("protocols.add_value", kept, columns=("protocol", "name", "value"))
-_put = PutRow(
+_put = UpsertRow(
     "protocols.put_value", kept, key=("protocol", "name"), columns=("protocol", "name", "value")
 )
 _drop = Statement("protocols.drop_value", delete(kept).where(_here))

@@ -24,7 +24,7 @@ from ledgerstone.settings.messaging import (
     masked,
 )
 from ledgerstone.settings.protocols import ProtocolSettings
-from ledgerstone.settings.reading import Known, Reading
+from ledgerstone.settings.reading import DeclaredSettings, Reading
 from ledgerstone.settings.registered import Named, rooms_of
 from ledgerstone.settings.sections import EngineSettings, JobSettings, LogSettings, StoreSettings
 from ledgerstone.settings.signing import SigningSettings
@@ -110,14 +110,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         - `with_rooms` have their sections too, as those that the setting `rooms` names.
         """
         environ = os.environ if environ is None else environ
-        reading = _read(_KNOWN if cls is Settings else Known(cls), path, environ, overrides)
+        reading = _read(
+            _KNOWN if cls is Settings else DeclaredSettings(cls), path, environ, overrides
+        )
         named = cast("list[str]", reading.values["rooms"])
         try:
             rooms = [*with_rooms, *rooms_of(named)]
         except SettingsError as error:
             raise SettingsError([*reading.problems, *error.problems]) from error
         if any(room.settings is not None for room in rooms):
-            reading = _read(Known(_with_sections(cls, rooms)), path, environ, overrides)
+            reading = _read(DeclaredSettings(_with_sections(cls, rooms)), path, environ, overrides)
         reading.compare()
         if reading.problems:
             raise SettingsError(reading.problems)
@@ -142,7 +144,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _read(
-    known: Known[Settings],
+    known: DeclaredSettings[Settings],
     path: Path | None,
     environ: Mapping[str, str],
     overrides: Mapping[str, object],
@@ -175,4 +177,4 @@ def reference() -> str:
     return _KNOWN.reference()
 
 
-_KNOWN = Known(Settings)
+_KNOWN = DeclaredSettings(Settings)

@@ -35,7 +35,7 @@ _ENVIRONMENT_OTHERS = {ENVIRONMENT_CONFIG, failpoints.VARIABLE}
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-class Known(Generic[S]):
+class DeclaredSettings(Generic[S]):
     """The settings that a class declares, by their keys."""
 
     def __init__(self, declared: type[S]) -> None:
@@ -230,7 +230,7 @@ _RULES = (
 class Reading(Generic[S]):
     """What the sources gave so far, later over earlier, and everything that was wrong with it."""
 
-    def __init__(self, known: Known[S]) -> None:
+    def __init__(self, known: DeclaredSettings[S]) -> None:
         self._known = known.settings
         self._sections = known.sections
         self.declared = known.declared

@@ -1,1 +1,1 @@
-"""The ground floor: databases, what differs between them, leases, pages, migrations, wake-ups."""
+"""Databases: connections, transactions, SQL, dialects, schema, leases and wake-ups."""

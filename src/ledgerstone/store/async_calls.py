@@ -1,4 +1,4 @@
-"""The calls that can be made in a transaction, awaited by an event loop."""
+"""Awaitable versions of the calls of a transaction."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Ask(Protocol[CallsT_co]):
-    """Asks something in a transaction while the event loop goes on."""
+class RunInTransaction(Protocol[CallsT_co]):
+    """Runs a function in a transaction without blocking the event loop."""
 
     def __call__(self, question: Callable[[CallsT_co], T], /) -> Awaitable[T]: ...
 
 
 class AsyncCalls(Generic[CallsT]):
-    """The calls of a class, each of them awaited.
+    """The calls of a class as coroutines.
 
     class AsyncJobs(AsyncCalls[Jobs]):
         get = awaited(Jobs.get)
     """
 
-    def __init__(self, ask: Ask[CallsT]) -> None:
+    def __init__(self, ask: RunInTransaction[CallsT]) -> None:
         self.ask = ask
 
 
 class awaited(Generic[CallsT, P, T]):  # noqa: N801 - it is used like a decorator
-    """A method of the class, with the same parameters and the same answer."""
+    """The awaitable version of a method, with the same parameters and result."""
 
     def __init__(self, method: Callable[Concatenate[CallsT, P], T]) -> None:
         self._method = method

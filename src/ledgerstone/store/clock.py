@@ -1,8 +1,7 @@
-"""Who says what time it is.
+"""Clocks: the database's clock decides leases and due times.
 
-The database's clock decides leases and due times, so that two workers with different watches
-agree. A test injects a clock whose `now_ms` answers a number; every statement then uses that
-number instead (see `expressions.now_ms`).
+So two workers whose own clocks differ agree. A test injects a clock whose `now_ms` returns a
+number; every statement then uses that number (see `expressions.now_ms`).
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The moment used by every statement, and the watch used for waiting.
+    """The time used by statements, and the monotonic clock used for waits.
 
-    - `now_ms` answers None to leave the moment to the database, or the moment to use.
-    - `monotonic` never goes back.
+    - `now_ms` is the time in ms since 1970; None: use the database's clock.
+    - `monotonic` never decreases.
     """
 
     def now_ms(self) -> int | None: ...
@@ -24,7 +23,7 @@ class Clock(Protocol):
 
 
 class DatabaseClock:
-    """The database's own clock decides; the process's watch is used for waiting only."""
+    """The database's clock for statements, the process's monotonic clock for waits."""
 
     def now_ms(self) -> int | None:
         return None

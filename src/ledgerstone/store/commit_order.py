@@ -1,16 +1,16 @@
-"""Order at commit: rows of a stream have places that follow the order of the commits.
+"""Order at commit: the places of the rows of a stream follow the order of the commits.
 
-A row's number is its place in its stream. The database counts when a row is inserted, and one that
-was inserted first may be committed last. So each stream has a head, a row that says the highest
-place that was committed. The last thing before a commit is to lock the heads of the streams that
-the transaction wrote into, in the order of their keys, and to compare:
+The auto-increment number of a row is its place in its stream. The database generates it at the
+insert, so a row that was inserted first may be committed last. Therefore each stream has a head: a
+row with the highest committed place. The last step before a commit locks the heads of the streams
+that the transaction wrote to, in key order, and compares:
 
-    head.last < our first place    the usual case: our last place becomes the head's
-    head.last > our first place    others, who began later, have committed: our rows move behind
+    head.last < our first place    the usual case: our last place is written to the head
+    head.last > our first place    a later transaction committed first: our rows get new places
 
-No transaction waits for another before its commit, and heads are locked in the order of their keys,
-so that two of them never wait in a circle. In a transaction that was joined by a driver's
-connection the end is out of sight: there the head is locked when rows are added.
+No transaction waits for another one before its commit, and heads are locked in key order, so two
+transactions cannot deadlock on them. The commit of a transaction that was joined through a driver's
+connection is not visible: there the head is locked when rows are added.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 class Stream(NamedTuple):
-    """A stream that rows are added to: the key of its head, and what the head is told.
+    """A stream that rows are added to: the key of its head, and values for the head.
 
-    - `named` are the values of a head that is made now, `told` are given to the head each time.
+    - `named` are the values of a new head; `told` are written to the head at each commit.
     """
 
     key: str
@@ -49,19 +49,19 @@ class _Placed(msgspec.Struct):
     stream: Stream
     places: list[int]
     returned: int | None = None
-    """The highest old place that a row was put back into: then the head is looked at at once."""
+    """The highest old place that a row was written back to; the head is then checked at once."""
 
     @property
     def last(self) -> int:
-        """The highest of all."""
+        """The highest place."""
         return max([*self.places, self.returned or 0])
 
 
 class OrderedRows:
     """A table whose rows have places.
 
-    - `add` writes them, and the database counts `add.number`.
-    - `named` are the columns that hold what a stream is named by.
+    - `add` inserts the rows; the database generates `add.number`.
+    - `named` are the columns that identify the stream of a row.
     """
 
     def __init__(self, name: str, add: AddEach, *, named: Sequence[Column[Any]]) -> None:
@@ -90,12 +90,12 @@ class OrderedRows:
 
 
 class CommitOrder:
-    """The heads of streams, and how transactions follow them.
+    """The heads of streams, and the placing of rows at the commit.
 
     - `key` and `last` are columns of the table of heads.
-    - `named` and `told` are the columns that the values of a `Stream` are for.
-    - `opened` are further values of a head that is made, `followed` what a head is changed to when
-      rows follow it, `again` what it is changed to when a row came back into an old place.
+    - `named` and `told` are the columns for the values of a `Stream`.
+    - `opened` makes further values of a new head, `followed` further values of a head when rows
+      were added, `again` values of a head when a row was written back to an old place.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class CommitOrder:
     def add(
         self, tx: Transaction, rows: OrderedRows, new: Sequence[tuple[Stream | None, Row]]
     ) -> list[int]:
-        """Write rows, each into its stream if it has one; their places as of now."""
+        """Insert rows, each into its stream if it has one; returns their places so far."""
         places = rows.add.run(tx, [row for _, row in new])
         for (stream, _), place in zip(new, places, strict=True):
             if stream is not None:
@@ -151,22 +151,22 @@ class CommitOrder:
         return places
 
     def came_back(self, tx: Transaction, rows: OrderedRows, stream: Stream, place: int) -> None:
-        """A row was written into its place of before: its head has to look there again."""
+        """Note that a row was written back to its old place: the head must be read again there."""
         placed = self._noted(tx, stream)
         placed.returned = max(placed.returned or 0, place)
         self._at_commit(tx, rows)
 
     def open(self, tx: Transaction, streams: Sequence[Stream]) -> None:
-        """Heads of streams that others wrote into; those that are there stay as they are."""
+        """Create the missing heads of streams that another program wrote to."""
         if streams:
             self._open.run(tx, sorted((s.key, 0, *s.named, *s.told) for s in streams))
 
     @contextmanager
     def all_or_nothing(self, tx: Transaction) -> Iterator[None]:
-        """In a transaction of the caller's nothing is left of a block that raises.
+        """Roll back a block that raises, by a savepoint, in a joined transaction.
 
-        The caller may catch the error and commit: on MySQL a lock that was waited for in vain
-        undoes its own statement alone.
+        The caller may catch the error and commit: on MySQL a lock timeout rolls back only its own
+        statement.
         """
         if not tx.joined:
             yield
@@ -197,10 +197,10 @@ class CommitOrder:
             tx.at_commit(f"{self.name}.order", lambda: self._follow_commits(tx, rows))
 
     def _follow_commits(self, tx: Transaction, rows: OrderedRows) -> None:
-        """Make the places of this transaction the last ones of their streams."""
+        """Make the places of this transaction the highest ones of their streams."""
         streams = dict(sorted(self._placed(tx).items()))
         self._placed(tx).clear()
-        # Not in a joined one: at REPEATABLE READ, MySQL locks the gap where a new head is missing.
+        # Not in a joined transaction: at REPEATABLE READ, MySQL gap-locks a missing head.
         if (len(streams) == 1 and not tx.joined) or tx.database.dialect.one_writer:
             behind = [
                 _following(placed)
@@ -216,10 +216,10 @@ class CommitOrder:
     def _take_places(
         self, tx: Transaction, rows: OrderedRows, streams: Mapping[str, _Placed]
     ) -> None:
-        """The same for streams that may be new, or in which others have committed meanwhile.
+        """The same for streams that may be new, or to which another transaction has committed.
 
-        New heads are made before any other is locked, and both in the order of their keys: so
-        whoever waits for a head holds none that another could wait for in turn.
+        New heads are inserted before any head is locked, both in key order: so a transaction that
+        waits for a head holds no head that another one waits for.
         """
         known = {str(row[0]) for row in self._known.rows(tx, [(key,) for key in streams])}
         new = [
@@ -240,7 +240,7 @@ class CommitOrder:
             if placed.returned is not None:
                 self._again.run(tx, key_=key)
             if not placed.places or last == max(placed.places):
-                # It is as this transaction has just made it: nobody else was given this place.
+                # This transaction inserted the head: no other one has a place of this stream.
                 continue
             if last > min(placed.places):
                 placed.places = _moved(tx, rows, placed)
@@ -254,7 +254,7 @@ def _following(placed: _Placed) -> Row:
 
 
 def _moved(tx: Transaction, rows: OrderedRows, placed: _Placed) -> list[int]:
-    """Put the rows behind all others; those that a savepoint took back are left out."""
+    """Give the rows new places; rows that a savepoint rolled back are left out."""
     there = rows.there.rows(tx, [(place,) for place in placed.places])
     if not there:
         return placed.places

@@ -1,4 +1,4 @@
-"""A database: opened once, its transactions, and what every transaction on it shares."""
+"""A database: its connections and transactions, and the state that they share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ledgerstone.store.connections.faults import (
 )
 from ledgerstone.store.connections.outage import Outage
 from ledgerstone.store.connections.pool import ConnectionPool, PooledConnection
-from ledgerstone.store.dialect import dialect_of
+from ledgerstone.store.dialects.by_url import dialect_of
 from ledgerstone.store.dialects.sqlite.library import library_of, shared_file
 from ledgerstone.store.rooms import StoredRoom
 from ledgerstone.store.schema.tables import ledger_identity
@@ -59,15 +59,17 @@ _identity = Statement("store.identity", select(ledger_identity.c.id))
 
 
 _inherited: list[Engine] = []
-"""The parent's, never closed: that would end its sessions, and drop its locks."""
+"""Engines of the parent process, kept open: a close would end its sessions and drop its locks."""
 
 
 class Database(Generic[Tx]):
     """One database and its connections.
 
     - `transaction` commits at the end of the block, or rolls back if the block raises.
-    - `run` calls a function in a transaction, and again if it met another one.
+    - `run` calls a function in a transaction and retries it after a deadlock or serialization
+      failure.
     - `sibling` is the same database with connections of its own.
+    - `wrap` makes the transaction object; `rooms` are the rooms whose tables the database has.
     """
 
     def __init__(
@@ -106,16 +108,16 @@ class Database(Generic[Tx]):
 
     @property
     def engine(self) -> Engine:
-        """The SQLAlchemy engine, all connections that rest in its pool; opened at first use."""
-        pool = self._lending()
+        """The SQLAlchemy engine, with all idle connections in its pool; opened at first use."""
+        pool = self._opened_pool()
         pool.put_back()
         return pool.engine
 
-    def _lending(self) -> ConnectionPool:
+    def _opened_pool(self) -> ConnectionPool:
         with self._lock:
             if self._pool is None:
                 self._pool = ConnectionPool(self._opened(), self.clock, self.dialect)
-                # Also for one that is dropped and was never closed, as a worker's may be.
+                # Also for a database that is garbage collected without a close.
                 self._retire = finalize(self, self._pool.retire)
                 self._retire.atexit = False
             return self._pool
@@ -134,23 +136,23 @@ class Database(Generic[Tx]):
         return engine
 
     def share_library(self, library: str) -> None:
-        """From now on open the file with this copy of SQLite, like the rest of the process."""
+        """Open the file with this copy of SQLite from now on, like the rest of the process."""
         if self._file is not None:
             wait = self.settings.busy_timeout_seconds
             self._file.change_library(library, seconds_max=wait)
 
     @property
     def open(self) -> bool:
-        """Whether it has connections."""
+        """Whether the database has connections."""
         return self._pool is not None
 
     @property
     def bound(self) -> bool:
-        """Whether it cannot change to another copy of SQLite."""
+        """Whether the database must stay with its copy of SQLite."""
         return self._is_sibling or "driver" in self.url.query
 
     def let_go(self) -> Engine | None:
-        """The connections that are open: they are used no more, and new ones made when needed."""
+        """Stop using the open connections and return their engine; later calls open new ones."""
         with self._lock:
             pool, self._pool = self._pool, None
             if self._retire is not None:
@@ -158,12 +160,12 @@ class Database(Generic[Tx]):
             return pool.engine if pool is not None else None
 
     def before_fork(self) -> None:
-        """Close the connections to a file that rest; see `forking`."""
+        """Close the idle connections to a file; see `forking`."""
         if self._file is not None and self._pool is not None:
             self._pool.rest()
 
     def after_fork(self) -> None:
-        """Make do without what the parent holds."""
+        """Drop the connections and locks of the parent; see `forking`."""
         if self._file is not None:
             self._file.after_fork()
         self._lock = threading.Lock()
@@ -176,7 +178,7 @@ class Database(Generic[Tx]):
 
     @property
     def namespace(self) -> Namespace:
-        """Where the tables of this ledger lie."""
+        """The schemas, or databases, of the tables of this ledger."""
         if self._namespace is None:
             self._namespace = self.dialect.namespace(
                 self.url, self.settings.schema, self._default_schema()
@@ -184,24 +186,24 @@ class Database(Generic[Tx]):
         return self._namespace
 
     def _default_schema(self) -> str | None:
-        """The schema in which a new connection makes its tables."""
+        """The schema in which a new connection creates its tables."""
         engine = self.engine
         if engine.dialect.default_schema_name is None:
-            # It is asked for by the first connection.
+            # SQLAlchemy reads it at the first connection.
             with self._lent(reads=True):
                 pass
         return engine.dialect.default_schema_name
 
     @property
     def identity(self) -> str:
-        """What tells this database from every other; made when it was first migrated."""
+        """The id of this database, created by its first migration."""
         if self._identity is None:
             with self.reading() as tx:
                 return self.identity_in(tx)
         return self._identity
 
     def identity_in(self, tx: Transaction) -> str:
-        """The same, asked in a transaction that may have the only connection."""
+        """The same, read in an open transaction, which may have the only connection."""
         if self._identity is None:
             row = _identity.one(tx)
             if row is None:
@@ -218,11 +220,11 @@ class Database(Generic[Tx]):
         call_seconds_max: float | None = None,
         lock_seconds_max: int | None = None,
     ) -> Database[Tx]:
-        """The same database, wake-up signals, clock and measure, with its own connections.
+        """The same database with its own pool of `connections`, and shared signals and counters.
 
-        What keeps the work going must not wait until a handler gives a connection back. Where a
-        call may take `call_seconds_max`, it waits for a lock for half of that at most;
-        `lock_seconds_max` limits the wait for a lock alone.
+        The engine uses a sibling, so that it does not wait for a connection of a handler. With
+        `call_seconds_max` the lock timeout is at most half of it; `lock_seconds_max` limits the
+        lock timeout alone. `idle_seconds_max` replaces `transaction_idle_seconds_max`.
         """
         settings = self.settings
         if lock_seconds_max is not None:
@@ -256,12 +258,12 @@ class Database(Generic[Tx]):
         return twin
 
     def watcher(self) -> Watcher | None:
-        """What notices commits of other processes, if this kind of database allows it."""
+        """The watcher for commits of other processes; None if only polling finds them."""
         return self.dialect.watcher(self._url_to_open, self.settings, self.wake_signals)
 
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
-        """A transaction of our own: committed at the end of the block."""
+        """A transaction that commits at the end of the block."""
         cancellation.check()
         with self._writing_turn(), self._lent() as lent:
             tx = self._begun(lent)
@@ -286,7 +288,7 @@ class Database(Generic[Tx]):
 
     @contextmanager
     def reading(self) -> Iterator[Tx]:
-        """A transaction that only reads: it holds off no writer, and keeps nothing."""
+        """A transaction that only reads: it blocks no writer and commits nothing."""
         cancellation.check()
         with self._lent(reads=True) as lent:
             tx = self._begun(lent)
@@ -323,9 +325,10 @@ class Database(Generic[Tx]):
     def run(
         self, work: Callable[[Tx], T], *, tries_max: int | None = None, patient: bool = True
     ) -> T:
-        """Runs `work(tx)` in a transaction, and again after a deadlock or serialization failure.
+        """Run `work(tx)` in a transaction; retry it after a deadlock or serialization failure.
 
-        One that is not `patient` waits for a lock once: LockTimeout ends it.
+        `tries_max` is by default `store.transaction_tries_max`. Without `patient`, LockTimeout is
+        not retried.
         """
         tries = tries_max or self.settings.transaction_tries_max
         for attempt in range(1, tries + 1):
@@ -339,7 +342,7 @@ class Database(Generic[Tx]):
         raise AssertionError(tries)
 
     def close(self) -> None:
-        """Close every connection, of siblings too; one in use when it is given back."""
+        """Close every connection, also of siblings; a connection in use when it is returned."""
         for sibling in list(self._siblings):
             sibling.close()
         if not self._is_sibling:
@@ -349,13 +352,13 @@ class Database(Generic[Tx]):
         if retire is not None:
             retire()
         with self._lock:
-            # Only now: until its connections are closed, others open the file as this one has it.
+            # Only now: until the connections are closed, the file stays with its copy of SQLite.
             if self._pool is pool:
                 self._pool = None
 
     @property
     def _url_to_open(self) -> URL:
-        """The URL, with the copy of SQLite that this process uses for the file."""
+        """The URL with the copy of SQLite that this process uses for the file."""
         library = self._file.library() if self._file is not None else None
         if library is None or "driver" in self.url.query:
             return self.url
@@ -370,7 +373,7 @@ class Database(Generic[Tx]):
 
     @contextmanager
     def _lent(self, *, reads: bool = False) -> Iterator[PooledConnection]:
-        pool = self._lending()
+        pool = self._opened_pool()
         lent: PooledConnection | None = None
         try:
             lent = pool.lend(reads=reads)
@@ -379,7 +382,7 @@ class Database(Generic[Tx]):
         except BaseException as error:
             fault = translated(error)
             if lent is not None:
-                # KeyboardInterrupt and its like may have come in the middle of a call.
+                # KeyboardInterrupt may have interrupted a call.
                 lost = isinstance(fault, StoreUnavailable) or not isinstance(error, Exception)
                 lent.give_up(lost=lost)
             if isinstance(fault, StoreUnavailable):
@@ -398,7 +401,7 @@ class Database(Generic[Tx]):
 
 
 def _commit(tx: Transaction, lent: PooledConnection) -> None:
-    """From here on a lost connection leaves open whether the transaction was kept."""
+    """Commit; CommitUnknown if the connection is lost meanwhile."""
     try:
         if tx.pipeline is not None:
             tx.pipeline.commit()

@@ -1,12 +1,12 @@
-"""Leases: one holder at a time, by the database's clock, with a token that only ever grows.
+"""Named leases: one owner at a time, by the database's clock, with a fencing token.
 
     free ──acquire──▶ held ──renew──▶ held
      ▲                 │ │
      │◀────release─────┘ └──time runs out──▶ free for anyone, token + 1 at the next acquire
 
-A holder that was paused past its time cannot know it: so what it writes is fenced. `fence` proves,
-inside the writing transaction, that the lease is still held, and keeps it from being taken until
-that transaction ends. The row stays when a lease is released, for the token must not start again.
+An owner that was paused beyond its lease cannot know it, so its writes are fenced. `fence` checks
+in the writing transaction that the lease is still held, and locks it until that transaction ends. A
+release keeps the row, since the token must never decrease.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _owner = bindparam("owner_", type_=leases.c.owner.type)
 _token = bindparam("token_", type_=BigInteger())
 _longest = now_ms() + bindparam("longest_ms", type_=BigInteger())
 _until = now_ms() + bindparam("ttl_ms", type_=BigInteger())
-# One that ends later than any can was taken by a clock that was ahead, and set back since.
+# A lease that ends later than any can was taken while the clock was ahead: it does not count.
 _lasts = (leases.c.expires_at_ms > now_ms()) & (
     leases.c.expires_at_ms <= now_ms() + round(SECONDS_MAX * 1000)
 )
@@ -66,7 +66,7 @@ _fence = Statement("leases.fence", select(leases.c.token).where(_held).with_for_
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """A lease that was held when this was made."""
+    """A lease that `owner` has acquired, with its fencing token."""
 
     name: str
     owner: str
@@ -82,10 +82,12 @@ def acquire(
     longest: float = SECONDS_MAX,
     wait: bool = True,
 ) -> Lease | None:
-    """Take the lease if it is free; None if another holds it. One's own is renewed.
+    """Acquire the lease `name` for `seconds`; None if another owner holds it.
 
-    - A transaction that has fenced it is waited for, unless `wait` is false: then it is held.
-    - `longest`: nobody takes this one for longer. An end beyond that is of a clock that was ahead.
+    - An owner that holds it already renews it.
+    - `wait`: wait for a transaction that has fenced it; otherwise it then counts as held.
+    - `longest` is the longest duration of this lease. A later end was written while the clock was
+      ahead and does not count.
     """
     _check(name, owner, seconds)
     ttl_ms, longest_ms = round(seconds * 1000), round(longest * 1000)
@@ -94,7 +96,7 @@ def acquire(
     if row is None:
         if _there.one(tx, name=name) is not None:
             return None
-        # Two may come here at once: one of them inserts, the other finds it held.
+        # Of two that come here at once, one inserts and the other finds the lease held.
         if not _create.run(tx, [(name, owner, ttl_ms)]):
             return Lease(name, owner, 1)
         row = look.one(tx, name=name, longest_ms=longest_ms)
@@ -109,19 +111,19 @@ def acquire(
 
 
 def renew(tx: Transaction, lease: Lease, *, seconds: float) -> None:
-    """Hold it for so long from now; LeaseLost if it ran out, even if nobody took it yet."""
+    """Extend it to `seconds` from now; LeaseLost if it ran out, also if it is still free."""
     _check(lease.name, lease.owner, seconds)
     if not _renew.run(tx, ttl_ms=round(seconds * 1000), **_identity(lease)):
         raise _lost(lease)
 
 
 def release(tx: Transaction, lease: Lease) -> bool:
-    """Give it back; False if it was no longer held."""
+    """Release it; False if it was not held any more."""
     return bool(_release.run(tx, **_identity(lease)))
 
 
 def fence(tx: Transaction, lease: Lease) -> None:
-    """LeaseLost unless it is held now; nobody can take it until this transaction ends."""
+    """LeaseLost unless it is held now; nobody can acquire it until this transaction ends."""
     if _fence.one(tx, **_identity(lease)) is None:
         raise _lost(lease)
 

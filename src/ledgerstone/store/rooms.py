@@ -1,4 +1,4 @@
-"""What the store knows of a room: where its migrations are, and who may see its rows."""
+"""The part of a room that the store uses: its tables, migrations and row-security rules."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import msgspec
 
 
 class ChildTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A table whose rows belong to rows of another table, and are seen with them."""
+    """A table whose rows belong to rows of another table and are visible with them."""
 
     table: str
     parent: str
     column: str
-    """Names the id of the parent."""
+    """The column with the id of the parent."""
     seen_by: str
-    """A function that answers whether the parent of this id is seen, also if the statement that
-    calls it adds the parent."""
+    """A SQL function that returns whether the parent with this id is visible, also if the same
+    statement inserts the parent."""
 
 
 class RowSecurity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may see and write the rows of a room, where organisations are kept apart.
+    """The rules for row-level security on the tables of a room.
 
-    - `owned`: tables whose rows name their organisation in `org_id`.
+    - `owned`: tables with the column `org_id`.
     - `children`: tables whose rows belong to rows of these.
-    - `shared`: tables whose rows are the same for all: each role may see and lock them.
-    - `grants`: what a role that acts for one organisation may do, by table.
-    - `refused`: tables that such a role has no business with.
+    - `shared`: tables whose rows every role may see and lock.
+    - `grants`: the rights of a role that acts for one organisation, by table.
+    - `refused`: tables on which such a role has no rights.
     """
 
     owned: tuple[str, ...] = ()
@@ -37,10 +37,7 @@ class RowSecurity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredRoom(msgspec.Struct, frozen=True, kw_only=True):
-    """A room as the store sees it.
-
-    `migrations` is the package that its revisions lie in; None: it has none of its own.
-    """
+    """A room as the store sees it; `migrations` is the package of its revisions, if it has some."""
 
     name: str
     migrations: str | None = None
@@ -49,5 +46,5 @@ class StoredRoom(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def version_table(self) -> str:
-        """The table that says which revision the tables of the room are at."""
+        """The Alembic version table of the room."""
         return f"ledgerstone_revision_{self.name}"

@@ -24,10 +24,10 @@ from sqlalchemy import BigInteger, bindparam, false, func, or_, select, update
 
 from ledgerstone.errors import BadInput, NotAllowedNow, StoreBusy
 from ledgerstone.jobs import JobRow, Status, history
-from ledgerstone.jobs.accepting import NO_ORG, channel_of
+from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.jobs.states import Gate
+from ledgerstone.jobs.tables import channel_of, stands
 from ledgerstone.jobs.tables import job as job_table
-from ledgerstone.jobs.tables import stands
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.store.clock import Clock
 from ledgerstone.store.connections.joins import Joiner
@@ -43,14 +43,14 @@ from ledgerstone.testing.expecting import (
     assert_not_enqueued,
     enqueued,
 )
-from ledgerstone.testing.hand import CameOut, Hand, Run
+from ledgerstone.testing.inline_worker import InlineWorker, Run, RunResult
 
 __all__ = [
     "JOBS_MAX",
-    "CameOut",
     "Drained",
     "ManualClock",
     "Run",
+    "RunResult",
     "assert_enqueued",
     "assert_not_enqueued",
     "drain",
@@ -72,27 +72,27 @@ class Drained(msgspec.Struct, frozen=True):
 
     @property
     def succeeded(self) -> int:
-        return self._count(CameOut.SUCCEEDED)
+        return self._count(RunResult.SUCCEEDED)
 
     @property
     def failed(self) -> int:
         """Those that will be tried again; the others are `dead`."""
-        return self._count(CameOut.FAILED)
+        return self._count(RunResult.FAILED)
 
     @property
     def dead(self) -> int:
-        return self._count(CameOut.DEAD)
+        return self._count(RunResult.DEAD)
 
     @property
     def snoozed(self) -> int:
-        return self._count(CameOut.SNOOZED)
+        return self._count(RunResult.SNOOZED)
 
     @property
     def canceled(self) -> int:
-        return self._count(CameOut.CANCELED)
+        return self._count(RunResult.CANCELED)
 
     @property
-    def by_type(self) -> dict[str, dict[CameOut, int]]:
+    def by_type(self) -> dict[str, dict[RunResult, int]]:
         """How many of each type came out how."""
         types = dict.fromkeys(run.type for run in self.runs)
         return {
@@ -100,7 +100,7 @@ class Drained(msgspec.Struct, frozen=True):
             for name in types
         }
 
-    def _count(self, came_out: CameOut) -> int:
+    def _count(self, came_out: RunResult) -> int:
         return sum(run.came_out is came_out for run in self.runs)
 
 
@@ -147,7 +147,7 @@ def run_job(
         _begin_with(tx, row, attempt)
         # Nobody else is called: it is run here.
         tx.woken.discard(channel_of(row.queue))
-    with Hand(ledger, row.queue) as hand:
+    with InlineWorker(ledger, row.queue) as hand:
         ran = hand.step(only=row.id)
     with ledger.reading() as tx:
         row = tx.jobs.get(row.id)
@@ -194,7 +194,7 @@ def drain(
         before = len(runs)
         for name in [queue] if queue is not None else _queues(ledger):
             # A new hand each time: a source that just looked for scheduled jobs trusts what it saw.
-            with Hand(ledger, name) as hand:
+            with InlineWorker(ledger, name) as hand:
                 _drain_with(hand, runs, jobs_max, raises=raises)
         if len(runs) == before and not (clock and _advanced(ledger, queue, clock)):
             return Drained(runs)
@@ -210,7 +210,7 @@ def _check_outside(ledger: Ledger) -> None:
         raise NotAllowedNow(error.message, hint=hint) from error
 
 
-def _drain_with(hand: Hand, runs: list[Run], jobs_max: int, *, raises: bool) -> None:
+def _drain_with(hand: InlineWorker, runs: list[Run], jobs_max: int, *, raises: bool) -> None:
     while True:
         if len(runs) >= jobs_max:
             if not hand.due():
@@ -357,13 +357,13 @@ class _InlineSignals(WakeSignals):
             raise AssertionError(message) from error
 
     def _run_all(self, hands: ExitStack) -> None:
-        by_queue: dict[str, Hand] = {}
+        by_queue: dict[str, InlineWorker] = {}
         left = self._jobs_max
         try:
             while self._have_news():
                 for job_id, queue in self._new():
                     if queue not in by_queue:
-                        by_queue[queue] = hands.enter_context(Hand(self._ledger, queue))
+                        by_queue[queue] = hands.enter_context(InlineWorker(self._ledger, queue))
                     if left <= 0:
                         message = f"there is more to run inline than {self._jobs_max} jobs"
                         raise AssertionError(f"{message} (raise jobs_max if that is right)")

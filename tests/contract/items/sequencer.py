@@ -243,16 +243,16 @@ class SequencerContract:
         """A tail answers what comes as soon as it has a position, and goes on there."""
         with Tail(ledger.database, positions) as tail:
             nothing = tail.wait(seconds=0)
-            with aside(lambda: tail.wait(seconds=WAIT_SECONDS_MAX)) as waiting:
+            with aside(lambda: tail.wait(seconds=60)) as waiting:
                 write(ledger, "a")
                 turn(ledger)
                 first = waiting.result()
             write(ledger, "b")
             turn(ledger)
-            second = tail.wait(seconds=WAIT_SECONDS_MAX)
+            second = tail.wait(seconds=60)
 
         with Tail(ledger.database, positions, after=first[-1].position) as restarted:
-            again = restarted.wait(seconds=WAIT_SECONDS_MAX)
+            again = restarted.wait(seconds=60)
         assert nothing == []
         assert [row.values[0] for row in first] == ["a"]
         assert second == again

@@ -33,7 +33,7 @@ from ledgerstone.jobs.accepting import NO_ORG
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import JobSettings
 from ledgerstone.store.migrations import legacy_jobs
-from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema import revisions
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from tests.contract.store.migrations import MIGRATE, asked, never_migrating
@@ -321,7 +321,7 @@ class LegacyJobContract:
         """Killed with -9 at the end of the step, the next run has each row once."""
         make_legacy(bare, [LegacyJob(number=i) for i in range(3)])
         failpoint = "migrate.step=kill@2"
-        with Child(MIGRATE, home.url, migrating.LOCATION, failpoint=failpoint) as child:
+        with Child(MIGRATE, home.url, revisions.LOCATION, failpoint=failpoint) as child:
             child.go()
             code, _ = child.ended()
 
@@ -374,7 +374,7 @@ class LegacyJobContract:
 
     def test_printed_it_says_so(self, bare: Ledger) -> None:
         """The printed SQL leaves the old table alone and says that it does."""
-        script = migrating.script(bare.database.url.get_backend_name(), bare.database.namespace)
+        script = revisions.script(bare.database.url.get_backend_name(), bare.database.namespace)
 
         assert "-- A table jobs of before the job ledger" in script
         assert "jobs_legacy" not in script

@@ -32,7 +32,6 @@ from ledgerstone.settings import DestinationSettings
 from ledgerstone.store.sql import pages
 from ledgerstone.store.sql.timestamps import moment_of
 from ledgerstone.testing.clock import ManualClock
-from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.contract.messaging.inbox import new_office
 from tests.harness.threads import together
 
@@ -517,12 +516,12 @@ class FailedContract:
         registry.consumers.add(NAME, lambda _, came: others.append(came), name="biller")
         transport = LocalTransport(ledger.database, registry)
         came = msgspec.structs.replace(message_of(), attempt=registry.settings.retries_max)
-        given_up = transport.send([came], seconds_max=WAIT_SECONDS_MAX)
+        given_up = transport.send([came], seconds_max=30)
         failing.clear()
 
         ledger.run(lambda tx: Failed(tx, registry).retry(one(ledger, registry).id))
         (row,) = waiting(ledger, registry)
-        again = transport.send([message_in(row)], seconds_max=WAIT_SECONDS_MAX)
+        again = transport.send([message_in(row)], seconds_max=30)
 
         assert given_up == again == [DELIVERED]
         assert [(each.id, each.partition, each.key) for each in seen] == [

@@ -23,6 +23,7 @@ from ledgerstone.messaging.relay.heads import Head, Heads
 from ledgerstone.messaging.relay.lanes import HeldLane
 from ledgerstone.messaging.relay.memory_budget import Budget
 from ledgerstone.messaging.states import LaneState, RecordKind
+from ledgerstone.store.dialects.postgres.wire import wired
 from ledgerstone.store.sql.statement import Compiled
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
@@ -77,9 +78,9 @@ def plan_of_sqlite(tx: Transaction, ours: Compiled) -> list[Line]:
 
 def plan_of_postgres(tx: Transaction, ours: Compiled) -> list[Line]:
     """By EXPLAIN, of the plan for these parameters and of the one for any."""
-    wired = ours.wired(values_of(ours))
-    assert wired is not None
-    text, given = wired[0].decode(), wired[1]
+    sent = wired(ours.text, ours.parameters(values_of(ours)))
+    assert sent is not None
+    text, given = sent[0].decode(), sent[1]
     spelled = ", ".join("NULL" if one is None else f"'{one.decode()}'" for one in given)
     lines: list[str] = []
     for mode in ("force_custom_plan", "force_generic_plan"):

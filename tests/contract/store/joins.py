@@ -168,10 +168,10 @@ class JoinContract:
         batch_tables.create_all(ledger.database.engine)
 
         def work(tx: Transaction) -> list[Any]:
-            lease = leases.acquire(tx, "door", "ann", seconds=3600)
+            lease = leases.acquire(tx, "door", "ann", seconds=5)
             assert lease is not None
             # Nothing changes by it: the row is found all the same.
-            leases.renew(tx, lease, seconds=3600)
+            leases.renew(tx, lease, seconds=5)
             with pytest.raises(errors.Duplicate), tx.savepoint():
                 tx.command("INSERT INTO note (name, count) VALUES ('mine', 0)")
             Chores(tx).enqueue_many([NewChore(body=f"'{i}\\%🦊") for i in range(50)])

@@ -16,8 +16,7 @@ from ledgerstone.jobs.tables import tables as job_tables
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
 from ledgerstone.store import leases
-from ledgerstone.store.schema import ddl as shaping
-from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema import ddl, revisions
 from ledgerstone.store.schema.columns import VERSION_TABLE
 from ledgerstone.store.schema.tables import tables as store_tables
 from ledgerstone.testing.fixtures import Home
@@ -30,10 +29,10 @@ MIGRATE = """
 from pathlib import Path
 from ledgerstone import Ledger
 from ledgerstone.settings import Settings
-from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema import revisions
 
 url, location = sys.argv[1:]
-migrating.LOCATION = Path(location)
+revisions.LOCATION = Path(location)
 settings = Settings.load(url=url, environ={}, store={"auto_migrate": "never"})
 with Ledger(url, settings=settings) as ledger:
     ready()
@@ -74,12 +73,12 @@ class MigrationContract:
     def later(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """A version of Ledgerstone that has one migration more."""
         folder = tmp_path / "migrations"
-        copytree(migrating.LOCATION, folder)
-        newest = migrating.newest()
+        copytree(revisions.LOCATION, folder)
+        newest = revisions.newest()
         following = f"{int(newest) + 1:04}"
         script = NEXT.format(newest=newest, following=following)
         (folder / "versions" / f"{following}_later.py").write_text(script)
-        monkeypatch.setattr(migrating, "LOCATION", folder)
+        monkeypatch.setattr(revisions, "LOCATION", folder)
         return folder
 
     def test_an_empty_database_is_refused(self, home: Home) -> None:
@@ -116,8 +115,8 @@ class MigrationContract:
 
         second = bare.migrate()
 
-        assert (first.current, first.pending[-1]) == (None, migrating.newest())
-        assert (second.current, second.pending) == (migrating.newest(), ())
+        assert (first.current, first.pending[-1]) == (None, revisions.newest())
+        assert (second.current, second.pending) == (revisions.newest(), ())
         assert asked(bare, FIRST_IDENTITY) == identity
 
     def test_the_version_is_kept_true(self, bare: Ledger) -> None:
@@ -125,7 +124,7 @@ class MigrationContract:
         bare.migrate()
 
         rows = asked(bare, "SELECT version, applied_at FROM schema_version ORDER BY version")
-        assert [row[0] for row in rows] == list(range(1, int(migrating.newest()) + 1))
+        assert [row[0] for row in rows] == list(range(1, int(revisions.newest()) + 1))
         assert all(SECONDS_OF_2020 < row[1] < SECONDS_OF_2100 for row in rows)
 
     def test_the_result_is_what_is_declared(self, bare: Ledger) -> None:
@@ -140,13 +139,13 @@ class MigrationContract:
             for declared in DECLARED:
                 for table in declared.sorted_tables:
                     names, driver = bare.database.namespace, tx.connection.dialect
-                    shaping.run(tx.connection, shaping.new(table, driver, names))
+                    ddl.run(tx.connection, ddl.new(table, driver, names))
 
         assert shape(bare) == migrated
 
     def test_the_script_does_the_same(self, bare: Ledger, home: Home) -> None:
         """The printed SQL, run statement by statement on an empty database, does all of it."""
-        script = migrating.script(bare.database.url.get_backend_name(), bare.database.namespace)
+        script = revisions.script(bare.database.url.get_backend_name(), bare.database.namespace)
 
         execute(home.url, script)
 
@@ -158,24 +157,24 @@ class MigrationContract:
 
     def test_the_script_from_a_revision(self, bare: Ledger) -> None:
         """Printed from a revision on, the SQL holds only what comes after it."""
-        script = migrating.script(
+        script = revisions.script(
             bare.database.url.get_backend_name(),
             bare.database.namespace,
-            since=migrating.newest(),
+            since=revisions.newest(),
         )
 
         assert "CREATE TABLE" not in script
 
     def test_two_at_once(self, bare: Ledger, home: Home) -> None:
         """Two processes that migrate at the same moment both succeed, and it happens once."""
-        first, second = (Child(MIGRATE, home.url, migrating.LOCATION) for _ in range(2))
+        first, second = (Child(MIGRATE, home.url, revisions.LOCATION) for _ in range(2))
         with first, second:
             first.go()
             second.go()
             ended = sorted([first.ended(), second.ended()])
 
-        assert ended == [(0, migrating.newest()), (0, "None")]
-        assert asked(bare, REVISIONS) == [(migrating.newest(),)]
+        assert ended == [(0, revisions.newest()), (0, "None")]
+        assert asked(bare, REVISIONS) == [(revisions.newest(),)]
         assert len(asked(bare, FIRST_IDENTITY)) == 1
 
     def test_two_databases_at_once(self, bare: Ledger, home: Home, tmp_path: Path) -> None:
@@ -189,7 +188,7 @@ class MigrationContract:
 
     def test_killed_while_migrating(self, bare: Ledger, home: Home) -> None:
         """Killed with -9 in the middle, the next run completes it."""
-        with Child(MIGRATE, home.url, migrating.LOCATION, failpoint="migrate.step=kill") as child:
+        with Child(MIGRATE, home.url, revisions.LOCATION, failpoint="migrate.step=kill") as child:
             child.go()
             code, _ = child.ended()
 
@@ -202,9 +201,9 @@ class MigrationContract:
 
     def test_an_older_one_keeps_its_data(self, home: Home, later: Path) -> None:
         """A database at an older revision is told so; migrated, it has all that it had."""
-        newest, older = migrating.newest(), f"{int(migrating.newest()) - 1:04}"
+        newest, older = revisions.newest(), f"{int(revisions.newest()) - 1:04}"
         with never_migrating(home.url) as ledger:
-            migrating.migrate(ledger.database, to=older)
+            revisions.migrate(ledger.database, to=older)
             ledger.database.run(lambda tx: leases.acquire(tx, "door", "ann", seconds=60))
             before = asked(ledger, "SELECT * FROM leases") + asked(ledger, FIRST_IDENTITY)
 
@@ -220,7 +219,7 @@ class MigrationContract:
 
     def test_killed_between_two(self, home: Home, later: Path) -> None:
         """Killed at the last of several revisions, the next run completes all."""
-        newest = migrating.newest()
+        newest = revisions.newest()
         failpoint = f"migrate.step=kill@{int(newest)}"
         with Child(MIGRATE, home.url, later, failpoint=failpoint) as child:
             child.go()
@@ -276,10 +275,10 @@ def never_migrating(url: str) -> Ledger:
     return Ledger(url, settings=settings)
 
 
-def standing(ledger: Ledger) -> migrating.Schema:
+def standing(ledger: Ledger) -> revisions.Schema:
     """Where its database stands."""
     with ledger.database.reading() as tx:
-        return migrating.look(tx.connection, ledger.database.namespace)
+        return revisions.look(tx.connection, ledger.database.namespace)
 
 
 def number(ledger: Ledger) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from ledgerstone.blobs.blobs import BlobsState
 from ledgerstone.blobs.read.status import facts_of
 from ledgerstone.room import Check, CheckStatus, Opened, counted
-from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema import revisions
 
 PACKET = "max_allowed_packet"
 PACKET_SLICES = 2
@@ -20,7 +20,7 @@ def blobs(opened: Opened[BlobsState]) -> Iterator[Check]:
     """Expired uploads that nobody removes, slices that the server refuses, and the folder."""
     database, state = opened.database, opened.state
     with database.reading() as tx:
-        if not migrating.look(tx.connection, database.namespace, database.rooms).up_to_date:
+        if not revisions.look(tx.connection, database.namespace, database.rooms).up_to_date:
             return
         facts, server = facts_of(tx), database.dialect.describe(tx.connection)
     words = f"{counted(facts.completed, facts.counted_max)} files, {facts.uploading} uploads"

@@ -307,7 +307,7 @@ def _check_bounds(kind: Kind) -> None:
 
 def _check_given(kind: Kind, job_type: Any) -> None:
     """A function that expects the other kind of job would call it in vain."""
-    # Not above: both know this module.
+    # Not at the top: most programs that enqueue jobs run none.
     from ledgerstone.jobs.handlers.async_job import AsyncJob
     from ledgerstone.jobs.handlers.running_job import Job
 

@@ -6,26 +6,21 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, SupportsFloat, TypeVar
 
 import msgspec
 from sqlalchemy import BigInteger, Double, bindparam, func, insert, select, update
 
-from ledgerstone import cancellation, log_context
+from ledgerstone import cancellation
 from ledgerstone.engine.source import (
     Cancel,
-    ExecutorKind,
-    Handler,
     Outcome,
     OutcomeKind,
     Settled,
     Snooze,
 )
-from ledgerstone.errors import BadInput, Duplicate, Hopeless, LeaseLost, NotAllowedNow
+from ledgerstone.errors import BadInput, Duplicate, LeaseLost, NotAllowedNow
 from ledgerstone.jobs import history, settling
-from ledgerstone.jobs.handlers.async_job import AsyncJob
-from ledgerstone.jobs.handlers.kinds import Kind, Kinds
 from ledgerstone.jobs.states import Status
 from ledgerstone.jobs.tables import STAGE_CHARS_MAX, STEP_CHARS_MAX, job, job_step, still
 from ledgerstone.store.sql.expressions import now_after, now_ms
@@ -358,68 +353,3 @@ def _awaits(step: str) -> BadInput:
     message = f"the step {step!r} is async, and the handler is not"
     hint = "make the handler an async function: it is given an AsyncJob, and awaits its steps"
     return BadInput(message, hint=hint)
-
-
-class HandlerFactory:
-    """Makes the handler of each type of job: it checks the arguments and calls the function."""
-
-    def __init__(self, database: Database[Any], kinds: Kinds, rules: Rules) -> None:
-        self._database = database
-        self._kinds = kinds
-        self._rules = rules
-        self._handlers: dict[str, Handler] = {}
-
-    def handler(self, name: str) -> Handler:
-        """The handler of a known type."""
-        handler = self._handlers.get(name)
-        if handler is None:
-            kind = self._kinds.get(name)
-            assert kind is not None
-            handler = self._handlers[name] = self._made(kind)
-        return handler
-
-    def _made(self, kind: Kind) -> Handler:
-        return Handler(self._call_of(kind), kind.where, gives_up=kind.gives_up)
-
-    def _call_of(self, kind: Kind) -> Callable[..., Any]:
-        match kind.where:
-            case ExecutorKind.THREAD:
-                return partial(self._run, kind)
-            case ExecutorKind.LOOP:
-                return partial(self._run_async, kind)
-            case ExecutorKind.PROCESS:
-                return partial(_run_in_process, kind.name, kind.call)
-
-    def _run(self, kind: Kind, claim: JobClaim) -> Any:
-        arguments = _arguments(kind, claim)
-        with log_context.bound(**claim.log_ids):
-            if not kind.takes_job:
-                return kind.call(**arguments)
-            running = Job(claim, self._database, self._rules)
-            return running.ended(kind.call(running, **arguments))
-
-    async def _run_async(self, kind: Kind, claim: JobClaim) -> Any:
-        arguments = _arguments(kind, claim)
-        with log_context.bound(**claim.log_ids):
-            if not kind.takes_job:
-                return await kind.call(**arguments)
-            running = AsyncJob(Job(claim, self._database, self._rules))
-            try:
-                return await running.ended(await kind.call(running, **arguments))
-            finally:
-                running.close()
-
-
-def _run_in_process(name: str, call: Callable[..., Any], claim: JobClaim) -> Any:
-    """Runs a job in a child process, which has the function and the claim and nothing else."""
-    arguments = _arguments(Kinds().add(name, call), claim)
-    with log_context.bound(**claim.log_ids):
-        return call(**arguments)
-
-
-def _arguments(kind: Kind, claim: JobClaim) -> dict[str, Any]:
-    try:
-        return kind.parsed(claim.body)
-    except BadInput as error:
-        # The function has changed since the job was accepted: every attempt would fail.
-        raise Hopeless(error.message, hint=error.hint) from error

@@ -14,7 +14,7 @@ from ledgerstone.jobs.jobs import Jobs
 from ledgerstone.jobs.read.status import jobs_of
 from ledgerstone.jobs.source import JobSource
 from ledgerstone.room import Check, CheckStatus, Opened, counted
-from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema import revisions
 
 ROUND_TRIP = "ledgerstone.doctor"
 """The type of the job with which the way from enqueue to settlement is tried."""
@@ -29,7 +29,7 @@ def round_trip(opened: Opened[Any]) -> Iterator[Check]:
     """Accept, claim and settle a job, in a transaction that leaves nothing behind."""
     database = opened.database
     with database.reading() as tx:
-        if not migrating.look(tx.connection, database.namespace, database.rooms).up_to_date:
+        if not revisions.look(tx.connection, database.namespace, database.rooms).up_to_date:
             return
     kinds = Kinds()
     kinds.add(ROUND_TRIP, lambda: None, queue=f"{ROUND_TRIP}-{new_id()}")
@@ -56,7 +56,7 @@ def jobs(opened: Opened[Any]) -> Iterator[Check]:
     """Dead letters, and jobs of types that nobody runs."""
     database = opened.database
     with database.reading() as tx:
-        if not migrating.look(tx.connection, database.namespace, database.rooms).up_to_date:
+        if not revisions.look(tx.connection, database.namespace, database.rooms).up_to_date:
             return
         found = jobs_of(tx)
     if found.dead_letters:

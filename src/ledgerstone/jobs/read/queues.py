@@ -18,9 +18,8 @@ from sqlalchemy import (
 )
 
 from ledgerstone.engine import worker_rows as workers
-from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.states import Gate, Status
-from ledgerstone.jobs.tables import job, job_queue, stands
+from ledgerstone.jobs.tables import channel_of, job, job_queue, stands
 from ledgerstone.store.sql.expressions import now_ms
 from ledgerstone.store.sql.statement import Statement
 

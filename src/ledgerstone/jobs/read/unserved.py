@@ -8,9 +8,8 @@ import msgspec
 from sqlalchemy import BigInteger, bindparam, func, select
 
 from ledgerstone.engine import worker_rows as workers
-from ledgerstone.jobs.accepting import channel_of
 from ledgerstone.jobs.states import Status
-from ledgerstone.jobs.tables import job, stands
+from ledgerstone.jobs.tables import channel_of, job, stands
 from ledgerstone.store.sql.statement import Statement
 
 if TYPE_CHECKING:

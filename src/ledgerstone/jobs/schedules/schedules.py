@@ -74,7 +74,7 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule to be put; the fields are the parameters of `Schedules.put`."""
 
     name: str
-    job: str | Callable[..., Any]
+    job: str | Callable[..., object]
     cron: str
     payload: Mapping[str, Any] = {}
     time_zone: str = "UTC"
@@ -94,10 +94,10 @@ class Schedules:
     def put(
         self,
         name: str,
-        job: str | Callable[..., Any],
+        job: str | Callable[..., object],
         cron: str,
         *,
-        payload: Mapping[str, Any] | None = None,
+        payload: Mapping[str, object] | None = None,
         time_zone: str = "UTC",
         misfire: str | Misfire = Misfire.ONCE,
         org: str | UUID = NO_ORG,

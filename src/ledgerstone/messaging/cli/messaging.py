@@ -28,8 +28,8 @@ from ledgerstone.settings import (
     SubscriptionSettings,
 )
 from ledgerstone.settings.messaging import masked
-from ledgerstone.store.dialect import dialect_of
-from ledgerstone.store.schema.ddl import Step
+from ledgerstone.store.dialects.by_url import dialect_of
+from ledgerstone.store.schema.ddl import DdlStep
 
 Broker = DestinationSettings | SubscriptionSettings
 
@@ -90,7 +90,7 @@ def _apply(call: Call, settings: Settings, consumer: str | None, *, dry_run: boo
     output.show(facts, _steps(steps, dry_run=dry_run), json=call.json)
 
 
-def _steps(steps: list[Step], *, dry_run: bool) -> RenderableType:
+def _steps(steps: list[DdlStep], *, dry_run: bool) -> RenderableType:
     if not steps:
         return "everything exists, nothing to do"
     words = list(dict.fromkeys(step.words for step in steps))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from sqlalchemy import BigInteger, Table, bindparam, case, column, delete, func, insert, select
@@ -86,7 +86,7 @@ class Outbox:
     def publish(
         self,
         name: str,
-        body: Any = None,
+        body: object = None,
         *,
         partition: str = "",
         key: str | None = None,

@@ -19,7 +19,7 @@ from sqlalchemy import BigInteger, case, column, func
 
 from ledgerstone.errors import BadInput, TooLarge
 from ledgerstone.ids import new_id
-from ledgerstone.items.keys import Keys, Wanted
+from ledgerstone.items.keys import KeyRequest, Keys
 from ledgerstone.messaging import tracing
 from ledgerstone.messaging.message import (
     KEY_CHARS_MAX,
@@ -282,7 +282,7 @@ def _taken(tx: Transaction, messages: Sequence[Message]) -> list[Published | Non
     """For each message, the existing message that has its key, or None."""
     found: list[Published | None] = [None] * len(messages)
     keyed = [(i, each, each.key) for i, each in enumerate(messages) if each.key is not None]
-    wanted = [Wanted(each.id, (), key, _content_hash(each)) for _, each, key in keyed]
+    wanted = [KeyRequest(each.id, (), key, _content_hash(each)) for _, each, key in keyed]
     for n, holder in KEYS.take(tx, wanted).items():
         same = holder.content_hash == wanted[n].content_hash
         accepted = Accepted.EXISTING if same else Accepted.CONFLICT

@@ -12,14 +12,14 @@ from ledgerstone.messaging.symfony import foreign_rows as foreign
 from ledgerstone.messaging.symfony.setup import NOT_OURS
 from ledgerstone.room import Check, CheckStatus, Opened, counted, refused
 from ledgerstone.settings.messaging import LOCAL
-from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema import revisions
 
 
 def failed_messages(opened: Opened[MessagingRegistry]) -> Iterator[Check]:
     """Whether messages have failed."""
     database = opened.database
     with database.reading() as tx:
-        if not migrating.look(tx.connection, database.namespace, database.rooms).up_to_date:
+        if not revisions.look(tx.connection, database.namespace, database.rooms).up_to_date:
             return
         failed = failed_messages_of(tx, opened.state)
     if failed:
@@ -56,7 +56,7 @@ def _foreign_rows(opened: Opened[MessagingRegistry]) -> Iterator[Check]:
     """Whether rows of other programs in the outbox delay other messages."""
     database = opened.database
     with database.reading() as tx:
-        if not migrating.look(tx.connection, database.namespace, database.rooms).up_to_date:
+        if not revisions.look(tx.connection, database.namespace, database.rooms).up_to_date:
             return
         ahead = foreign.from_the_future(tx, opened.state)
         queues = foreign.held_up(tx, opened.state)

@@ -33,9 +33,9 @@ from ledgerstone.engine.source import Claim
 from ledgerstone.errors import NotAllowedNow, NotFound
 from ledgerstone.items import Idle, ItemClaim, Items
 from ledgerstone.items.claim import Claims
-from ledgerstone.items.moves import Move, Moving, Step
+from ledgerstone.items.moves import Move, MoveStatement, Step
 from ledgerstone.items.rescue import Rescue
-from ledgerstone.items.settle import Class, Ended, Extend, Settle
+from ledgerstone.items.settle import ClaimStatus, EndedClaim, Extend, Settle
 from ledgerstone.messaging.outbox.publishing import channel_of, lane_id
 from ledgerstone.messaging.record import Entry, record
 from ledgerstone.messaging.states import LaneState, RecordKind
@@ -73,7 +73,7 @@ claim = Claims(LANES, where=_in_queue)
 extend = Extend(LANES)
 _expired = Rescue(LANES, where=_in_queue, more=(lane.c.partition_key, lane.c.state))
 _settles = Settle(LANES)
-_back = Moving(
+_back = MoveStatement(
     LANES,
     Move(
         name="rescue",
@@ -103,7 +103,7 @@ def _due_again(row: Any) -> Any:
     )
 
 
-_settle = Moving(
+_settle = MoveStatement(
     LANES,
     Move(
         name="settle",
@@ -207,19 +207,19 @@ class Settled(NamedTuple):
 def settle(tx: Transaction, settlements: Sequence[Settlement]) -> Settled:
     """Settles held lanes; skips those that another transaction has locked."""
     ended = [
-        Ended(Claim(each.lane.id, 1, each.lane.token), Step(move=_settle, row=each.row))
+        EndedClaim(Claim(each.lane.id, 1, each.lane.token), Step(move=_settle, row=each.row))
         for each in settlements
     ]
     settled = Settled([], [], [])
     groups = {
-        Class.SETTLED: settled.now,
-        Class.LOST: settled.lost,
-        Class.DELETED: settled.lost,
-        Class.LOCKED: settled.locked,
-        Class.BEFORE: [],
+        ClaimStatus.SETTLED: settled.now,
+        ClaimStatus.LOST: settled.lost,
+        ClaimStatus.DELETED: settled.lost,
+        ClaimStatus.LOCKED: settled.locked,
+        ClaimStatus.BEFORE: [],
     }
     for each, found in zip(settlements, _settles.run(tx, ended, worker=None), strict=True):
-        groups[found.found].append(each)
+        groups[found.status].append(each)
     return settled
 
 
@@ -235,7 +235,7 @@ def rescue(tx: Transaction, queue: str, *, limit: int, crashes_max: int | None) 
         then = LaneState.PARKED.value if parked else state
         row = (then, "crashed", each.reason, int(not each.waited))
         taken = Claim(str(each.key[0]), 1, each.token)
-        ended.append(Ended(taken, Step(move=_back, row=row)))
+        ended.append(EndedClaim(taken, Step(move=_back, row=row)))
         if parked:
             entries.append(
                 Entry(

@@ -37,7 +37,7 @@ from ledgerstone.engine.source import (
 )
 from ledgerstone.errors import Interrupted, TargetDown
 from ledgerstone.failpoints import hit
-from ledgerstone.items.settle import Settled, remainder
+from ledgerstone.items.settle import SettleResult, remainder
 from ledgerstone.messaging.brokers.transport import PAUSE_SECONDS_MAX, Answer, Transport
 from ledgerstone.messaging.brokers.transport import SendResult as Sent
 from ledgerstone.messaging.failed import failed
@@ -212,7 +212,7 @@ class OrderedRelay:
         self, tx: Transaction, claims: Sequence[Claim], lease_seconds: float
     ) -> NotSettled[Claim]:
         left = remainder(
-            claims, [Settled(each) for each in lanes.extend.run(tx, claims, lease_seconds)]
+            claims, [SettleResult(each) for each in lanes.extend.run(tx, claims, lease_seconds)]
         )
         until = self._monotonic() + lease_seconds
         waiting = set(map(id, left.locked))

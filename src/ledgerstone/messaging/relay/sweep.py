@@ -16,7 +16,7 @@ from ledgerstone.engine.duties import Duty
 from ledgerstone.messaging.outbox.publishing import channel_of, open_lanes
 from ledgerstone.messaging.relay.heads import waiting_index
 from ledgerstone.messaging.tables import lane
-from ledgerstone.store.sql.distinct import STEPS_MAX, different
+from ledgerstone.store.sql.distinct import STEPS_MAX, distinct_values
 from ledgerstone.store.sql.expressions import now_ms
 from ledgerstone.store.sql.locked_rows import CHANGED, ChangeEach
 from ledgerstone.store.sql.statement import Row, Statement
@@ -49,7 +49,7 @@ class Sweep:
         outbox = registry.shared.outbox
         queued = bindparam("queue", type_=outbox.c.queue_name.type)
         waiting = (outbox.c.queue_name == queued) & outbox.c.delivered_at.is_(None)
-        found = different(outbox.c.partition_key, waiting, index=waiting_index(outbox))
+        found = distinct_values(outbox.c.partition_key, waiting, index=waiting_index(outbox))
         partition = type_coerce(found.c.value, lane.c.partition_key.type)
         of_it = (lane.c.queue_name == queued) & (lane.c.partition_key == partition)
         self._find = Statement(

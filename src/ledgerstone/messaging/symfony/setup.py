@@ -27,8 +27,8 @@ from ledgerstone.errors import NotAllowedNow, SchemaMissing
 from ledgerstone.messaging.tables import Shared, lane
 from ledgerstone.settings import MessagingSettings
 from ledgerstone.store.connections.faults import translated
-from ledgerstone.store.schema import ddl as shaping
-from ledgerstone.store.schema.ddl import Step
+from ledgerstone.store.schema import ddl
+from ledgerstone.store.schema.ddl import DdlStep
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -81,7 +81,7 @@ class Setup:
         if tx.database.dialect.one_writer:
             # A transaction of its own would wait for this one, so this one creates the table.
             self._say_lost(tx.connection, tx.database.namespace, [table])
-            shaping.run(tx.connection, steps)
+            ddl.run(tx.connection, steps)
             tx.notes[made_here] = True
             self._doubtful.add(table.name)
         else:
@@ -94,7 +94,7 @@ class Setup:
         *,
         tables: Sequence[Table] | None = None,
         consumer: str | None = None,
-    ) -> list[Step]:
+    ) -> list[DdlStep]:
         """Creates what is missing; returns the steps that were done.
 
         - `tables`: only these tables.
@@ -110,7 +110,7 @@ class Setup:
                 steps = self._plan(connection, names, wanted)
                 self._check_receipts(connection, names, wanted, consumer)
                 self._say_lost(connection, names, wanted)
-                shaping.run(connection, steps)
+                ddl.run(connection, steps)
                 if consumer is not None and self._shared.receipt in wanted:
                     self._name_consumer(connection, names, consumer)
                 connection.commit()
@@ -121,12 +121,12 @@ class Setup:
             raise fault from error
         return steps
 
-    def plan(self, database: Database[Any]) -> list[Step]:
+    def plan(self, database: Database[Any]) -> list[DdlStep]:
         """The steps that are missing."""
         with database.reading() as tx:
             return self.lacking(tx.connection, database.namespace)
 
-    def lacking(self, connection: Connection, names: Namespace) -> list[Step]:
+    def lacking(self, connection: Connection, names: Namespace) -> list[DdlStep]:
         """The steps that are missing, as seen by this connection."""
         return self._plan(connection, names, self.tables)
 
@@ -150,8 +150,8 @@ class Setup:
 
     def sql(self, dialect_name: str) -> str:
         """The SQL of all shared tables, for an empty database."""
-        dialect = shaping.dialect(dialect_name)
-        steps = [step for table in self.tables for step in shaping.new(table, dialect)]
+        dialect = ddl.dialect(dialect_name)
+        steps = [step for table in self.tables for step in ddl.new(table, dialect)]
         return "".join(f"{step.sql};\n\n" for step in steps)
 
     @property
@@ -160,23 +160,23 @@ class Setup:
 
     def _plan(
         self, connection: Connection, names: Namespace, tables: Sequence[Table]
-    ) -> list[Step]:
+    ) -> list[DdlStep]:
         found = inspect(connection)
-        steps: list[Step] = []
+        steps: list[DdlStep] = []
         longest = connection.dialect.max_identifier_length
         for table in tables:
             if len(table.name) > longest:
                 message = f"the table name {table.name} is longer than {longest} characters"
                 raise NotAllowedNow(message, hint="set a shorter name under [messaging]")
             if not found.has_table(table.name, schema=names.shared):
-                steps += shaping.new(table, connection.dialect, names)
+                steps += ddl.new(table, connection.dialect, names)
                 continue
             steps += self._changed(connection, names, found, table)
         return steps
 
     def _changed(
         self, connection: Connection, names: Namespace, found: Any, table: Table
-    ) -> list[Step]:
+    ) -> list[DdlStep]:
         columns = found.get_columns(table.name, schema=names.shared)
         there = {column["name"]: column for column in columns}
         lacking = [column for column in table.c if column.name not in there]
@@ -185,19 +185,19 @@ class Setup:
             if column.name not in {"partition_key", "consumer"}:
                 message = f"the table {table.name} has no column {column.name}"
                 raise NotAllowedNow(message, hint="set another name; this table has another owner")
-            steps.append(shaping.added(connection, column, names))
+            steps.append(ddl.added(connection, column, names))
         # By the key and not by the column: a change may have been interrupted between the two.
         if table is self._shared.receipt and not self._keyed(found, names):
-            steps += shaping.rekeyed(connection, table, names)
+            steps += ddl.rekeyed(connection, table, names)
         if "partition_key" in table.c:
-            steps += shaping.exact(connection, table.c.partition_key, names)
+            steps += ddl.exact(connection, table.c.partition_key, names)
         there_already = found.get_indexes(table.name, schema=names.shared)
         indexes = {index["name"] for index in there_already}
         if table is self._shared.failed:
             # An index of Symfony on the same columns is good enough.
             columns = [index["column_names"] for index in there_already]
             indexes |= {i.name for i in table.indexes if [c.name for c in i.columns] in columns}
-        steps += shaping.indexes(table, connection.dialect, names, but=indexes)
+        steps += ddl.indexes(table, connection.dialect, names, but=indexes)
         # A table that is created again for another key includes its indexes.
         return list(dict.fromkeys(steps))
 

@@ -8,7 +8,7 @@ from alembic import context, op
 from ledgerstone.errors import NotAllowedNow
 from ledgerstone.protocols.tables import ADOPTED, tables
 from ledgerstone.store.migrations import steps
-from ledgerstone.store.schema import ddl as shaping
+from ledgerstone.store.schema import ddl
 
 revision, down_revision = "protocols_0001", None
 
@@ -27,8 +27,8 @@ def upgrade() -> None:
             if there
             else set()
         )
-        first = [] if there is not None else shaping.new(table, dialect)[:1]
-        for step in [*first, *shaping.indexes(table, dialect, but=made)]:
+        first = [] if there is not None else ddl.new(table, dialect)[:1]
+        for step in [*first, *ddl.indexes(table, dialect, but=made)]:
             op.execute(sa.text(step.sql.replace(":", "\\:")))
     words = "an event is never changed"
     permitted = steps.PERMITTED_BY_PARTITION if steps.is_mysql() else steps.PERMITTED
@@ -61,9 +61,9 @@ def _adopt(table: sa.Table, there: set[str]) -> None:
         )
         raise NotAllowedNow(message, hint=HINT)
     connection = op.get_bind()
-    shaping.run(
+    ddl.run(
         connection,
-        [shaping.added(connection, column) for column in table.c if column.name not in there],
+        [ddl.added(connection, column) for column in table.c if column.name not in there],
     )
     for constraint in table.constraints:
         names = (

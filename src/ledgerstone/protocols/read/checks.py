@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from ledgerstone.protocols.read.status import facts_of
 from ledgerstone.protocols.registry import Registry
 from ledgerstone.room import Check, CheckStatus, Opened, counted
-from ledgerstone.store.schema import migrate as migrating
+from ledgerstone.store.schema import revisions
 
 
 def protocols(opened: Opened[Registry]) -> Iterator[Check]:
     """Parked items, jobs that fail and retention that fails, of each protocol."""
     database = opened.database
     with database.reading() as tx:
-        if not migrating.look(tx.connection, database.namespace, database.rooms).up_to_date:
+        if not revisions.look(tx.connection, database.namespace, database.rooms).up_to_date:
             return
         found = facts_of(tx, [each.name for each in opened.state])
     for facts in found:

@@ -31,7 +31,7 @@ from ledgerstone.protocols.schema import Definition
 from ledgerstone.protocols.tables import event_position, events, protocol_value
 from ledgerstone.settings import Settings
 from ledgerstone.store.database import Database
-from ledgerstone.store.schema import migrate
+from ledgerstone.store.schema import revisions
 from ledgerstone.store.sql.rows import InsertRows
 from ledgerstone.store.sql.statement import Statement
 from ledgerstone.store.transaction import Transaction
@@ -114,7 +114,7 @@ def _scratch(database: Database[Any]) -> Iterator[Database[Transaction]]:
         url = f"sqlite:///{folder}/rebuilt.db"
         beside = Database(url, Settings().store, wrap=Transaction, rooms=rooms)
         try:
-            migrate.migrate(beside)
+            revisions.migrate(beside)
             yield beside
         finally:
             beside.close()

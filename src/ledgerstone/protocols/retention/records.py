@@ -11,7 +11,7 @@ from ledgerstone.protocols.tables import event_pruned
 from ledgerstone.protocols.tables import protocol_snapshot as snapshot
 from ledgerstone.protocols.tables import protocol_snapshot_part as part
 from ledgerstone.store.sql.expressions import now_ms
-from ledgerstone.store.sql.rows import InsertRows, PutRow
+from ledgerstone.store.sql.rows import InsertRows, UpsertRow
 from ledgerstone.store.sql.statement import Row, Statement
 from ledgerstone.store.transaction import Transaction
 
@@ -115,7 +115,7 @@ _counted = Statement(
         event_pruned.c.snapshot_position == _position,
     ),
 )
-_put_range = PutRow(
+_put_range = UpsertRow(
     "protocols.put_pruned",
     event_pruned,
     key=("protocol", "snapshot_position"),

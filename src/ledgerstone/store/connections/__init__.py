@@ -1,1 +1,1 @@
-"""Connections: lent by a pool, joined from the caller, watched by deadlines, and their errors."""
+"""Connections: the pool, joined transactions, deadlines, and the translation of driver errors."""

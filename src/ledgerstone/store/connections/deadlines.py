@@ -1,11 +1,11 @@
-"""Deadlines: no call to a server waits for ever, also when packets vanish.
+"""Deadlines: every call to a server ends, also when the network drops packets.
 
-A server that is slow and one that is gone look the same from inside a call. So one thread of the
-process looks at the calls that are under way, and shuts down the socket of one that takes too long:
+A client cannot tell a slow server from one that is gone. So a watchdog thread checks the running
+calls and shuts down the socket of a call that takes too long:
 
-    call ──since──▶ Watch ◀──looks── watchdog ──too long──▶ shutdown(2) ──▶ the call fails as lost
+    call ──since──▶ CallWatch ◀──checks── watchdog ──too long──▶ shutdown(2) ──▶ connection lost
 
-The blocked call ends with the error of a lost connection, and the connection is discarded.
+The blocked call fails with the error of a lost connection, and the connection is discarded.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from time import monotonic
 from weakref import WeakSet
 
 LOOK_SECONDS = 0.2
-"""How often the watchdog looks at the calls."""
+"""The interval of the watchdog."""
 KEEPALIVE_IDLE_SECONDS, KEEPALIVE_SECONDS, KEEPALIVES_MAX = 10, 5, 3
 UNACKNOWLEDGED_MS_MAX = 25_000
-"""How long the system waits for a host that answers nothing, before it gives the connection up."""
+"""The time after which the system gives up a connection whose host does not answer."""
+OVER = "the worker has stopped: no connection is made any more"
 
 
 class Deadline:
-    """How long a call may take, for all connections of one database.
+    """The longest duration of a call, for all connections of one database.
 
-    `end_within` is for a worker that stops: from then on no call goes on for longer than that, and
-    a new one is given up at once.
+    `end_within` is for a worker that stops: every running call ends after that time, and every
+    later call fails at once.
     """
 
     def __init__(self, seconds_max: float) -> None:
@@ -37,26 +38,26 @@ class Deadline:
         self._ends_at = float("inf")
 
     def end_within(self, seconds: float) -> None:
-        """Give up every call that is under way so many seconds from now."""
+        """End every call within this time from now."""
         self._ends_at = min(self._ends_at, monotonic() + seconds)
 
     @property
     def over(self) -> bool:
-        """Whether no call may begin any more."""
+        """Whether the time of `end_within` has passed."""
         return monotonic() >= self._ends_at
 
     def within(self, seconds: float) -> float:
-        """So many seconds, or what is left of them before the end."""
+        """`seconds`, or the time that `end_within` leaves, if that is less."""
         return max(0.0, min(seconds, self._ends_at - monotonic()))
 
     def passed(self, since: float) -> bool:
-        """Whether a call that began then has to end now."""
+        """Whether a call that began at `since` has to end now."""
         now = monotonic()
         return now - since > self.seconds_max or now >= self._ends_at
 
 
 class CallWatch:
-    """Looks after the calls of one connection: `with watch:` around each of them."""
+    """Watches the calls of one connection: `with watch:` around each call."""
 
     __slots__ = ("__weakref__", "_deadline", "_fileno", "_lock", "_since", "expired")
 
@@ -72,30 +73,30 @@ class CallWatch:
         self._since = monotonic()
 
     def __exit__(self, *_: object) -> None:
-        # Under the lock: while it is held the number still belongs to this connection.
+        # Under the lock, so that `look` does not use the number of a closed socket.
         with self._lock:
             self._since = None
 
     @property
     def words(self) -> str:
-        """What is said of a call that was given up."""
+        """The message for a call that was ended."""
         if self._deadline.over:
             return "the database did not answer before the worker had to end"
         return f"the database did not answer within {self._deadline.seconds_max:g} s"
 
     def look(self) -> None:
-        """Give the call up if it takes too long."""
+        """End the call if it takes too long."""
         with self._lock:
             if self._since is None or self.expired or not self._deadline.passed(self._since):
                 return
             self.expired = True
-            # A copy of the number: the driver closes its own.
+            # On a duplicate, since the driver closes its own socket.
             with suppress(OSError), socket.socket(fileno=os.dup(self._fileno)) as copy:
                 copy.shutdown(socket.SHUT_RDWR)
 
 
 class _Watchdog:
-    """The thread that looks; it is started with the first connection."""
+    """The thread that checks all watches; the first connection starts it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -112,7 +113,7 @@ class _Watchdog:
                 self._thread.start()
 
     def after_fork(self) -> None:
-        """Threads are not copied, and the connections are the parent's."""
+        """Start over in a child process, which has none of the threads and connections."""
         self.__init__()  # type: ignore[misc]
 
     def _look(self) -> None:
@@ -129,7 +130,7 @@ os.register_at_fork(after_in_child=_watchdog.after_fork)
 
 
 def keepalives(given: Mapping[str, object]) -> dict[str, int]:
-    """Parameters of libpq that notice a host that is gone, unless the URL has its own."""
+    """Keepalive parameters for libpq, without those that the URL sets."""
     ours = {
         "keepalives": 1,
         "keepalives_idle": KEEPALIVE_IDLE_SECONDS,
@@ -141,7 +142,7 @@ def keepalives(given: Mapping[str, object]) -> dict[str, int]:
 
 
 def keep_alive(connected: socket.socket) -> None:
-    """The same for a socket, where the system has it."""
+    """Set the same keepalive options on a socket, as far as the system has them."""
     if connected.family not in {socket.AF_INET, socket.AF_INET6}:
         return
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,4 +1,4 @@
-"""Importing a driver, also while another thread imports a part of it."""
+"""Importing a driver while another thread imports it too."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ IMPORT_WAIT_SECONDS = 0.05
 def load(driver: str) -> None:
     """Import a driver completely; ModuleNotFoundError if it is not installed.
 
-    Two threads that import parts of one package in different order would wait for each other.
-    Python lets one of them go on with modules that are not complete: its import fails with an error
-    of any kind, or answers a module that lacks names. Then the other thread is given time.
+    Two threads that import parts of one package in different order would deadlock. Python resolves
+    that by handing one of them incomplete modules: its import then fails with any error, or returns
+    a module that lacks names. In that case this function waits and tries again.
     """
     for _ in range(IMPORT_TRIES_MAX - 1):
         try:
@@ -22,7 +22,7 @@ def load(driver: str) -> None:
         except ModuleNotFoundError as error:
             if error.name == driver:
                 raise
-        except Exception:  # noqa: BLE001, S110 - also an error of the import system itself
+        except Exception:  # noqa: BLE001, S110 - any error of an incomplete module
             pass
         else:
             if not getattr(module.__spec__, "_initializing", False):

@@ -1,4 +1,4 @@
-"""Driver errors become Ledgerstone errors here, and nowhere else."""
+"""The only place that translates driver errors into Ledgerstone errors."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _POSTGRES_CLASS: dict[str, type[errors.StoreError]] = {
     "28": errors.StoreDenied,
 }
 _POSTGRES_ENDED_BEFORE = {"25P03", "25P04"}
-"""The server ended the session because its transaction was idle, or open, for too long."""
-# A refused connection carries no SQLSTATE, only words.
+"""The server ended the session: its transaction was idle, or open, for too long."""
+# The error of a refused connection has no SQLSTATE.
 _POSTGRES_DENIED = (
     "authentication failed",
     "no password supplied",
@@ -72,65 +72,66 @@ _SQLITE: tuple[tuple[str, type[errors.StoreError]], ...] = (
     ("closed database", errors.StoreUnavailable),
 )
 MIGRATE_SOMEWHERE = "run `ledgerstone migrate` on this database"
-"""Where it is not known which database that is; see `migrate_hint`."""
+"""The hint where the URL of the database is not known; see `migrate_hint`."""
 _HINTS: dict[type[errors.StoreError], str] = {
     errors.SchemaMissing: MIGRATE_SOMEWHERE,
     errors.StoreBusy: "run the transaction again",
-    errors.StoreFull: "make room on the database's disk",
+    errors.StoreFull: "free space on the disk of the database",
     errors.StoreUnavailable: "check that the database is running and reachable",
     errors.StoreDenied: "check user, password, rights, and whether it is read-only",
 }
 _HINTS_BY_WORDS = {
     "file is not a database": (
-        "the file that the url names is of another kind, or damaged: name another one, or put back"
-        " a copy of it"
+        "the file in the url is not a SQLite database, or it is damaged: name another file, or"
+        " restore it from a backup"
     ),
     r"database \"[^\"]*\" does not exist|^1049 ": (
-        "create the database first; its tables are made by `ledgerstone migrate`"
+        "create the database first; `ledgerstone migrate` creates its tables"
     ),
     "partition_key|idx_outbox_|idx_[a-z0-9_]*outbox": (
-        "something has changed the outbox, as Symfony's setup() does: run `ledgerstone doctor`,"
-        " then `ledgerstone messaging setup --apply`"
+        "another program has changed the outbox, for example setup() of Symfony: run `ledgerstone"
+        " doctor`, then `ledgerstone messaging setup --apply`"
     ),
     "could not serialize access": (
-        "begin the transaction anew and run it again: above READ COMMITTED it cannot change a row"
-        " that was changed after its first statement"
+        "run the transaction again: above READ COMMITTED it cannot change a row that another"
+        " transaction changed after its snapshot"
     ),
     "has no equivalent in encoding": (
-        "the encoding of the database lacks this character: create it with ENCODING 'UTF8'"
+        "the encoding of the database lacks this character: create the database with ENCODING"
+        " 'UTF8'"
     ),
     "row-level security policy": (
-        "this connection speaks for one organisation: name the same one with --org or org=,"
+        "this connection acts for one organisation: name the same one with --org or org=,"
         " or connect as the service"
     ),
     "invalid input syntax for type uuid": (
-        "the connection says in ledgerstone.org_id for which organisation it speaks: a UUID"
+        "set ledgerstone.org_id of the connection to the UUID of an organisation"
     ),
 }
-"""What to do where the words of the database say it better than the kind of the error."""
+"""Hints by a pattern in the message of the database; they come before the hints by type."""
 _TABLE = re.compile(
     r"relation \"(?:[^\".]*\.)?([^\"]+)\" does not exist"
     r"|Table '(?:[^'.]*\.)?([^']+)' doesn't exist"
     r"|no such table: (?:\w+\.)?(\S+)"
 )
-"""The table that is missing, as PostgreSQL, MySQL and SQLite say it."""
+"""The name of a missing table in the messages of PostgreSQL, MySQL and SQLite."""
 
 
 def migrate_hint(url: URL) -> str:
-    """What to do where tables are missing or old: on this database and no other."""
+    """The hint for missing or outdated tables, with the URL of this database."""
     return f"run `ledgerstone migrate` with --url {url.render_as_string(hide_password=True)}"
 
 
 def is_of_the_call(error: BaseException, driver: DriverDialect) -> bool:
-    """Whether a driver's call raised it, because of what it was given or what the server said.
+    """Whether the driver raised this error, for its arguments or for the answer of the server.
 
-    Any other error was raised into the call, by a signal for example: the call was broken off.
+    Any other error, such as one from a signal handler, interrupted the call.
     """
     return isinstance(error, (driver.loaded_dbapi.Error, TypeError, ValueError, OverflowError))
 
 
 def translated(error: BaseException) -> BaseException:
-    """The Ledgerstone error for a driver's; anything else is handed back as it is."""
+    """The Ledgerstone error for an error of a driver; any other error unchanged."""
     original = error
     if isinstance(error, sa_exc.DBAPIError) and error.orig is not None:
         original = error.orig
@@ -141,15 +142,15 @@ def translated(error: BaseException) -> BaseException:
         return error
     words = " ".join(str(part) for part in original.args).strip() or type(original).__name__
     if kind is errors.SchemaMissing and (foreign := _foreign_table(words)):
-        hint = f"{foreign} is no table of Ledgerstone's: make it, or correct its name"
+        hint = f"{foreign} is not a table of Ledgerstone: create it, or correct its name"
         return errors.StoreError(words, hint=hint)
     return kind(words, hint=_hint(kind, words))
 
 
 def commit_unknown(error: BaseException) -> errors.CommitUnknown | None:
-    """The error to raise in place of one that came when a commit had been asked for.
+    """CommitUnknown for a connection that was lost during a commit.
 
-    None if the database refused the commit, or ended the transaction before: nothing was kept.
+    None if the database refused the commit, or had ended the transaction: nothing was committed.
     """
     fault = translated(error)
     if isinstance(fault, errors.CommitUnknown) or not isinstance(fault, errors.StoreUnavailable):
@@ -167,26 +168,26 @@ def _hint(kind: type[errors.StoreError], words: str) -> str | None:
 
 
 def _foreign_table(words: str) -> str | None:
-    """The missing table, if it is known and not one of ours."""
+    """The missing table, if the message names it and it is not a table of Ledgerstone."""
     found = _TABLE.search(words)
     name = next(filter(None, found.groups())) if found else None
     return None if name is None or is_ours(name) else name
 
 
 def refused(error: Exception) -> BaseException:
-    """As `translated`, for what came out of a call of the driver, also before it sent anything."""
+    """As `translated`, also for a value that the driver cannot encode."""
     if isinstance(error, OverflowError | UnicodeError):
         return errors.StoreError(f"a value cannot be written: {error}")
     return translated(error)
 
 
 def _kind(error: BaseException) -> type[errors.StoreError] | None:
-    # Drivers are optional: their errors are known by the names that DB-API gives them.
+    # Drivers are optional, so their errors are recognised by the class names of the DB-API.
     names = {base.__name__ for base in type(error).__mro__}
     module = type(error).__module__.partition(".")[0]
     if "Error" not in names or module in {"builtins", "ledgerstone"}:
         return None
-    # SQLAlchemy has errors of its own for asyncpg, which has none of DB-API's.
+    # SQLAlchemy wraps the errors of asyncpg, which are not those of the DB-API.
     if module in {"psycopg", "psycopg2"} or "asyncpg" in type(error).__module__:
         return _postgres(error, names)
     if module in {"pymysql", "MySQLdb", "asyncmy", "aiomysql"}:

@@ -1,12 +1,12 @@
-"""A process that forks: what is open belongs to the one that opened it.
+"""Forks: a child process does not use the connections of its parent.
 
-A web server may load the application, and with it a ledger, before it forks its workers. A
-connection that two processes talk through mixes up what each of them says, and SQLite loses its
-locks: they are not inherited, but the library believes that it holds them.
+A web server may load the application, and with it a ledger, before it forks its workers. Two
+processes that write to one connection corrupt its protocol. On SQLite the child has no file locks,
+since a fork does not inherit them, but the library still assumes that it holds them.
 
-- Before: connections to a file that nobody uses are closed; new ones are opened when needed.
-- In the child: connections are neither used nor closed. Those of a server are left alone and new
-  ones are made; a file that was in use at that moment is refused (see `sharing`).
+- Before the fork, idle connections to a file are closed; later calls open new ones.
+- In the child, inherited connections are neither used nor closed. A server gets new connections; a
+  SQLite file that was in use during the fork is refused (see `sqlite/library.py`).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from weakref import WeakSet
 
 
 class Forking(Protocol):
-    """What has connections."""
+    """An object with connections."""
 
     def before_fork(self) -> None:
-        """This process is about to be copied."""
+        """Called before the fork."""
 
     def after_fork(self) -> None:
-        """This process is a copy, with this thread alone, whatever the others held."""
+        """Called in the child, which has only this thread; locks of other threads stay locked."""
 
 
 _watched: WeakSet[Forking] = WeakSet()
 
 
 def watch(one: Forking) -> None:
-    """Tell it when the process forks, for as long as it lives."""
+    """Call the methods of `one` at each fork, as long as it exists."""
     _watched.add(one)
 
 

@@ -1,22 +1,22 @@
-"""Joining the caller's transaction: whatever they hold, as a SQLAlchemy connection.
+"""Joined transactions: a SQLAlchemy connection for whatever object the caller has.
 
-What comes in                      what is used of it
+the caller's object                the connection used
 ─────────────────────────────────  ─────────────────────────────────────────────────
 SQLAlchemy Connection              itself
 SQLAlchemy Session                 the connection of its transaction
 Django connection (inside atomic)  the driver's connection under it
 psycopg, sqlite3, PyMySQL, …       a SQLAlchemy connection laid over it
 
-The connection is never committed, rolled back, closed or given to a pool here. Laid over a driver's
-connection it has a pool of one that does nothing at its return, and cursors that answer plain
-tuples also where the caller has asked the driver for rows of another kind.
+This module never commits, rolls back or closes the connection, and never returns it to a pool. A
+driver's connection is wrapped in a pool of one connection without a reset, and in cursors that
+return plain tuples, whichever row type the caller has set on the driver.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, inspect, select
@@ -30,8 +30,8 @@ from ledgerstone.errors import (
     StoreDenied,
     WrongDatabase,
 )
+from ledgerstone.store.connections.commit_hooks import CommitHooks, hooks_of
 from ledgerstone.store.connections.faults import translated
-from ledgerstone.store.connections.joined_end import Ending, ending_of
 from ledgerstone.store.dialects.sqlite.library import library_of
 from ledgerstone.store.schema.tables import ledger_identity
 from ledgerstone.store.sql.cursors import PlainCursors
@@ -53,18 +53,28 @@ _SERVER_STATUS_IN_TRANS = 1
 _TRANSACTION_STATUS_IDLE = 0
 
 
+class DriverConnection(Protocol):
+    """A connection of psycopg, sqlite3, PyMySQL or Django."""
+
+    def cursor(self) -> object: ...
+
+    def commit(self) -> None: ...
+
+    def rollback(self) -> None: ...
+
+
 class Joiner:
-    """Adopts the caller's connections for one database."""
+    """Makes SQLAlchemy connections for joined transactions on one database."""
 
     def __init__(self, database: Database[Any]) -> None:
         self._database = database
         self._engines_known: WeakKeyDictionary[Engine, str] = WeakKeyDictionary()
         self._drivers: dict[str, DriverDialect] = {}
 
-    def ending_of(self, connection: Connection) -> Ending | None:
-        """What sees the caller's commit on this connection; None where it is out of sight."""
-        laid_over = isinstance(connection.engine.pool, StaticPool)
-        return None if laid_over else ending_of(connection)
+    def hooks_of(self, connection: Connection) -> CommitHooks | None:
+        """The hooks before the caller's commit; None if the commit is not visible."""
+        wraps_driver = isinstance(connection.engine.pool, StaticPool)
+        return None if wraps_driver else hooks_of(connection)
 
     def connection_of(self, joined: object) -> Connection:
         """A SQLAlchemy connection inside the caller's transaction."""
@@ -80,7 +90,7 @@ class Joiner:
             raise fault from error
 
     def _checked(self, joined: object) -> Connection:
-        # Not imported for its own sake: whoever joins a session has done so.
+        # Not imported here: a caller with a session has imported it.
         orm = sys.modules.get("sqlalchemy.orm")
         if orm is not None and isinstance(joined, orm.Session):
             joined = joined.connection()
@@ -91,7 +101,7 @@ class Joiner:
             self._check_kind(connection.dialect.name)
             self._check_library(connection.connection.dbapi_connection)
         else:
-            connection = self._laid_over(self._driver_connection(joined))
+            connection = self._wrapped(self._driver_connection(joined))
         raw: Any = connection.connection.dbapi_connection
         _check_open_transaction(raw, self._database.dialect.name)
         self._database.dialect.check_joined(raw)
@@ -114,7 +124,7 @@ class Joiner:
             " or a psycopg, sqlite3 or PyMySQL connection",
         )
 
-    def _laid_over(self, raw: Any) -> Connection:
+    def _wrapped(self, raw: Any) -> Connection:
         driver = _driver_of(raw)
         self._check_kind(DRIVERS[driver])
         self._check_library(raw)
@@ -124,13 +134,13 @@ class Joiner:
         return engine.connect()
 
     def _driver_dialect(self, driver: str) -> DriverDialect:
-        """How SQLAlchemy talks to this driver; our own engine's if it is the same."""
+        """SQLAlchemy's dialect for this driver; our engine's own if the driver is the same."""
         known = self._drivers.get(driver)
         if known is not None:
             return known
         ours = self._database.engine.dialect
         if self._library == driver:
-            # A dialect is ready once it has connected.
+            # SQLAlchemy completes a dialect at the first connection.
             with self._database.reading():
                 dialect = ours
         else:
@@ -144,7 +154,7 @@ class Joiner:
         return library_of(self._database.engine)
 
     def _check_library(self, raw: Any) -> None:
-        """One copy of SQLite for the file: two would not see each other's locks on it."""
+        """Use one copy of SQLite for the file: two copies do not see each other's locks."""
         if self._database.dialect.name != "sqlite":
             return
         theirs = _driver_of(_innermost(raw))
@@ -170,7 +180,7 @@ class Joiner:
             raise WrongDatabase(message, hint="join a connection to the ledger's own database")
 
     def _check_identity(self, connection: Connection) -> None:
-        """Refuse a connection to another database, without spoiling its transaction."""
+        """Refuse a connection to another database, without aborting its transaction."""
         ours = self._database.identity
         theirs = self._engines_known.get(connection.engine)
         if theirs is None:
@@ -190,11 +200,11 @@ def _identity_seen_by(connection: Connection, ours: Database[Any]) -> str | None
     names = ours.namespace
     kind = connection.dialect.name
     if kind == "postgresql":
-        # Asked first, as a statement that fails would end the transaction.
+        # Look first: a statement that fails would abort the transaction.
         if not inspect(connection).has_table(ledger_identity.name, schema=names.own):
             return None
     elif kind != "sqlite" and _used_database(connection) != ours.url.database:
-        # Our tables are seen from every database of the server: the caller's are in this one.
+        # Our tables are visible from every database of the server; compare the current one.
         return None
     try:
         found = connection.execute(select(ledger_identity.c.id), execution_options=names.options)
@@ -207,13 +217,13 @@ def _identity_seen_by(connection: Connection, ours: Database[Any]) -> str | None
 
 
 def _used_database(connection: Connection) -> str | None:
-    """The database that a session of MySQL uses."""
+    """The current database of a MySQL session."""
     name: str | None = connection.exec_driver_sql("SELECT DATABASE()").scalar()
     return name
 
 
 def _other_driver(driver: str, ours: DriverDialect) -> DriverDialect:
-    """The dialect for MySQL's other driver, as ready as our own."""
+    """The dialect for the other driver of MySQL, with the server facts of our own dialect."""
     if driver == "pymysql":
         from sqlalchemy.dialects.mysql.pymysql import dialect as mysql
     else:
@@ -226,7 +236,7 @@ def _other_driver(driver: str, ours: DriverDialect) -> DriverDialect:
 
 
 def _check_open_transaction(raw: Any, kind: str) -> None:
-    """Refuse a connection on which our rows would commit alone."""
+    """Refuse a connection without an open transaction, on which each statement would commit."""
     if kind == "postgresql":
         _check_postgresql(raw)
     elif kind == "mysql":
@@ -236,7 +246,7 @@ def _check_open_transaction(raw: Any, kind: str) -> None:
 
 
 def _check_postgresql(raw: Any) -> None:
-    # Only psycopg can tell whether a transaction was begun by hand all the same.
+    # Only psycopg reports a transaction that was begun by hand in autocommit mode.
     info = getattr(raw, "info", None)
     idle = info is None or info.transaction_status == _TRANSACTION_STATUS_IDLE
     if idle and raw.autocommit:
@@ -256,27 +266,26 @@ def _check_sqlite(raw: Any) -> None:
         return
     if getattr(inner, "isolation_level", "") is None or getattr(inner, "autocommit", -1) is True:
         raise _alone("execute BEGIN IMMEDIATE first")
-    # The driver begins a transaction at the first write it recognises; ours must be in it, and a
-    # savepoint must not become the transaction.
+    # The driver begins a transaction at the first INSERT, UPDATE or DELETE, not at a savepoint.
     cursor = raw.cursor()
     cursor.execute("BEGIN IMMEDIATE")
     cursor.close()
 
 
 def _innermost(raw: Any) -> Any:
-    """The driver's own connection: an asynchronous one, or what is laid over it, has it inside."""
+    """The connection of the driver inside an async connection or another wrapper."""
     for name in ("raw", "_connection", "_conn"):
         raw = getattr(raw, name, raw)
     return raw
 
 
 def _driver_of(raw: Any) -> str:
-    """The driver that a connection, or what a program has derived from it, is of."""
+    """The driver of a connection, also of a subclass of its connection."""
     return next(name for name in _names(raw) if name in DRIVERS)
 
 
 def _names(thing: object) -> list[str]:
-    """The packages that its class and their bases come from."""
+    """The packages of the class and its bases."""
     return [base.__module__.partition(".")[0] for base in type(thing).__mro__]
 
 

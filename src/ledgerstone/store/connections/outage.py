@@ -1,9 +1,9 @@
-"""Outages of a database in the log: one line when one begins, one when it is over.
+"""Outages of a database in the log: one line at the beginning, one line at the end.
 
-Every thread of a process notices an outage, and all of them go through the same `Database` or a
-sibling of it. So the outage is noted there, once, and whoever meets StoreUnavailable logs nothing.
+All threads of a process use the same `Database` or a sibling of it. So the outage is logged there,
+once, and no caller logs StoreUnavailable.
 
-    reached ──a call fails──▶ out of reach ──a call succeeds, the last failure is past──▶ reached
+    reached ──a call fails──▶ out of reach ──a call succeeds, CALM_SECONDS later──▶ reached
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import threading
 from collections.abc import Callable
 
 CALM_SECONDS = 1.0
-"""An outage is over when a call succeeds so long after the last failure: while some calls fail and
-others succeed, it is one outage."""
+"""An outage ends with a call that succeeds this long after the last failure: failures with
+successes in between are one outage."""
 
 _log = logging.getLogger("ledgerstone.store")
 
 
 class Outage:
-    """Whether the database is out of reach, and since when."""
+    """The outage of one database, if there is one."""
 
     def __init__(self, name: str, monotonic: Callable[[], float]) -> None:
         self._name = name
@@ -32,14 +32,14 @@ class Outage:
         """Calls that failed; 0 while there is no outage."""
 
     def after_fork(self) -> None:
-        """The outage of the parent is told by the parent."""
+        """Forget the outage: the parent logs it."""
         self._lock = threading.Lock()
         self._failures = 0
 
     def failed(self, error: BaseException) -> None:
-        """A call failed because the database is out of reach.
+        """Note that a call failed with StoreUnavailable.
 
-        Of one that was never reached only the caller hears.
+        A database that was never reached is not logged: the caller gets the error.
         """
         if not self._reached:
             return
@@ -55,7 +55,7 @@ class Outage:
             _log.warning("%s is out of reach: %s", self._name, words)
 
     def succeeded(self) -> None:
-        """A call succeeded."""
+        """Note that a call succeeded."""
         if not self._failures:
             self._reached = True
             return

@@ -1,10 +1,10 @@
-"""Connections, lent by an engine's pool for one transaction of ours each.
+"""The connection pool: one connection for each transaction of ours.
 
-    pool ──lend──▶ transaction ──committed──▶ at hand, at most one ──lend──▶ the next transaction
+    pool ──lend──▶ transaction ──committed──▶ kept, at most one ──lend──▶ the next transaction
       ▲                │                         │
-      └───otherwise────┴────somebody waits───────┘
+      └───otherwise────┴────a thread waits───────┘
 
-Committed, and nothing but statements of ours: then there is nothing to undo.
+After a commit with statements of ours alone the connection needs no reset, so it can be kept.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy import Connection, event
 from sqlalchemy import exc as sa_exc
 
 from ledgerstone import cancellation
-from ledgerstone.store.connections import block_end as ended
+from ledgerstone.store.connections import block_end
 from ledgerstone.store.connections.faults import is_of_the_call
 
 if TYPE_CHECKING:
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
     from ledgerstone.store.dialect import Dialect
 
 IDLE_SECONDS_TRUSTED = 1.0
-"""A connection that rested longer is asked whether it lives before it is used."""
+"""A connection that was idle for longer is pinged before it is used."""
 _SEEN_ALIVE = "seen_alive"
 _IN_BLOCK = "ledgerstone_in_block"
-"""On a connection whose transaction ends with its block: whether the caller has used it."""
+"""On a connection with a transaction of ours: whether the caller has sent statements on it."""
 _CALLS = "ledgerstone_calls"
-"""On a connection that is in the middle of a call."""
+"""On a connection during a call."""
 _BROKEN_OFF = "ledgerstone_broken_off"
-"""On a connection on which a call was broken off: what it answers next may belong to that call."""
+"""On a connection whose call was interrupted: its next answer may belong to that call."""
 
 
 class ConnectionPool:
     """Lends the connections of an engine.
 
-    - One that rested, or one from before an outage, is asked whether it lives. One that does not
-      answer is replaced in silence.
-    - The one that was used last is kept at hand: to take it out of the pool and to put it back
-      costs as much as a short statement. Whoever waits at the pool goes first.
-    - What would end a transaction before its block does is refused, where SQLAlchemy is told to.
-    - One on which a call was broken off, by a signal for example, is discarded.
-    - After the end none is kept.
+    - A connection that was idle, or is older than an outage, is pinged; one that does not answer is
+      replaced.
+    - The connection that was used last is kept outside of the pool: a checkout and a return cost as
+      much as a short statement. A thread that waits for the pool goes first.
+    - COMMIT and ROLLBACK inside the block of a transaction are refused, if SQLAlchemy sends them.
+    - A connection whose call was interrupted, for example by a signal, is discarded.
+    - After `retire` no connection is kept.
     """
 
     def __init__(self, engine: Engine, clock: Clock, dialect: Dialect) -> None:
@@ -66,7 +66,7 @@ class ConnectionPool:
         event.listen(engine, "handle_error", _note_broken_off)
 
     def lend(self, *, reads: bool = False) -> PooledConnection:
-        """A connection, for one transaction."""
+        """A connection for one transaction; `reads`: the transaction only reads."""
         while (taken := self._from_hand()) is not None:
             if self._lives(taken.dbapi_connection, taken.info):
                 return PooledConnection(self, taken, reads=reads)
@@ -78,7 +78,7 @@ class ConnectionPool:
                 self._at_pool -= 1
 
     def keep(self, lent: PoolProxiedConnection) -> None:
-        """Take back one that has nothing left to commit or to undo."""
+        """Take back a connection without an open transaction."""
         with self._lock:
             kept = self._at_hand is None and self._at_pool == 0 and not self._retired
             if kept:
@@ -88,28 +88,28 @@ class ConnectionPool:
             lent.close()
 
     def put_back(self) -> None:
-        """Put what is at hand into the pool: for whoever takes from there."""
+        """Return the kept connection to the pool, for callers that use the engine."""
         with self._lock:
             kept, self._at_hand = self._at_hand, None
         if kept is not None:
             kept.close()
 
     def rest(self) -> None:
-        """Close the connections that are at rest; new ones are made when they are needed."""
+        """Close the idle connections; later calls open new ones."""
         self.put_back()
         self.engine.dispose()
 
     def outage(self) -> None:
-        """The server went away: every other connection to it is as doubtful as this one."""
+        """Note an outage of the server: every connection is pinged before its next use."""
         self._outage = self._monotonic()
 
     def retire(self) -> None:
-        """Close the connections: those at rest now, and the others when they come back."""
+        """Close the connections: idle ones now, the others when they are returned."""
         self._retired = True
         self.rest()
 
     def _from_hand(self) -> PoolProxiedConnection | None:
-        """What is at hand; if that is nothing, who asks goes to the pool."""
+        """The kept connection; if there is none, the caller counts as waiting for the pool."""
         with self._lock:
             taken, self._at_hand = self._at_hand, None
             if taken is None:
@@ -117,13 +117,13 @@ class ConnectionPool:
             return taken
 
     def _check_statement(self, connection: Connection, _: Any, statement: str, *__: Any) -> None:
-        """Before each statement of the caller's: the handler may go on, and it ends nothing."""
+        """Before a statement of the caller: check the cancellation, refuse COMMIT and ROLLBACK."""
         cancellation.check()
         info = connection.info
         if _IN_BLOCK in info:
             driver = connection.connection.dbapi_connection
             if self.dialect.would_end(driver, statement):
-                raise ended.refused(ended.shown(statement))
+                raise block_end.refused(block_end.shown(statement))
         info[_CALLS] = True
 
     def _returned(self, _: Any, record: Any) -> None:
@@ -144,13 +144,13 @@ class ConnectionPool:
             return True
         try:
             return self.engine.dialect.do_ping(connection)
-        except Exception:  # noqa: BLE001 - whatever a driver says of one that is gone
+        except Exception:  # noqa: BLE001 - any error of a driver for a lost connection
             return False
 
 
 def _refuse_commit(connection: Connection) -> None:
     if _IN_BLOCK in connection.info:
-        raise ended.refused("a commit")
+        raise block_end.refused("a commit")
 
 
 def _note_broken_off(context: ExceptionContext) -> None:
@@ -168,10 +168,10 @@ def _note_use(connection: Connection, *_: Any) -> None:
 
 
 class PooledConnection:
-    """The driver's connection; SQLAlchemy's is laid over it when it is first asked for.
+    """A driver's connection; its SQLAlchemy connection is made at the first use of `connection`.
 
-    Making one, beginning and ending it costs as much as a short statement, and most transactions of
-    ours have no use for it: they begin and commit on the driver.
+    Making and beginning one costs as much as a short statement, and most transactions of ours do
+    not use it: they begin and commit on the driver.
     """
 
     def __init__(self, pool: ConnectionPool, fairy: PoolProxiedConnection, *, reads: bool) -> None:
@@ -186,20 +186,20 @@ class PooledConnection:
 
     @property
     def connection(self) -> Connection:
-        """SQLAlchemy's connection, its transaction begun."""
+        """SQLAlchemy's connection, in its transaction."""
         if self._connection is None:
             self.check_open()
-            self._connection = self._laid_over()
+            self._connection = self._sqlalchemy_connection()
         return self._connection
 
     def begin(self) -> None:
-        """Begin the transaction: on the driver, where the dialect can."""
+        """Begin the transaction: on the driver if the dialect can, otherwise by SQLAlchemy."""
         self._began = self._pool.dialect.begin(self.fairy.dbapi_connection, reads=self._reads)
         if not self._began:
-            self._connection = self._laid_over()
+            self._connection = self._sqlalchemy_connection()
 
-    def _laid_over(self) -> Connection:
-        """SQLAlchemy's connection, over the transaction if it is open, otherwise it begins one."""
+    def _sqlalchemy_connection(self) -> Connection:
+        """SQLAlchemy's connection, in the open transaction, or in a new one if none is open."""
         made = Connection(self._pool.engine, self.fairy)
         self._begun = made.begin()
         if not self._reads:
@@ -208,38 +208,38 @@ class PooledConnection:
         return made
 
     def check_open(self) -> None:
-        """Refuse to go on if the transaction that was begun is not the one that is open now.
+        """Raise an error if the transaction that was begun is not open any more.
 
-        Nobody is asked for that: who had the connection has left traces on this side.
+        The check reads the state of the client and makes no round trip.
         """
         if self.broken_off:
-            raise ended.broken_off()
+            raise block_end.broken_off()
         connection = self._connection
         if connection is None:
             if self._began:
                 self._pool.dialect.check_open(self.fairy.dbapi_connection, used=False)
             return
         if connection.invalidated:
-            raise ended.lost()
+            raise block_end.lost()
         if self._reads:
             return
         begun = connection.get_transaction()
         if begun is None or begun is not self._begun or not begun.is_active:
-            raise ended.undone()
+            raise block_end.undone()
         used = self.fairy.info.get(_IN_BLOCK, False)
         self._pool.dialect.check_open(self.fairy.dbapi_connection, used=used)
 
     @property
     def broken_off(self) -> bool:
-        """Whether a call on this connection was broken off."""
+        """Whether a call on this connection was interrupted."""
         return _BROKEN_OFF in self.fairy.info
 
     def break_off(self) -> None:
-        """A call on this connection was broken off: it is used no more."""
+        """Note that a call was interrupted: the connection is not used again."""
         self.fairy.info[_BROKEN_OFF] = True
 
     def commit(self) -> None:
-        """Commit; what a pipeline began it has committed itself."""
+        """Commit, unless the pipeline has committed."""
         if self._connection is not None:
             self.fairy.info.pop(_IN_BLOCK, None)
             self._connection.commit()
@@ -248,7 +248,7 @@ class PooledConnection:
         self._committed = True
 
     def close(self) -> None:
-        """Give it back; what is not committed is undone."""
+        """Return the connection; a transaction that is still open is rolled back."""
         if self._connection is not None:
             self._connection.close()
         elif self._committed:
@@ -257,19 +257,19 @@ class PooledConnection:
             self.fairy.close()
 
     def give_up(self, *, lost: bool) -> None:
-        """Undo and give back one whose transaction failed, or throw it away."""
+        """Roll back and return the connection of a failed transaction, or discard it."""
         lent: Any = self._connection if self._connection is not None else self.fairy
         if self._connection is not None and self._connection.closed:
-            # It was lost while it was closed, and is thrown away already.
+            # It was lost during its close, and is discarded already.
             return
         try:
             if lost or self.broken_off or getattr(self.fairy.dbapi_connection, "closed", False):
                 lent.invalidate()
             elif self._begun is not None and not self._begun.is_active:
-                # A commit that failed, too, is an end to SQLAlchemy, after which it undoes nothing.
+                # SQLAlchemy does not roll back after a commit that failed.
                 self.fairy.rollback()
             lent.close()
-        except Exception:  # noqa: BLE001 - also a driver's own error while it is torn down
-            # SQLAlchemy's connection may be closed by now, and would raise that.
+        except Exception:  # noqa: BLE001 - also an error of the driver during the close
+            # SQLAlchemy's connection may be closed by now, and would raise for that.
             if self.fairy.is_valid:
                 self.fairy.invalidate()

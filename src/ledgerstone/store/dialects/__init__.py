@@ -1,1 +1,1 @@
-"""The three kinds of database a ledger is kept on."""
+"""The supported databases."""

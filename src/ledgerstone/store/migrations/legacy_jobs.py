@@ -59,7 +59,7 @@ OFFLINE = f"""\
 -- this script leaves it as it is."""
 
 
-class Words(msgspec.Struct, frozen=True, kw_only=True):
+class SqlWords(msgspec.Struct, frozen=True, kw_only=True):
     """How a database says what the copy needs; {} is where an expression goes."""
 
     id: str
@@ -74,7 +74,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
     fact: str
 
 
-POSTGRESQL = Words(
+POSTGRESQL = SqlWords(
     id="jobs.id",
     now="statement_timestamp()",
     ms="CAST(FLOOR(EXTRACT(EPOCH FROM {}) * 1000) AS BIGINT)",
@@ -86,7 +86,7 @@ POSTGRESQL = Words(
     facts="jsonb_strip_nulls(jsonb_build_object({}))",
     fact="{}",
 )
-SQLITE = Words(
+SQLITE = SqlWords(
     # Without the cast a column of another affinity would be compared without the index.
     id="CAST(jobs.id AS TEXT)",
     now="strftime('%Y-%m-%d %H:%M:%f', 'now')",
@@ -101,7 +101,7 @@ SQLITE = Words(
     facts="json_patch('{{}}', json_object({}))",
     fact="json({})",
 )
-MYSQL = Words(
+MYSQL = SqlWords(
     id="CONVERT(CAST(jobs.id AS CHAR) USING ascii)",
     now="UTC_TIMESTAMP(6)",
     ms="TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {}) DIV 1000",
@@ -160,7 +160,7 @@ def _spelled(table: str) -> str:
     return table if place is None else f"{quote(place)}.{table}"
 
 
-def _words() -> Words:
+def _words() -> SqlWords:
     if steps.is_mysql():
         return MYSQL
     return POSTGRESQL if steps.dialect() == "postgresql" else SQLITE
@@ -196,7 +196,7 @@ def _has_other_ids(connection: sa.Connection, name: str) -> bool:
     return connection.execute(sa.text(query)).first() is not None
 
 
-def _copy(words: Words, types: Types) -> str:
+def _copy(words: SqlWords, types: Types) -> str:
     status = _status(words)
     created, updated = (_moment(words, name, types[name]) for name in ("created_at", "updated_at"))
     created = f"COALESCE({created}, {updated}, {words.now})"
@@ -228,7 +228,7 @@ def _copy(words: Words, types: Types) -> str:
     )
 
 
-def _tell(words: Words) -> str:
+def _tell(words: SqlWords) -> str:
     """One event for each: where it came from, and what it holds."""
     error = {
         "code": "job.last_error_code",
@@ -253,29 +253,29 @@ def _tell(words: Words) -> str:
     )
 
 
-def _facts(words: Words, facts: Mapping[str, str]) -> str:
+def _facts(words: SqlWords, facts: Mapping[str, str]) -> str:
     return words.facts.format(", ".join(f"'{name}', {value}" for name, value in facts.items()))
 
 
-def _said(words: Words) -> str:
+def _said(words: SqlWords) -> str:
     """What the old table says of the status, in small letters."""
     return f"LOWER(COALESCE({words.text.format('jobs.status')}, ''))"
 
 
-def _status(words: Words) -> str:
+def _status(words: SqlWords) -> str:
     said = _said(words)
     whens = [f"WHEN {said} IN ({_listed(some)}) THEN '{at}'" for at, some in STATUSES.items()]
     return f"CASE {' '.join(whens)} ELSE 'dead_letter' END"
 
 
-def _error_code(words: Words) -> str:
+def _error_code(words: SqlWords) -> str:
     return (
         f"CASE WHEN {_said(words)} NOT IN ({KNOWN}) THEN '{UNKNOWN}' "
         f"WHEN {_said(words)} IN ({FAILED}) OR {_error(words)} IS NOT NULL THEN '{NAME}' END"
     )
 
 
-def _error_message(words: Words) -> str:
+def _error_message(words: SqlWords) -> str:
     status = f"COALESCE({words.text.format('jobs.status')}, 'NULL')"
     rest = words.joined.format(words.between.join(("': '", _error(words))))
     parts = (f"'the table {OLD} had it as '", status, f"COALESCE({rest}, '')")
@@ -288,7 +288,7 @@ def _error_message(words: Words) -> str:
     )
 
 
-def _error(words: Words) -> str:
+def _error(words: SqlWords) -> str:
     return f"NULLIF({words.text.format('jobs.error')}, '')"
 
 
@@ -300,7 +300,7 @@ def _progress(kind: Any) -> str:
     return f"CASE WHEN {told} < 0 THEN 0 WHEN {told} > 100 THEN 1 ELSE {percent} END"
 
 
-def _moment(words: Words, name: str, kind: Any) -> str:
+def _moment(words: SqlWords, name: str, kind: Any) -> str:
     """A moment in UTC; one that names no zone is taken to be in UTC."""
     column = f"jobs.{name}"
     if words is POSTGRESQL:

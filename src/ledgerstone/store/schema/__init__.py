@@ -1,1 +1,1 @@
-"""The schema: how tables are declared, where they lie, and how they are brought up to date."""
+"""The schema: declarations of tables, their namespace, migrations and row-level security."""

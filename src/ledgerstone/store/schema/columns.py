@@ -1,4 +1,4 @@
-"""How tables are declared: one naming convention, and the column types all databases share."""
+"""The naming convention of tables, and column types for all databases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlalchemy.types import TypeEngine, UserDefinedType
 from ledgerstone.store.schema.namespace import OWN, SHARED
 
 VERSION_TABLE = "ledgerstone_revision"
-"""How far a ledger is migrated; not `alembic_version`, which is the user's own."""
+"""The version table of the kernel; `alembic_version` belongs to the user."""
 NAMING = {
     "pk": "pk_%(table_name)s",
     "fk": "fk_%(table_name)s_%(referred_table_name)s_%(column_0_name)s",
@@ -34,11 +34,11 @@ MYSQL_TABLE: dict[str, Any] = {
 
 
 CHURNING: dict[str, Any] = {"postgresql_with": {"deduplicate_items": "off"}}
-"""For an index whose entries come and go with every move: they are not worth being merged."""
+"""For an index whose entries change with every move: deduplication would not pay."""
 
 
 class _SecondText(UserDefinedType[str]):
-    """DATETIME by name, as Symfony declares it; what it holds is text."""
+    """The type name DATETIME, as Symfony declares it on SQLite; the values are text."""
 
     cache_ok = True
 
@@ -50,12 +50,12 @@ _collections: list[MetaData] = []
 
 
 def metadata() -> MetaData:
-    """A collection of tables of Ledgerstone alone; it follows the naming convention."""
+    """MetaData for tables of Ledgerstone alone, with the naming convention."""
     return _kept(MetaData(schema=OWN, naming_convention=NAMING))
 
 
 def shared_metadata() -> MetaData:
-    """A collection of tables that are shared with another program, which names their indexes."""
+    """MetaData for tables that another program uses too, and whose indexes it names."""
     return _kept(MetaData(schema=SHARED))
 
 
@@ -65,18 +65,18 @@ def _kept(collection: MetaData) -> MetaData:
 
 
 def is_ours(table: str) -> bool:
-    """Whether a table of this name was declared here, or says how far a ledger is migrated."""
+    """Whether a table of this name was declared here, or is a version table."""
     declared = any(table in names_in(collection) for collection in _collections)
     return declared or table.startswith(VERSION_TABLE)
 
 
 def names_in(collection: MetaData) -> tuple[str, ...]:
-    """The names of its tables, without the places in which they lie."""
+    """The names of its tables, without schemas."""
     return tuple(table.name for table in collection.tables.values())
 
 
 def id_type() -> TypeEngine[str]:
-    """A UUIDv7 in its usual spelling: native on PostgreSQL, 36 ASCII characters elsewhere."""
+    """A UUIDv7 as text: a native UUID on PostgreSQL, 36 ASCII characters elsewhere."""
     ascii_text = mysql.CHAR(ID_CHARS, charset="ascii", collation="ascii_bin")
     return (
         String(ID_CHARS)
@@ -86,17 +86,17 @@ def id_type() -> TypeEngine[str]:
 
 
 def serial_type() -> TypeEngine[int]:
-    """A number that the database counts up (SQLite counts only plain INTEGER keys)."""
+    """An auto-increment number (on SQLite only a plain INTEGER key can be one)."""
     return BigInteger().with_variant(sqlite.INTEGER(), "sqlite")
 
 
 def text_type() -> TypeEngine[str]:
-    """Text without a limit that a body could meet (MySQL's TEXT ends at 64 KiB)."""
+    """Text without a practical limit (MySQL's TEXT ends at 64 KiB)."""
     return Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
 def moment_type() -> TypeEngine[Any]:
-    """A moment in UTC: TIMESTAMPTZ on PostgreSQL, DATETIME(6) on MySQL, ISO text on SQLite."""
+    """A timestamp in UTC: TIMESTAMPTZ on PostgreSQL, DATETIME(6) on MySQL, ISO text on SQLite."""
     return (
         DateTime(timezone=True)
         .with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
@@ -105,7 +105,7 @@ def moment_type() -> TypeEngine[Any]:
 
 
 def second_type() -> TypeEngine[Any]:
-    """A moment in UTC to the second, without a zone: as Symfony's tables keep it."""
+    """A timestamp in UTC without fraction and time zone, as in Symfony's tables."""
     return (
         DateTime()
         .with_variant(postgresql.TIMESTAMP(precision=0), "postgresql")
@@ -129,9 +129,9 @@ def json_type() -> TypeEngine[Any]:
 
 
 def choice_type(name: str, choices: Sequence[str], *, schema: str | None = None) -> TypeEngine[str]:
-    """One of some words: a named enum on PostgreSQL, ENUM on MySQL, text on SQLite.
+    """One of `choices`: a named enum on PostgreSQL, ENUM on MySQL, text on SQLite.
 
-    `schema` is where the enum lies: `OWN` for a table of this house, none in a migration.
+    `schema` is the place of the enum: `OWN` for a declared table, None in a migration.
     """
     chars = max(map(len, choices))
     enum = postgresql.ENUM(*choices, name=name, schema=schema, create_type=False)
@@ -145,9 +145,10 @@ def choice_type(name: str, choices: Sequence[str], *, schema: str | None = None)
 def partial_index(
     name: str, *columns: Any, where: ColumnElement[bool], leading: Sequence[Any]
 ) -> tuple[Index, Index]:
-    """An index of only the rows that meet `where`.
+    """A partial index: of the rows that meet `where`.
 
-    MySQL has no such index: there it covers all rows and the columns that `where` asks lead it.
+    MySQL has no partial index: there the index has all rows and begins with the columns `leading`,
+    which `where` compares.
     """
     partial = Index(name, *columns, sqlite_where=where, postgresql_where=where, **CHURNING)
     full = Index(name, *leading, *columns)

@@ -1,8 +1,7 @@
-"""What is in a database before its migrations run: tables of others, and what is left of ours.
+"""Checks of the existing tables before a migration creates anything.
 
-A table of another program that has one of our names would be taken for ours: a migration passes
-over what is there. So each table that a pending revision creates is looked at before anything is
-created.
+A migration does not create a table that exists, so a table of another program with one of our names
+would be used as ours. Each table that a pending revision creates is therefore inspected first.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
-class Created(msgspec.Struct, frozen=True):
-    """A table, the revision that creates it, and the columns that it then has."""
+class CreatedTable(msgspec.Struct, frozen=True):
+    """The revision that creates a table, and the columns that the table then has."""
 
     revision: str
     columns: str
 
 
 CREATED = {
-    "ledger_identity": Created("0001", "id created_at_ms"),
-    "schema_version": Created("0001", "version applied_at"),
-    "leases": Created("0001", "lease owner expires_at_ms token"),
-    "worker": Created("0001", "id host pid started_at_ms seen_at_ms state report"),
-    "history_permit": Created("0002", "id"),
-    "job": Created(
+    "ledger_identity": CreatedTable("0001", "id created_at_ms"),
+    "schema_version": CreatedTable("0001", "version applied_at"),
+    "leases": CreatedTable("0001", "lease owner expires_at_ms token"),
+    "worker": CreatedTable("0001", "id host pid started_at_ms seen_at_ms state report"),
+    "history_permit": CreatedTable("0002", "id"),
+    "job": CreatedTable(
         "0002",
         "id org_id type status attempt max_attempts backoff_policy priority idempotency_key"
         " requested_by created_at updated_at started_at finished_at last_error_code"
@@ -40,42 +39,41 @@ CREATED = {
         " lease_until_ms worker crashes stage progress cancel_requested correlation_id"
         " trace_context",
     ),
-    "job_event": Created("0002", "id job_id ts prev_status next_status detail_json"),
-    "job_key": Created("0002", "org_id idempotency_key job_id content_hash used_at_ms"),
-    "job_queue": Created("0002", "name paused_at_ms paused_by concurrency_max"),
-    "job_step": Created("0002", "job_id name attempt finished_at_ms result"),
-    "job_schedule": Created(
+    "job_event": CreatedTable("0002", "id job_id ts prev_status next_status detail_json"),
+    "job_key": CreatedTable("0002", "org_id idempotency_key job_id content_hash used_at_ms"),
+    "job_queue": CreatedTable("0002", "name paused_at_ms paused_by concurrency_max"),
+    "job_step": CreatedTable("0002", "job_id name attempt finished_at_ms result"),
+    "job_schedule": CreatedTable(
         "0003",
         "name type payload org_id queue cron time_zone misfire priority next_at_ms last_at_ms"
         " last_job_id paused_at_ms created_at_ms",
     ),
-    "message_event": Created(
+    "message_event": CreatedTable(
         "0004", "id at_ms message_id what queue_name partition_key who code reason"
     ),
-    "outbox_key": Created("0004", "key message_id content_hash used_at_ms"),
-    "outbox_lane": Created(
+    "outbox_key": CreatedTable("0004", "key message_id content_hash used_at_ms"),
+    "outbox_lane": CreatedTable(
         "0004",
         "id queue_name partition_key state last_id due_at_ms token lease_until_ms worker attempts"
         " crashes code reason changed_at_ms",
     ),
-    "outbox_pause": Created("0004", "queue_name paused_at_ms who"),
-    "delivery_crash": Created("0013", "message_id consumer begun begun_at_ms"),
+    "outbox_pause": CreatedTable("0004", "queue_name paused_at_ms who"),
+    "delivery_crash": CreatedTable("0013", "message_id consumer begun begun_at_ms"),
 }
 """Frozen with the revisions; a test compares the two."""
 HINT = "rename it, or name a place for Ledgerstone's tables in store.schema"
 TYPES = {"job_status": "0002", "job_backoff_policy": "0002"}
-"""Types of PostgreSQL, and the revisions that create them."""
+"""Enum types of PostgreSQL and the revisions that create them."""
 
 
 def check(
     connection: Connection, schema: str | None, *, applied: Sequence[str], pending: Sequence[str]
 ) -> None:
-    """NotAllowedNow or SchemaMissing if the pending revisions would not give what they should.
+    """Check the tables in `schema` before the `pending` revisions run.
 
-    - Only `schema` is looked at: elsewhere others may have tables of our names.
-    - A table that is there, is to be created, and is of another shape is refused by its name.
-    - A table that an applied revision has created, and that is gone, is named.
-    - A type that is left of tables that were dropped is removed, unless something uses it.
+    - NotAllowedNow for an existing table that a pending revision creates with other columns.
+    - SchemaMissing for a missing table of an `applied` revision.
+    - An enum type of a pending revision is dropped, or NotAllowedNow if a table uses it.
     """
     found = inspect(connection)
     there = set(found.get_table_names(schema=schema))
@@ -91,13 +89,16 @@ def check(
 
 
 def missing(there: Iterable[str], applied: Sequence[str]) -> list[str]:
-    """The tables that these revisions have created and that are not there."""
+    """The tables that these revisions have created and that do not exist."""
     made = {table for table, created in CREATED.items() if created.revision in applied}
     return sorted(made - set(there))
 
 
 def check_table(table: str, names: str, columns: Sequence[Any], *, hint: str = HINT) -> None:
-    """One that has our columns, and needs no other, is left of an interrupted run, or adopted."""
+    """NotAllowedNow unless the table has the columns `names` and requires no other value.
+
+    Such a table is left from an interrupted run, or is adopted.
+    """
     ours = set(names.split())
     lacking = sorted(ours - {column["name"] for column in columns})
     needed = sorted(
@@ -118,7 +119,7 @@ def check_table(table: str, names: str, columns: Sequence[Any], *, hint: str = H
 def _drop_types(
     connection: Connection, schema: str | None, found: Any, pending: Sequence[str]
 ) -> None:
-    # Only PostgreSQL has types that outlive the tables that use them.
+    # Only on PostgreSQL an enum type outlives its tables.
     enums = getattr(found, "get_enums", None)
     if enums is None:
         return

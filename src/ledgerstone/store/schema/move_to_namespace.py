@@ -1,13 +1,13 @@
-"""A ledger of before the namespace: its tables lie among those of the user, and are moved.
+"""Moves an older ledger, whose tables lie among those of the user, to its namespace.
 
-Up to the revision `LAST_AMONG_USERS` every table lay where a new connection makes its tables. The
-next revision is applied where the own tables lie now: so a ledger is moved once, with all of its
-rows, indexes, rights, policies and triggers, and one that was told to stay (`store.schema` names
-the schema of the user) is never taken for one of before.
+Up to the revision `LAST_AMONG_USERS` every table was created in the default schema. The next
+revision is applied in the namespace: so a ledger is moved once, with its rows, indexes, rights,
+policies and triggers. A ledger that stays among the user's tables (`store.schema` names their
+schema) has a later revision and is not moved.
 
-PostgreSQL moves everything or nothing. MySQL renames all tables at once, but between databases none
-that has triggers: these are removed before and made anew after it; those of the kernel are made by
-the next revision, too, if a run was interrupted between the two.
+PostgreSQL moves everything in one transaction. MySQL renames all tables in one statement, but a
+table with triggers cannot be renamed into another database: its triggers are dropped before and
+created again after it. After an interrupted run the next revision creates those of the kernel.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ END $ledgerstone$"""
 
 
 def is_of_before(revision: str | None) -> bool:
-    """Whether a ledger at this revision lies among the tables of the user."""
+    """Whether the tables of a ledger at this revision lie among those of the user."""
     return revision is not None and revision <= LAST_AMONG_USERS
 
 
 def move(
     connection: Connection, names: Namespace, rooms: Sequence[StoredRoom], revision: str
 ) -> None:
-    """Move a ledger that is at this revision from among the tables of the user."""
+    """Move the tables of a ledger at this revision to its namespace."""
     found = inspect(connection)
     there = set(found.get_table_names(schema=names.shared))
     tables = [name for name in (*_kernels(revision), *_of_rooms(rooms, there)) if name in there]
@@ -114,7 +114,7 @@ def move(
 
 
 def script(kind: str, names: Namespace, rooms: Sequence[StoredRoom], since: str) -> str:
-    """The same as SQL text, for a ledger that is at this revision."""
+    """The same as SQL text."""
     if kind == "postgresql":
         return f"{_on_postgresql(names, rooms)};\n\n"
     if kind == "sqlite" or names.own == names.shared:
@@ -128,14 +128,14 @@ def script(kind: str, names: Namespace, rooms: Sequence[StoredRoom], since: str)
 
 
 def _kernels(revision: str) -> list[str]:
-    """The kernel's tables at this revision: another one of such a name is the user's."""
+    """The kernel's tables at this revision; a later name belongs to the user."""
     made = [table for table, created in CREATED.items() if created.revision <= revision]
     guard = [GUARD] if revision >= GUARDED_SINCE else []
     return sorted([VERSION_TABLE, *made, *guard])
 
 
 def _of_rooms(rooms: Iterable[StoredRoom], there: set[str]) -> Iterator[str]:
-    """The tables of rooms that have migrated where these tables are."""
+    """The tables of the rooms whose version table is among these tables."""
     for room in rooms:
         if room.migrations is not None and room.version_table in there:
             yield from (*room.tables, room.version_table)
@@ -176,11 +176,11 @@ def _move_on_mysql(connection: Connection, names: Namespace, tables: Sequence[st
 
 
 def _renaming(names: Namespace, tables: Iterable[str]) -> str:
-    """All of them in one statement, which happens completely or not at all."""
+    """One statement for all tables, which is atomic."""
     pairs = (f"{_before(names)}`{name}` TO `{names.own}`.`{name}`" for name in tables)
     return f"RENAME TABLE {', '.join(pairs)}"
 
 
 def _before(names: Namespace) -> str:
-    """What stands before a name of MySQL: nothing, where the database is not known."""
+    """The database prefix of a name on MySQL; empty if the database is not known."""
     return f"`{names.shared}`." if names.shared else ""

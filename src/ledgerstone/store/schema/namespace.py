@@ -1,13 +1,13 @@
-"""Where the tables lie: in which schema of PostgreSQL, or in which database of MySQL.
+"""The namespace of a ledger: the schemas (PostgreSQL) or databases (MySQL) of its tables.
 
-A table is declared in one of two places. No database sees their words: a statement is given the
-names of a ledger when it is compiled, once.
+A table is declared in one of two places, which are replaced by the names of a ledger when a
+statement is compiled:
 
-    OWN      tables of Ledgerstone alone: a schema, or a database, of their own
-    SHARED   tables that another program looks for: where the tables of the user lie
+    OWN      tables of Ledgerstone alone: in a schema, or a database, of their own
+    SHARED   tables that another program uses, too: among the tables of the user
 
-So a statement finds its tables whatever the `search_path` of a joined connection is, whichever
-database a session of MySQL uses, and whether or not a temporary table has the same name.
+So a statement does not depend on the `search_path` of a joined connection, on the current database
+of a MySQL session, or on temporary tables with the same name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OWN, SHARED = "ledgerstone_own", "ledgerstone_shared"
 _MAP: Any = {OWN: OWN, SHARED: SHARED}
-"""SQLAlchemy then writes `__[SCHEMA_ledgerstone_own].` wherever it names a table."""
+"""With it SQLAlchemy writes the prefix `__[SCHEMA_ledgerstone_own].` before each table."""
 _NAME = r"(?:\w+|\"(?:[^\"]|\"\")+\"|`(?:[^`]|``)+`)"
 _BEFORE_COLUMN = re.compile(rf"__\[SCHEMA_\w+\]\.(?={_NAME}\.)")
 _PLACE = re.compile(r"__\[SCHEMA_(\w+)\]\.")
@@ -31,9 +31,9 @@ _PLACE = re.compile(r"__\[SCHEMA_(\w+)\]\.")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Namespace:
-    """The names of both places in one ledger; None: tables are written without one.
+    """The names of both places in one ledger; None: tables are written without a prefix.
 
-    There is one of each kind: two with the same names are the same object.
+    `namespace` makes one object for each pair of names.
     """
 
     own: str | None
@@ -41,11 +41,11 @@ class Namespace:
 
     @property
     def options(self) -> dict[str, Any]:
-        """For `Connection.execute`, where a statement of ours is not a `Statement`."""
+        """The execution options for `Connection.execute`."""
         return {"schema_translate_map": {OWN: self.own, SHARED: self.shared}}
 
     def of(self, place: str | None) -> str | None:
-        """The name of the place that a table is declared in; other schemas are what they say."""
+        """The name of a place; any other schema unchanged."""
         return {OWN: self.own, SHARED: self.shared}.get(place, place) if place else None
 
 
@@ -56,25 +56,25 @@ def namespace(own: str | None, shared: str | None) -> Namespace:
 
 
 NAMELESS = namespace(None, None)
-"""For text that goes to a database whose names are not known."""
+"""For SQL text whose database is not known."""
 
 
 def compiled(
     element: ClauseElement, driver: DriverDialect, names: Namespace, **how: Any
 ) -> tuple[str, Any]:
-    """The text of a statement with the names of its tables, and what SQLAlchemy knows of it."""
-    # `Any`: which compiler answers depends on the driver.
+    """The text of a statement with the names of the ledger, and SQLAlchemy's compiled object."""
+    # `Any`: the type of the compiled object depends on the driver.
     made: Any = element.compile(dialect=driver, schema_translate_map=_MAP, **how)
     return _named(str(made), driver, names), made
 
 
 def text_of(element: ClauseElement, driver: DriverDialect, names: Namespace) -> str:
-    """The text of a statement without parameters, such as one that makes a table."""
+    """The text of a statement without parameters, such as DDL."""
     return compiled(element, driver, names)[0].strip()
 
 
 def table_name(table: Any, driver: DriverDialect, names: Namespace) -> str:
-    """A table as it is written in a statement, with its place."""
+    """The quoted name of a table with its place."""
     preparer = driver.identifier_preparer
     place = names.of(table.schema)
     quoted = str(preparer.quote(table.name))
@@ -86,5 +86,5 @@ def _named(text: str, driver: DriverDialect, names: Namespace) -> str:
         name = names.of(found[1])
         return "" if name is None else f"{driver.identifier_preparer.quote_schema(name)}."
 
-    # A column is found by the name of its table alone: with the place the text would be longer.
+    # A column needs only the name of its table; without the place the text is shorter.
     return _PLACE.sub(place, _BEFORE_COLUMN.sub("", text))

@@ -1,6 +1,6 @@
-"""The permit of retention: the database refuses to remove history but with one.
+"""The permit of retention, without which a trigger refuses the deletion of history.
 
-It is a row that the removing transaction adds and takes away again, and that no other ever sees.
+The permit is a row that the deleting transaction inserts and deletes; no other transaction sees it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _withdraw = Statement(
 
 @contextmanager
 def permitted(tx: Transaction) -> Iterator[None]:
-    """In this block the transaction may remove history."""
+    """Permit the transaction to delete history in this block."""
     permit = new_id()
     _permit.run(tx, id_=permit)
     yield

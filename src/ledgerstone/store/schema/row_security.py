@@ -1,15 +1,15 @@
-"""Organisations kept apart by PostgreSQL itself: row-level security on the tables of the rooms.
+"""Row-level security of PostgreSQL, which separates organisations on the tables of the rooms.
 
-    connection ──says──▶ ledgerstone.org_id ──compared with──▶ job, job_key, job_schedule
+    connection ──sets──▶ ledgerstone.org_id ──compared with──▶ job, job_key, job_schedule
                                                                 │
-                                   who sees a job sees its ─────┴──▶ job_event, job_step
+                              rows of a visible job are visible ┴──▶ job_event, job_step
 
-- A connection that says no organisation sees nothing and can write nothing.
-- The owner of the tables, superusers and roles with BYPASSRLS go on seeing every organisation: they
-  are the service. Security is therefore never forced upon the owner.
-- Another role for the service needs BYPASSRLS, or policies of its own beside ours.
-- A role that was granted its rights here can do what the job API does, and nothing more: it cannot
-  remove anything, change what was accepted, rewrite history, pause a queue or take a lease.
+- A connection without an organisation sees no rows and can write none.
+- The owner of the tables, superusers and roles with BYPASSRLS see every organisation: they are the
+  service. So row-level security is never forced on the owner.
+- Another role for the service needs BYPASSRLS or policies of its own.
+- A role with the rights of `separate` can do what the job API does, and nothing more: it cannot
+  delete rows, change accepted content or history, pause a queue or acquire a lease.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Tx = TypeVar("Tx", bound=Transaction)
 
 SETTING = "ledgerstone.org_id"
-"""The setting of a session or a transaction that says for which organisation it speaks."""
+"""The setting of a session or a transaction with the id of its organisation."""
 POLICY = "ledgerstone_org"
 LOCK_POLICY, LOOK_POLICY, KNOW_POLICY = (f"ledgerstone_{verb}" for verb in ("lock", "look", "know"))
 ROLE_CHARS_MAX = 63
@@ -50,13 +50,13 @@ KERNEL = RowSecurity(
     },
     refused=("history_permit", "leases", "schema_version"),
 )
-"""Tables of no room.
+"""The rules for the kernel's tables.
 
-Nobody who acts for one organisation takes a lease: a duty would be done for it alone and missed by
-the others.
+A role that acts for one organisation must not acquire a lease: its duty would run for that
+organisation alone.
 """
 
-# A setting that was local to a transaction is left behind empty, not missing.
+# After the transaction, a setting that was local to it is empty, not missing.
 _MINE = f"org_id = NULLIF(current_setting('{SETTING}', true), '')::uuid"
 
 _say = Statement(
@@ -66,9 +66,9 @@ _say = Statement(
 
 
 class RowSecurityReport(msgspec.Struct, frozen=True):
-    """The tables that are separated, the role that was granted its rights, and who is held apart.
+    """The result of `separate`: the tables with policies, and the role that got its rights.
 
-    `apart` are the roles that have rights on jobs and now see one organisation at a time.
+    `apart` are the roles with rights on jobs that now see one organisation at a time.
     """
 
     tables: tuple[str, ...]
@@ -77,9 +77,9 @@ class RowSecurityReport(msgspec.Struct, frozen=True):
 
 
 def scoped(tx: Tx, org: str | UUID) -> Tx:
-    """The transaction, which speaks for this organisation until it ends, ours or a joined one.
+    """Set the organisation of the transaction, ours or a joined one, until its end; returns `tx`.
 
-    A role that row-level security does not hold for goes on seeing everything.
+    A role that bypasses row-level security still sees everything.
     """
     check_supported(tx.database)
     try:
@@ -91,12 +91,12 @@ def scoped(tx: Tx, org: str | UUID) -> Tx:
 
 
 def check_supported(database: Database[Any]) -> None:
-    """Unsupported unless the database can keep organisations apart."""
+    """Unsupported unless the database has row-level security."""
     _check_kind(database.dialect.name)
 
 
 def check_role(database: Database[Any], role: str) -> None:
-    """NotFound or BadInput unless it is a role that security holds for, or will when it is on."""
+    """NotFound or BadInput unless `role` exists and does not bypass row-level security."""
     try:
         with database.engine.connect() as connection:
             _check_role(connection, database.namespace, role)
@@ -108,7 +108,7 @@ def check_role(database: Database[Any], role: str) -> None:
 
 
 def separate(database: Database[Any], *, role: str | None = None) -> RowSecurityReport:
-    """Keep organisations apart, and let the role act for one; again, it changes nothing."""
+    """Create the policies, and grant `role` the rights to act for one organisation; idempotent."""
     check_supported(database)
     try:
         names, dialect = database.namespace, database.dialect
@@ -136,7 +136,7 @@ def separate(database: Database[Any], *, role: str | None = None) -> RowSecurity
 def script(
     kind: str, names: Namespace, rooms: Sequence[StoredRoom], *, role: str | None = None
 ) -> str:
-    """The same as SQL text, for these rooms."""
+    """The same as SQL text."""
     _check_kind(kind)
     lines = ("BEGIN", inside(str(names.own)), *_statements(rooms, role), "COMMIT")
     return "".join(f"{line};\n\n" for line in lines)
@@ -149,7 +149,7 @@ def _check_kind(kind: str) -> None:
 
 
 def _separated(rule: RowSecurity) -> tuple[str, ...]:
-    """The tables of a room whose rows are kept apart."""
+    """The tables of a room with policies."""
     return (*rule.owned, *(child.table for child in rule.children), *rule.shared)
 
 
@@ -169,10 +169,9 @@ def _statements(rooms: Sequence[StoredRoom], role: str | None) -> Iterator[str]:
 
 
 def _guarded_with_parent(child: ChildTable) -> Iterator[str]:
-    """The policy of the parent decides what is found in the child.
+    """A policy by which rows of the child are visible with their parent.
 
-    What is written may be of a parent that the same statement adds: that is seen only by a
-    function, which looks anew.
+    A statement may insert the parent and the child: only a function call sees the new parent.
     """
     found = f"{child.parent}.id = {child.table}.{child.column}"
     own = f"EXISTS (SELECT 1 FROM {child.parent} WHERE {found})"  # noqa: S608 - names of ours
@@ -180,14 +179,14 @@ def _guarded_with_parent(child: ChildTable) -> Iterator[str]:
 
 
 def _guarded(table: str, own: str, *, written: str) -> Iterator[str]:
-    """Only own rows are seen, and only own rows are written."""
+    """A policy by which only rows of the own organisation are visible and written."""
     yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"
     yield f"DROP POLICY IF EXISTS {POLICY} ON {table}"
     yield f"CREATE POLICY {POLICY} ON {table} USING ({own}) WITH CHECK ({written})"
 
 
 def _locked_not_changed(table: str) -> Iterator[str]:
-    """Rows that all share: anybody sees and locks them, or adds one that means nothing yet."""
+    """Policies for shared rows: every role may see and lock them, or insert one with defaults."""
     plain = "paused_at_ms IS NULL AND paused_by IS NULL AND concurrency_max IS NULL"
     yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"
     for name, rule in {
@@ -200,7 +199,7 @@ def _locked_not_changed(table: str) -> Iterator[str]:
 
 
 def _granted(rules: Sequence[RowSecurity], role: str) -> Iterator[str]:
-    """Exactly these rights: what the role had before on our tables is taken away."""
+    """Exactly these rights: earlier rights of the role on our tables are revoked."""
     usage = f"'GRANT USAGE ON SCHEMA ' || quote_ident(current_schema()) || ' TO {role}'"
     yield f"DO $ledgerstone$ BEGIN EXECUTE {usage}; END $ledgerstone$"
     grants = {table: rights for rule in rules for table, rights in rule.grants.items()}
@@ -218,8 +217,8 @@ def _quoted(role: str) -> str:
 
 
 def _check_role(connection: Connection, names: Namespace, role: str) -> None:
-    """A role that security holds for: it is there, and is not the service's."""
-    # Where the tables are not made yet, whoever asks will own them.
+    """Check that the role exists and does not bypass row-level security."""
+    # Before the first migration, the current user will own the tables.
     query = text(
         "SELECT rolsuper OR rolbypassrls OR pg_has_role(pg_roles.oid, COALESCE(relowner, "
         "(SELECT oid FROM pg_roles WHERE rolname = current_user)), 'MEMBER') "
@@ -238,7 +237,7 @@ def _check_role(connection: Connection, names: Namespace, role: str) -> None:
 
 
 def _apart(connection: Connection, rooms: Sequence[StoredRoom]) -> tuple[str, ...]:
-    """Each role with a right on an owned table, not above security, without a policy of its own."""
+    """The roles with a right on an owned table that row-level security now restricts."""
     query = text(
         "SELECT DISTINCT COALESCE(rolname, 'PUBLIC') AS name "
         "FROM pg_class CROSS JOIN aclexplode(relacl) AS granted "

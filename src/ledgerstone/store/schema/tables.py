@@ -1,4 +1,4 @@
-"""What the ground floor keeps: who it is, how far it is migrated, who holds what, who works."""
+"""The tables of the kernel: identity, schema version, leases, permits and workers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ leases = Table(
 history_permit = Table(
     "history_permit", tables, Column("id", id_type(), primary_key=True), **MYSQL_TABLE
 )
-"""A row in it, seen only by the transaction that adds and removes it, permits retention."""
+"""See `retention_permit`."""
 
 worker = Table(
     "worker",

@@ -1,7 +1,7 @@
-"""Cursors on a connection that is the caller's: plain tuples, and counts of the rows found.
+"""Cursors on a caller's connection that return plain tuples and count matched rows.
 
-A caller may have asked the driver for dicts, and opened a connection to MySQL on which an UPDATE
-counts only the rows that it changed. What is ours on such a connection must not depend on it.
+The caller may have set another row type on the driver, or opened a connection to MySQL on which an
+UPDATE counts only changed rows. Our statements must not depend on that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class PlainCursors:
-    """A driver's connection with cursors of our own choice."""
+    """A driver's connection whose `cursor` makes such cursors."""
 
     def __init__(self, driver: str, raw: Any) -> None:
         self.raw = raw
@@ -52,7 +52,7 @@ def _found_rows_cursor() -> Any:
     from pymysql.cursors import Cursor
 
     class FoundRowsCursor(Cursor):  # type: ignore[misc]
-        """Takes the count from the server's message: `Rows matched: 2  Changed: 0  Warnings: 0`."""
+        """Reads the count from the server's message: `Rows matched: 2  Changed: 0  Warnings: 0`."""
 
         def _do_get_result(self) -> None:
             super()._do_get_result()

@@ -1,11 +1,11 @@
-"""The different values of a column, or pairs of two columns, read from an index in their order.
+"""The distinct values of a column, or of a pair of columns, read from an index (a skip scan).
 
-    a a a a a b b b c c c c c c      stepping: a, what is greater than a, what is greater than b …
-    ▲         ▲     ▲                however many rows have the same value
+    a a a a a b b b c c c c c c      a, the next value after a, the next value after b, …
+    ▲         ▲     ▲                independent of the number of rows with the same value
 
-Stepping is a recursive statement. MySQL looks through the index from its beginning at each step:
-there the index is read through once. Pairs are asked for one by one, and from some on all at once:
-then the server steps by itself (a loose index scan), but only if it has figures of the table.
+The skip scan is a recursive CTE. MySQL would read the index from its beginning in each recursion:
+there distinct values are one index scan. Pairs are read one by one at first, and the rest by
+SELECT DISTINCT, for which the server uses a loose index scan if the table has statistics.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 STEPS_MAX = 900
-"""Values that can be asked for at once."""
+"""The most values of one statement."""
 ASKED_MAX = 20
-"""Pairs that are asked for one by one."""
+"""Pairs that are read one by one."""
 
 
-class _Different(FunctionElement[Any]):
-    """A table of one column, in either way."""
+class _DistinctValues(FunctionElement[Any]):
+    """A table of one column: a recursive CTE, or SELECT DISTINCT on MySQL."""
 
     inherit_cache = False
     name = "different"
@@ -55,30 +55,30 @@ class _Different(FunctionElement[Any]):
         self.index = index
 
 
-@compiles(_Different)
-def _in_steps(element: _Different, compiler: Any, **_: Any) -> str:
+@compiles(_DistinctValues)
+def _in_steps(element: _DistinctValues, compiler: Any, **_: Any) -> str:
     return f"({compiler.process(element.stepping, asfrom=True)})"
 
 
-@compiles(_Different, "sqlite")
-def _in_steps_of_the_index(element: _Different, compiler: Any, **kw: Any) -> str:
-    # Left to itself it takes an index that covers more columns, and passes all that is over.
+@compiles(_DistinctValues, "sqlite")
+def _in_steps_of_the_index(element: _DistinctValues, compiler: Any, **kw: Any) -> str:
+    # Forced: the planner prefers an index with more columns, and would scan ended rows.
     table = f"FROM {compiler.preparer.format_table(element.table)} "
     return _in_steps(element, compiler, **kw).replace(table, f"{table}INDEXED BY {element.index} ")
 
 
-@compiles(_Different, "mysql")
-@compiles(_Different, "mariadb")
-def _at_once(element: _Different, compiler: Any, **_: Any) -> str:
+@compiles(_DistinctValues, "mysql")
+@compiles(_DistinctValues, "mariadb")
+def _at_once(element: _DistinctValues, compiler: Any, **_: Any) -> str:
     return f"({compiler.process(element.plain, asfrom=True)})"
 
 
-def different(
+def distinct_values(
     column: ColumnClause[Any], among: ColumnElement[bool], *, index: str
 ) -> TableValuedAlias:
-    """A table of the values that this column has among these rows, none of them NULL.
+    """A table of the distinct values of `column` among these rows, without NULL.
 
-    The statement takes the parameters `begin`, the least value, and `most`, how many at most.
+    Parameters of the statement: `begin`, the lowest value, and `most`, the most values.
     """
     begin = bindparam("begin", type_=column.type)
     most = bindparam("most", type_=BigInteger())
@@ -95,18 +95,18 @@ def different(
     )
     stepping = select(steps.c.value).where(steps.c.value.is_not(None))
     plain = select(column.label("value")).distinct().where(here).order_by(column).limit(most)
-    # The name of its only column is the same either way.
-    made = _Different(stepping, plain, column.table, index)
+    # Both forms name their only column alike.
+    made = _DistinctValues(stepping, plain, column.table, index)
     return made.table_valued("value", name="different")
 
 
-class DifferentPairs:
-    """The pairs of values that two columns have among some rows, in the order of an index.
+class DistinctPairs:
+    """The distinct pairs of two columns among some rows, in the order of an index.
 
-    - The index begins with the two, behind what `among` says of other columns; where it is not
-      partial these are `leading`. The second column holds text that is never empty.
-    - What a pair costs does not depend on how many rows have it. Where the server can not step by
-      itself, that holds for the first pairs, and for the others if it has figures of the table.
+    - The index begins with the two columns, after those that `among` compares; on MySQL, whose
+      index is not partial, these are `leading`. The second column holds text that is never empty.
+    - The cost of a pair does not depend on the number of its rows; on MySQL this holds for the
+      first pairs, and for the others if the table has statistics.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class DifferentPairs:
         self._distinct = Statement(f"{name}.rest", self._at_once())
 
     def rows(self, tx: Transaction, *, begin: str, most: int, **common: Any) -> list[Row]:
-        """The pairs whose first value is this one or comes later, at most so many."""
+        """At most `most` pairs whose first value is at least `begin`."""
         if tx.database.dialect.recurs:
             return self._stepping.rows(tx, begin=begin, most=most, **common)
         found: list[Row] = []
@@ -141,7 +141,7 @@ class DifferentPairs:
             found.append(place)
         if len(found) == most:
             return found
-        # Beginning with the first value of the last one: that has so many at most here already.
+        # From the first value of the last pair on, so that no pair of it is missed.
         rest = self._distinct.rows(tx, begin=place[0], most=most, **common)
         known = set(found)
         return (found + [row[:2] for row in rest if row[:2] not in known])[:most]
@@ -162,12 +162,12 @@ class DifferentPairs:
             .where(here.c.n < bindparam("most", type_=BigInteger()))
         )
         stepping = select(steps.c.first, steps.c.second).where(steps.c.n > 0)
-        made = _Different(stepping, stepping, self._table, self._index)
+        made = _DistinctValues(stepping, stepping, self._table, self._index)
         pairs = made.table_valued("first", "second", name="pairs_of")
         return select(pairs.c.first, pairs.c.second)
 
     def _following(self) -> Any:
-        """The pair behind a place, asked for in two ranges; the first row is it."""
+        """The next pair after a place, as two ranges; the first row of the result is the pair."""
         first = bindparam("first_", type_=self._first.type)
         second = bindparam("second_", type_=String())
         ranges = self._ranges((self._first, self._second), first, second)
@@ -194,7 +194,7 @@ class DifferentPairs:
         return f"FORCE INDEX ({self._index})"
 
     def _ranges(self, columns: Any, first: Any, second: Any) -> list[Select[Any]]:
-        """What comes behind a place; two ranges, for not every database looks up a pair."""
+        """The rows after a place as two ranges: not every database can look up a row value."""
         chosen = columns if isinstance(columns, tuple) else (columns,)
         same = select(*chosen).where(self._among, self._first == first, self._second > second)
         later = select(*chosen).where(self._among, self._first > first)

@@ -1,4 +1,4 @@
-"""SQL expressions that are spelled differently by each database."""
+"""SQL expressions that differ between databases."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from sqlalchemy import Select
 
 NOW = "now"
-"""The parameter that an injected clock fills; empty, the database's clock answers."""
+"""The parameter for an injected clock; NULL: the database's clock is used."""
 
 
 class _DatabaseNow(FunctionElement[int]):
-    """Milliseconds since 1970 by the database's clock, the same within one statement."""
+    """Milliseconds since 1970 by the database's clock, constant within one statement."""
 
     type = BigInteger()
     inherit_cache = True
@@ -46,20 +46,20 @@ def _sqlite_now(*_: Any, **__: Any) -> str:
 
 @compiles(_DatabaseNow, "postgresql")
 def _postgresql_now(*_: Any, **__: Any) -> str:
-    # Not clock_timestamp(): it is volatile, and no index could be used to compare with it.
-    # Nor EXTRACT: it reckons with decimals, which takes three times as long for each row.
+    # Not clock_timestamp(): it is volatile, so no index could be used for a comparison with it.
+    # Not EXTRACT: it computes with numeric, which takes three times as long for each row.
     return "CAST(date_part('epoch', statement_timestamp()) * 1000 AS BIGINT)"
 
 
 @compiles(_DatabaseNow, "mysql")
 @compiles(_DatabaseNow, "mariadb")
 def _mysql_now(*_: Any, **__: Any) -> str:
-    # Without UNIX_TIMESTAMP(NOW()): that goes through the session's time zone and its summer time.
+    # Not UNIX_TIMESTAMP(NOW()): it depends on the session's time zone and daylight saving time.
     return "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000"
 
 
 class _RandomId(FunctionElement[str]):
-    """A random id, made by the database: the same script gives each database its own."""
+    """A random id, made by the database, so that a migration script contains no id."""
 
     type = String(36)
     inherit_cache = True
@@ -88,17 +88,17 @@ def random_id() -> ColumnElement[str]:
 
 
 def database_now_ms() -> ColumnElement[int]:
-    """The moment by the database's clock, whatever clock is injected."""
+    """The time of the database's clock, also if a clock is injected."""
     return _DatabaseNow()
 
 
 def now_ms() -> ColumnElement[int]:
-    """The moment: the injected clock's if there is one, otherwise the database's."""
+    """The time of the injected clock, by default of the database's clock, in ms since 1970."""
     return func.coalesce(bindparam(NOW, None, type_=BigInteger()), _DatabaseNow())
 
 
 class _Moment(FunctionElement[Any]):
-    """Milliseconds since 1970 as a moment, as `moment_type` keeps it."""
+    """Milliseconds since 1970 as a timestamp of `moment_type`."""
 
     inherit_cache = True
 
@@ -126,12 +126,12 @@ def _argument(element: Any, compiler: Any, kw: dict[str, Any]) -> str:
 
 
 def moment(ms: ColumnElement[int]) -> ColumnElement[Any]:
-    """Milliseconds since 1970 as a moment."""
+    """Milliseconds since 1970 as a timestamp."""
     return _Moment(ms)
 
 
 class _DatabaseMoment(FunctionElement[Any]):
-    """The moment by the database's clock, as fine as it goes."""
+    """The time of the database's clock, in its full resolution."""
 
     inherit_cache = True
 
@@ -153,12 +153,12 @@ def _mysql_database_moment(*_: Any, **__: Any) -> str:
 
 
 def now() -> ColumnElement[Any]:
-    """The moment, as `moment_type` keeps it: the injected clock's, otherwise the database's."""
+    """As `now_ms`, as a timestamp of `moment_type`."""
     return func.coalesce(moment(bindparam(NOW, None, type_=BigInteger())), _DatabaseMoment())
 
 
 class _FirstAfter(FunctionElement[Any]):
-    """The first moment after another one that its column can tell from it."""
+    """The next timestamp in the resolution of the column."""
 
     inherit_cache = True
 
@@ -181,7 +181,7 @@ def _mysql_first_after(element: Any, compiler: Any, **kw: Any) -> str:
 
 
 def now_after(before: ColumnElement[Any]) -> ColumnElement[Any]:
-    """The moment, in any case after another one, whatever the clock says."""
+    """The current time, or the next timestamp after `before` if the clock is not past it."""
     moment_now = now()
     return case((moment_now > before, moment_now), else_=_FirstAfter(before))
 
@@ -224,7 +224,7 @@ _IN_OWN = Table("any", MetaData(schema=OWN))
 
 
 class _Choice(FunctionElement[Any]):
-    """Text as a value of a named enum, where the database has such."""
+    """Text as a value of a named enum, on PostgreSQL."""
 
     inherit_cache = False
 
@@ -235,7 +235,7 @@ class _Choice(FunctionElement[Any]):
 
 @compiles(_Choice, "postgresql")
 def _postgresql_choice(element: Any, compiler: Any, **kw: Any) -> str:
-    # It lies where the tables do.
+    # The enum lies in the schema of the tables.
     place = compiler.preparer.schema_for_object(_IN_OWN)
     return f"CAST({_argument(element, compiler, kw)} AS {place}.{element.enum_name})"
 
@@ -256,7 +256,7 @@ def json_text(document: ColumnElement[Any]) -> ColumnElement[str]:
 
 
 class _Unindexed(FunctionElement[Any]):
-    """A column that is compared with no index of its own."""
+    """A column in a form for which the planner uses no index."""
 
     inherit_cache = True
 
@@ -286,18 +286,18 @@ def _other_unindexed(element: Any, compiler: Any, **kw: Any) -> str:
 
 
 def unindexed(column: ColumnElement[Any]) -> ColumnElement[Any]:
-    """A word that is kept in a column, for a condition on rows that are found by another index.
+    """A text column for a condition on rows that another index finds.
 
-    SQLite, which knows nothing of how often a value occurs, would rather look through all rows of a
-    state than look up a few hundred ids; PostgreSQL would as long as there are few, and then also
-    pass all those that were there and cannot be forgotten yet. MySQL would as well, and in a user's
-    REPEATABLE READ transaction it would lock the gaps that it passes: nobody could add a row there.
+    SQLite has no statistics and would scan all rows of a state in place of a few hundred look-ups
+    by id. PostgreSQL would as well while there are few rows, and then step over the dead tuples
+    that an old snapshot keeps alive. MySQL would lock the gaps of the scanned range in a user's
+    REPEATABLE READ transaction, so that nobody could insert a row there.
     """
     return _Unindexed(column)
 
 
 class _Beyond(FunctionElement[bool]):
-    """Rows behind a place in an order, in the form that each database looks up in an index."""
+    """Rows after a place in an order, in a form for which each database uses an index."""
 
     type = Boolean()
     inherit_cache = True
@@ -333,12 +333,12 @@ def _mysql_beyond(element: Any, compiler: Any, **kw: Any) -> str:
 def beyond(
     columns: Sequence[Any], place: Sequence[Any], *, descending: bool = False
 ) -> ColumnElement[bool]:
-    """Rows that come after a place in the order of these columns, all of them in one direction."""
+    """Rows after `place` in the order of `columns`, all ascending or all descending."""
     return _Beyond(columns, place, descending=descending)
 
 
 class _DefaultNow(FunctionElement[Any]):
-    """The default of a column that holds the moment of its row."""
+    """The default of a column with the time of the insert."""
 
     inherit_cache = True
 
@@ -372,7 +372,7 @@ def _default_id(_: Any, compiler: Any, **kw: Any) -> str:
 
 
 def default_now() -> ColumnElement[Any]:
-    """For `server_default`: the moment at which a row is added."""
+    """For `server_default`: the time of the insert."""
     return _DefaultNow()
 
 
@@ -382,7 +382,7 @@ def default_id() -> ColumnElement[str]:
 
 
 class _Second(FunctionElement[Any]):
-    """Milliseconds since 1970 as a moment without a zone, to the second, as `second_type` keeps."""
+    """Milliseconds since 1970 as a timestamp of `second_type`."""
 
     inherit_cache = True
 
@@ -404,12 +404,12 @@ def _mysql_second(element: Any, compiler: Any, **kw: Any) -> str:
 
 
 def second(ms: ColumnElement[int]) -> ColumnElement[Any]:
-    """Milliseconds since 1970 as a moment without a zone, in UTC, the rest of a second left out."""
+    """Milliseconds since 1970 as a timestamp in UTC without fraction and time zone."""
     return _Second(ms)
 
 
 class _Bytes(FunctionElement[int]):
-    """How many bytes a text is."""
+    """The length of a text in bytes."""
 
     type = BigInteger()
     inherit_cache = True
@@ -426,18 +426,18 @@ def _sqlite_bytes(element: Any, compiler: Any, **kw: Any) -> str:
 
 
 def by_index(query: Select[Any], table: Table, index: str) -> Select[Any]:
-    """The query through this index of the table, where the database believes otherwise."""
+    """The query with this index forced, on MySQL."""
     hint = f"FORCE INDEX ({index})"
     return query.with_hint(table, hint, "mysql").with_hint(table, hint, "mariadb")
 
 
 def byte_length(text_: ColumnElement[str]) -> ColumnElement[int]:
-    """How many bytes a text is."""
+    """The length of a text in bytes."""
     return _Bytes(text_)
 
 
 class _Hexadecimal(FunctionElement[str]):
-    """Bytes as text, in small hexadecimal digits."""
+    """Bytes as text of lower-case hexadecimal digits."""
 
     type = String()
     inherit_cache = True
@@ -454,5 +454,5 @@ def _postgresql_hexadecimal(element: Any, compiler: Any, **kw: Any) -> str:
 
 
 def hexadecimal(raw: ColumnElement[bytes]) -> ColumnElement[str]:
-    """Bytes as text, in small hexadecimal digits."""
+    """Bytes as text of lower-case hexadecimal digits."""
     return _Hexadecimal(raw)

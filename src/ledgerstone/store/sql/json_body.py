@@ -1,4 +1,4 @@
-"""Bodies: values as JSON text, refused before anything is written if they cannot travel."""
+"""Bodies as JSON text; a value that a database would not return unchanged is refused."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import msgspec
 from ledgerstone.errors import BadInput, TooLarge
 
 NESTING_MAX = 31
-"""Lists and dicts inside one another: MariaDB takes no document for JSON that has more of them."""
+"""The deepest nesting of lists and dicts: MariaDB does not accept a deeper document as JSON."""
 
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1
-"""MySQL keeps every other integer of a document as a float."""
+"""MySQL stores every other integer of a document as a float."""
 EXPONENT_MIN = 1e16
 """From here on a float is written with an exponent."""
 
@@ -35,10 +35,11 @@ def encode(
     setting: str = "store.body_bytes_max",
     as_text: bool = False,
 ) -> str:
-    """The value as JSON, the same text for the same content; `setting` is what bounds it.
+    """The value as JSON, the same text for the same content.
 
-    It comes back equal from a column of documents, on every database; an integer beyond 64 bits is
-    BadInput. `as_text`: it is kept as text, which has room for every number.
+    - TooLarge for more than `bytes_max` bytes; the error names `setting`.
+    - BadInput for a value that a JSON column does not return unchanged on every database, such as
+      an integer beyond 64 bits. `as_text`: the column is text, which stores every number.
     """
     try:
         encoded = _encoder.encode(value)
@@ -73,18 +74,18 @@ def decode(text: str) -> Any:
 
 
 def canonical(text: str) -> str:
-    """The same text for the same document, which a database may have kept in other words."""
+    """The canonical text of a document, which a database may have reformatted."""
     return _encoder.encode(_spelled_out(decode(text))).decode()
 
 
 def _may_have_large_numbers(encoded: bytes) -> bool:
-    """Also if a text only looks like one. A search by a pattern takes four times as long."""
+    """Whether there may be a large number; a regex would take four times as long."""
     alike = encoded.translate(_digits_alike)
     return _EXPONENT in alike or _LONG_NUMBER in alike
 
 
 def _exact(value: Any) -> bytes:
-    """A value that has large numbers, as a document that every database keeps as it is."""
+    """A value with large numbers, as a document that every database stores unchanged."""
     plain = msgspec.to_builtins(value, str_keys=True, order="deterministic")
     if _has_large_integer(plain):
         message = "the body holds an integer beyond 64 bits, which not every database keeps exactly"
@@ -93,7 +94,7 @@ def _exact(value: Any) -> bytes:
 
 
 def _spelled_out(value: Any) -> Any:
-    """With large floats as they stay floats: PostgreSQL would keep 1e16 as an integer."""
+    """The value with large floats written in full: PostgreSQL would store 1e16 as an integer."""
     if isinstance(value, float) and abs(value) >= EXPONENT_MIN and math.isfinite(value):
         return msgspec.Raw(f"{Decimal(repr(value)):f}.0".encode())
     if isinstance(value, dict):
@@ -112,7 +113,7 @@ def _has_large_integer(value: Any) -> bool:
 
 
 def _is_too_deep(encoded: bytes) -> bool:
-    """Whether brackets are left when the innermost pairs were taken away so often."""
+    """Whether brackets are left after the innermost pairs were removed `NESTING_MAX` times."""
     unescaped = encoded.replace(rb"\\", b"").replace(rb"\"", b"")
     unquoted = _quoted.sub(b"", unescaped)
     left = unquoted.translate(_as_lists).translate(None, _not_brackets)

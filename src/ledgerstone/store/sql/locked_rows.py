@@ -1,13 +1,13 @@
-"""Changes of rows that others may have locked: a batch waits for none of them.
+"""Changes of rows that skip rows locked by other transactions.
 
-One statement on PostgreSQL, a lock and then a change elsewhere:
+One statement on PostgreSQL; a lock and then a change elsewhere:
 
-    travelling rows ──▶ lock by key, skip what is locked ──▶ guard holds ──▶ change, and journal
-                              │                                 │
-                              └▶ None                           └▶ answered as it stands
+    sent rows ──▶ lock by key, skip locked rows ──▶ guard holds ──▶ change, and journal
+                            │                            │
+                            └▶ None                      └▶ not changed; its values are returned
 
-A row that is answered as it stands is locked until the end of the transaction: what is said of it
-stays true.
+A row that is not changed stays locked until the end of the transaction, so its returned values
+stay true.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LockedRow(NamedTuple):
-    """A row that was locked: whether it was changed; if not, what it holds (`looks`)."""
+    """A row that was locked: whether it was changed; if not, its values of `looks`."""
 
     changed: bool
     stands: Row = ()
@@ -38,14 +38,15 @@ CHANGED = LockedRow(changed=True)
 
 
 class ChangeEach:
-    """Change many rows, each found by its key and locked first; no row is waited for.
+    """Changes many rows, each locked by its key first; skips locked rows.
 
-    - What travels is the `key`, then the `fence`, which `guard` compares, then what `change` needs.
-    - `change` makes an UPDATE or DELETE without a WHERE; the rows and the guard are added here.
-    - `run` answers for each travelling row, in order, what was found; None for a row that another
-      transaction has locked, or that is not there: `there` tells which.
-    - `waits`: the rows are waited for, one after the other: for a caller's own transaction.
-    - With a `journal` it is told of each row that was changed.
+    - A sent row has the columns of `key`, of `fence`, which `guard` compares, and of `carries`,
+      which `change` uses.
+    - `change` makes an UPDATE or DELETE without a WHERE; keys and guard are added here.
+    - `run` returns for each sent row, in order, a LockedRow, or None for a row that is locked by
+      another transaction or does not exist; `there` tells which.
+    - `waits`: wait for locked rows, in the transaction of a handler.
+    - `journal` records each row that was changed.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class ChangeEach:
         )
 
     def matches(self, row: Incoming) -> list[ColumnElement[bool]]:
-        """The row of the table is the one that travels."""
+        """The row of the table has the key of the sent row."""
         return [c == getattr(row, c.name) for c in self.key]
 
     def run(
@@ -96,7 +97,7 @@ class ChangeEach:
         return found
 
     def there(self, tx: Transaction, keys: Sequence[Row]) -> set[Row]:
-        """Which of these keys have a row, as words; whoever has locked it."""
+        """The keys that have a row, locked or not, as texts."""
         return {as_words(row) for row in self._there.rows(tx, sorted(set(keys)))}
 
     def _run(
@@ -115,5 +116,5 @@ class ChangeEach:
 
 
 def as_words(key: Row) -> Row:
-    """A key as its parts are spelled, whatever the driver makes of them."""
+    """A key with its values as text, independent of the types that a driver returns."""
     return tuple(str(part) for part in key)

@@ -1,4 +1,4 @@
-"""The one place that times every statement and counts the rows that went through it."""
+"""The only place that times statements and counts their rows."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from collections.abc import Callable
 import msgspec
 
 SLOW_LOG_SECONDS = 60.0
-"""Slow statements are told in one line, at most so often."""
+"""The shortest interval between two log lines about slow statements."""
 SLOW_NAMES_MAX = 5
-"""So many statements such a line names, those first that took longest together."""
+"""The most statements in such a line, those with the longest total time first."""
 
 _log = logging.getLogger("ledgerstone.store")
 
 
 class StatementCounters(msgspec.Struct):
-    """What one named statement did so far."""
+    """The counters of one named statement."""
 
     calls: int = 0
     seconds: float = 0.0
@@ -30,7 +30,7 @@ class StatementCounters(msgspec.Struct):
 
 
 class _Slow(msgspec.Struct):
-    """The slow runs of one statement that were not logged yet."""
+    """The slow runs of one statement since the last log line."""
 
     times: int = 0
     seconds: float = 0.0
@@ -41,11 +41,10 @@ class _Slow(msgspec.Struct):
 
 
 class Measure:
-    """Counts per statement name; slow statements are logged by name, never with their values.
+    """Counts by statement name; logs slow statements by name, never with their values.
 
-    The first slow statement is logged at once. Those that follow are collected and logged together,
-    at most once in `SLOW_LOG_SECONDS` and once at the end (`log_slow`): where everything is slow,
-    that says no more than one line does.
+    The first slow statement is logged at once. Later ones are collected and logged in one line, at
+    most once in `SLOW_LOG_SECONDS`, and at the end (`log_slow`).
     """
 
     def __init__(self, *, slow_ms: float, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -57,7 +56,7 @@ class Measure:
         self._lock = threading.Lock()
 
     def after_fork(self) -> None:
-        """Count anew: the parent's figures are its own, and its threads may have held the lock."""
+        """Reset the counters, and the lock that a thread of the parent may have held."""
         self._lock = threading.Lock()
         self._tallies = defaultdict(StatementCounters)
         self._slow.clear()
@@ -72,9 +71,9 @@ class Measure:
         refused: int = 0,
         together: float | None = None,
     ) -> None:
-        """One run of a statement: how long, rows read, rows written, rows refused as duplicates.
+        """Count one run: its seconds, and the rows read, written and refused as duplicates.
 
-        `together` are the seconds of all that travelled with it: which was slow is not known.
+        `together` are the seconds of its whole round trip, which may have other statements.
         """
         took = seconds if together is None else together
         slow = took > self._slow_seconds
@@ -99,7 +98,7 @@ class Measure:
             slow.longest, slow.read, slow.written = took, read, written
 
     def log_slow(self) -> None:
-        """Log the slow statements that were collected since the last time."""
+        """Log the slow statements since the last line."""
         with self._lock:
             slow = sorted(self._slow.items(), key=lambda each: -each[1].seconds)
             self._slow.clear()
@@ -113,19 +112,19 @@ class Measure:
         _log.warning("slow statements (more than %g ms): %s", limit_ms, "; ".join(words))
 
     def take_back(self, name: str, *, written: int) -> None:
-        """A savepoint has undone so many rows of a statement."""
+        """Subtract rows of a statement that a savepoint rolled back."""
         with self._lock:
             self._tallies[name].written -= written
 
     def by_name(self) -> dict[str, StatementCounters]:
-        """A copy of all tallies."""
+        """A copy of the counters."""
         with self._lock:
             return {
                 name: msgspec.structs.replace(counters) for name, counters in self._tallies.items()
             }
 
     def total(self) -> StatementCounters:
-        """All statements together."""
+        """The sums over all statements."""
         total = StatementCounters()
         for counters in self.by_name().values():
             total.calls += counters.calls

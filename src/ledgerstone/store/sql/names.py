@@ -1,7 +1,7 @@
-"""Names and keys: text that all databases keep and compare alike.
+"""Names and keys: text that all databases store and compare alike.
 
-MySQL takes two names that differ only in spaces at their end for the same one, PostgreSQL keeps no
-NUL, and none keeps half of a surrogate pair: such names are refused everywhere.
+MySQL ignores spaces at the end of a name, PostgreSQL stores no NUL, and none stores half of a
+surrogate pair: such names are refused on every database.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from functools import lru_cache
 from ledgerstone.errors import BadInput
 
 SEEN_MAX = 1024
-"""Names that are remembered to be sound: the same few come again and again."""
+"""The size of the cache of checked names."""
 
 
 def check_text(text: object, what: str) -> None:
-    """BadInput unless it is text that every database can be asked about."""
+    """BadInput unless `text` is a string that every database can compare; `what` names it."""
     if not isinstance(text, str):
         message = f"{what} is text, not {text!r}"
         raise BadInput(message)
@@ -25,10 +25,10 @@ def check_text(text: object, what: str) -> None:
 
 
 def check_name(name: str, what: str, *, chars_max: int) -> None:
-    """BadInput unless the name is the same name on every database."""
+    """BadInput unless every database stores and compares the name alike; `what` names it."""
     given: object = name
     if not isinstance(given, str):
-        # Python lets anything be given, also what cannot be remembered.
+        # A caller may pass any object, also one that cannot be hashed.
         check_text(given, what)
     _check(name, what, chars_max)
 

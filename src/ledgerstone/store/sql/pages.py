@@ -1,8 +1,7 @@
-"""Keyset pages: a list read in steps, each from where the last one ended.
+"""Keyset pages: each page of a list begins after the last row of the page before.
 
-A page costs the same however deep it lies, and rows that are added meanwhile move nothing: the next
-page begins behind the last row that was seen. The cursor is opaque; it carries a check that ties it
-to the list and to the database it came from, so that a cut, altered or foreign one is refused.
+Every page costs the same, and new rows do not shift a page. The cursor is opaque and has a checksum
+over the list, its filters and the database: an altered cursor, or one of another list, is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 LIMIT_MAX = 1000
 STEP_ROWS = 1000
 STEPS_MAX = 10
-"""Steps in which rows are looked through for those that fit."""
+"""The most steps of `sifted`."""
 CURSOR_CHARS_MAX = 2048
 KEYS_KEPT = 1024
 _CHECK_BYTES = 12
@@ -40,10 +39,7 @@ T = TypeVar("T")
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):
-    """Some rows, and the cursors that lead to those behind and before them; None at an end.
-
-    A page that was read without a cursor is the first one.
-    """
+    """Some rows, and the cursors of the next and the previous page; None at an end of the list."""
 
     rows: list[T]
     next: str | None
@@ -53,12 +49,12 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
 class Keyset(Generic[T]):
     """A list in a fixed order.
 
-    - The order's columns are among those selected, and together unique.
-    - `split`, if given, are conditions of which exactly one holds for each row, and an index leads
-      to the first rows of each in this order: a page is chosen from a page of each.
-    - `crowded`: many rows may have the same first value; the whole place is looked up in the index.
-    - `where` filters are part of `query`; their parameters are given at each read and are tied to
-      the cursor: a cursor of another filter is refused.
+    - The columns of `order` are selected by `query`, and unique together.
+    - `split` are conditions of which exactly one holds for each row; an index has the rows of each
+      in this order, and a page is selected from one page of each.
+    - `crowded`: many rows have the same first value, so the index look-up uses all columns.
+    - `make` makes an element of a page from a row.
+    - Filters are parameters of `query`, given at each read; a cursor belongs to its filters.
     """
 
     def __init__(
@@ -137,9 +133,9 @@ class Keyset(Generic[T]):
         cursor: str | None = None,
         **filters: Any,
     ) -> Page[T]:
-        """A page of those that fit, of which no index knows, in a bounded number of steps.
+        """A page of the rows for which `fits` holds, found by a bounded scan.
 
-        It may hold fewer than asked for, even none, and yet have a next one.
+        It may have fewer rows than `limit`, even none, and still a next page.
         """
         _check_limit(limit)
         key = self._key(tx, filters)
@@ -162,7 +158,7 @@ class Keyset(Generic[T]):
     def _rows(
         self, tx: Transaction, limit: int, cursor: str | None, key: bytes, filters: dict[str, Any]
     ) -> tuple[list[Row], bool]:
-        """So many rows, and whether there are more."""
+        """At most `limit` rows, and whether there are more."""
         if cursor is None:
             rows = self._first.rows(tx, limit=limit + 1, **filters)
         else:
@@ -185,7 +181,7 @@ class Keyset(Generic[T]):
 
 @lru_cache(maxsize=KEYS_KEPT)
 def _key_of(name: str, identity: str, filters: tuple[tuple[str, Any], ...]) -> bytes:
-    """What ties a cursor to a list, its filters and a database."""
+    """The key of the checksum, from the list, its filters and the database."""
     named = msgspec.json.encode([name, dict(filters)], order="deterministic")
     return hashlib.sha256(identity.encode() + named).digest()
 
@@ -202,7 +198,7 @@ def _page(
     descending: bool,
     split: Sequence[ColumnElement[bool]],
 ) -> Select[Any]:
-    """The first rows in this order, of all or of those that were the first of each part."""
+    """The first rows in this order, selected from all rows or from the first rows of each part."""
 
     def first(rows: Select[Any], columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
         ordered = rows.order_by(*[c.desc() if descending else c.asc() for c in columns])
@@ -216,7 +212,7 @@ def _page(
 
 
 def _behind(order: Sequence[ColumnElement[Any]], *, descending: bool) -> ColumnElement[bool]:
-    """Rows behind the cursor, in a form that all databases answer from an index.
+    """Rows after the cursor, in a form for which every database uses an index.
 
     For (a, b): a <= :a AND (a < :a OR (a = :a AND b < :b)).
     """
@@ -249,14 +245,14 @@ def _spelled(raw: bytes) -> str:
 
 
 def _opened(cursor: Any, key: bytes) -> list[Any]:
-    # Python lets anything be given.
+    # A caller may pass any object.
     if not isinstance(cursor, str) or len(cursor) > CURSOR_CHARS_MAX:
         raise _foreign()
     try:
         raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
     except (binascii.Error, ValueError):
         raise _foreign() from None
-    # The decoder passes over what is not of its alphabet, and over bits that do not fill a byte.
+    # The decoder ignores foreign characters and surplus bits.
     if _spelled(raw) != cursor:
         raise _foreign()
     check, body = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:]

@@ -1,7 +1,6 @@
-"""Rows of any values, bytes too, on the driver's own way of sending many.
+"""Rows with values of any type, also bytes, sent by the driver's `executemany`.
 
-`batch` sends rows as one document, which holds text and numbers; these are sent one by one, by the
-driver's `executemany` where there are several.
+`batch` sends rows as arrays or one document, which hold only text and numbers.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class InsertRows:
-    """Adds rows; one whose unique value is taken is left out.
+    """Inserts rows; leaves out a row whose unique value exists.
 
-    - `columns` are those that are given with each row; `values` are expressions for others.
-    - `run` answers how many were added.
+    - `columns` are sent with each row; `values` are expressions for other columns.
+    - `run` returns how many rows were inserted.
     """
 
     def __init__(
@@ -48,11 +47,11 @@ class InsertRows:
         return added
 
 
-class PutRow:
-    """Adds a row, or changes the one that has its key; the row is locked either way.
+class UpsertRow:
+    """An upsert: inserts a row, or updates the row with its key; the row is locked in both cases.
 
-    - `columns` are those that are given; `values` are expressions for others.
-    - `changes` are written to a row that is there; without them what is given replaces what it has.
+    - `columns` are sent; `values` are expressions for other columns.
+    - `changes` are the updates of an existing row, by default the sent values.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class PutRow:
         self.key = tuple(key)
         self.values = given(table, columns) | dict(values or {})
         replaced = {name: value for name, value in self.values.items() if name not in self.key}
-        # To set the key to itself locks the row, and changes nothing.
+        # An assignment of the key to itself locks the row and changes nothing.
         kept = {self.key[0]: table.c[self.key[0]]}
         self.changes: Mapping[str, Any] = (replaced if changes is None else changes) or kept
         self.statements: dict[str, Statement] = {}
@@ -80,5 +79,5 @@ class PutRow:
 
 
 def given(table: TableClause, columns: Sequence[str]) -> dict[str, ColumnElement[Any]]:
-    """A parameter for each of these columns, under its name with an underscore behind."""
+    """A bind parameter for each of these columns, named after it with an underscore."""
     return {name: bindparam(f"{name}_", type_=table.c[name].type) for name in columns}

@@ -1,14 +1,12 @@
-"""Named statements: compiled once per dialect, run on the driver's own cursor, measured.
+"""Named statements: compiled once for each driver, run on the driver's own cursor, and measured.
 
-Written once as SQLAlchemy Core expressions. The cost per call is the driver's plus the timing: the
-expression is turned into text and a parameter order once per dialect and driver. Values go in and
-rows come out as the driver takes and gives them; tables are declared so that these are plain
-strings, numbers and bytes on all databases.
+A statement is written once as a SQLAlchemy Core expression. Its text and parameter order are
+compiled once, so a call costs what the driver costs, and the timing. Values and rows are those of
+the driver: tables are declared so that these are strings, numbers and bytes on all databases.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from time import perf_counter
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import LargeBinary
 from sqlalchemy.sql.dml import UpdateBase
 
-from ledgerstone.cancellation import check as check_cancellation
+from ledgerstone import cancellation
 from ledgerstone.store.connections.faults import is_of_the_call, refused
 from ledgerstone.store.schema import namespace
 from ledgerstone.store.sql.expressions import NOW
@@ -32,15 +30,13 @@ if TYPE_CHECKING:
 
 Row = tuple[Any, ...]
 NOT_A_NUMBER = float("nan")
-"""SQLite keeps it as NULL. Its driver looks for an adapter for each None, 0.8 µs a value."""
-_PARAMETER = re.compile(r"%\((\w+)\)s|%%")
-"""As psycopg's texts name one; a per cent sign is doubled."""
+"""SQLite stores it as NULL. For None its driver searches an adapter, which takes 0.8 µs a value."""
 
 
 class Compiled:
-    """A statement's text for one driver, and how its parameters are handed over."""
+    """The text of a statement for one driver, and the form of its parameters."""
 
-    __slots__ = ("_fixed", "_null", "_numbered", "_order", "_processors", "takes_now", "text")
+    __slots__ = ("_fixed", "_null", "_order", "_processors", "takes_now", "text")
 
     def __init__(
         self,
@@ -49,13 +45,13 @@ class Compiled:
         names: Namespace,
         amend: Callable[[str], str],
     ) -> None:
-        # Its bind processors, the conversions its types ask for, have no public name.
+        # The bind processors, which convert values for the types, have no public name.
         text, compiled = namespace.compiled(
             expression, driver, names, compile_kwargs={"render_postcompile": True}
         )
         self.text = amend(text)
         self._order: list[str] | None = compiled.positiontup if compiled.positional else None
-        # Every driver takes bytes as they are, and what SQLAlchemy makes of them cannot be wired.
+        # Every driver takes bytes; SQLAlchemy's wrapper of them cannot be sent by the pipeline.
         self._processors: dict[str, Callable[[Any], Any]] = {
             name: process
             for name, process in compiled._bind_processors.items()  # noqa: SLF001
@@ -69,11 +65,10 @@ class Compiled:
         self.takes_now = NOW in compiled.params
         for name in self._fixed:
             self._processors.pop(name, None)
-        self._numbered: tuple[bytes, list[str]] | None = None
         self._null = NOT_A_NUMBER if driver.name == "sqlite" else None
 
     def parameters(self, values: dict[str, Any]) -> Any:
-        """What the driver's `execute` takes beside the text."""
+        """The parameters for the driver's `execute`."""
         if self._processors:
             values = {name: self._processed(name, value) for name, value in values.items()}
         if self._fixed:
@@ -86,60 +81,21 @@ class Compiled:
         return tuple([null if (v := values[name]) is None else v for name in self._order])
 
     def many(self, rows: Sequence[dict[str, Any]]) -> Sequence[Any]:
-        """The same for each of these."""
+        """The parameters of each row, for the driver's `executemany`."""
         if self._processors or self._fixed or self._order is None or len(self._order) == 1:
             return [self.parameters(values) for values in rows]
         return list(map(itemgetter(*self._order), rows))
-
-    def wired(self, values: dict[str, Any]) -> tuple[bytes, list[bytes | None]] | None:
-        """What PostgreSQL itself takes, without the driver; None if that must look at a value."""
-        if self._numbered is None:
-            self._numbered = _numbered(self.text)
-        text, names = self._numbered
-        given = self.parameters(values)
-        try:
-            values_in_order = [given[name] for name in names]
-            return text, [None if v is None else _WIRED[type(v)](v) for v in values_in_order]
-        except (KeyError, ValueError):
-            return None
 
     def _processed(self, name: str, value: Any) -> Any:
         process = self._processors.get(name)
         return process(value) if process is not None else value
 
 
-def _numbered(text: str) -> tuple[bytes, list[str]]:
-    """The text with its parameters as $1, $2, …, and their names in this order."""
-    names: dict[str, int] = {}
-
-    def place(found: re.Match[str]) -> str:
-        name = found[1]
-        return "%" if name is None else f"${names.setdefault(name, len(names) + 1)}"
-
-    numbered = _PARAMETER.sub(place, text)
-    return numbered.encode(), list(names)
-
-
-def _text(value: str) -> bytes:
-    if "\0" in value:
-        raise ValueError(value)
-    return value.encode()
-
-
-_WIRED: dict[type, Callable[[Any], bytes]] = {
-    str: _text,
-    int: lambda value: b"%d" % value,
-    float: lambda value: repr(value).encode(),
-    bool: lambda value: b"true" if value else b"false",
-    bytes: lambda value: b"\\x" + value.hex().encode(),
-}
-"""How PostgreSQL reads a value of each type from text."""
-
-
 class Statement:
-    """One named statement; `amend` adds to its text what SQLAlchemy has no words for.
+    """One named statement.
 
-    `writes` is for one that changes rows and does not look like it.
+    - `amend` changes the text where SQLAlchemy has no expression for it.
+    - `writes`: the statement changes rows, though the expression is a SELECT.
     """
 
     def __init__(
@@ -159,12 +115,12 @@ class Statement:
         """What was used last, as one value: threads may change it at any time."""
 
     def rows(self, tx: Transaction, **values: Any) -> list[Row]:
-        """Run it and read all its rows."""
+        """Run it and return all its rows."""
         answer = self._held(tx, values, writes=self._writes)
         return answer.rows() if answer is not None else self._rows(tx, values)
 
     def later(self, tx: Transaction, **values: Any) -> Callable[[], list[Row]]:
-        """Run it, and read its rows when this is called; until then it may not have been sent."""
+        """Run it, at the latest when the returned function is called, which reads its rows."""
         answer = self._held(tx, values, writes=self._writes)
         if answer is not None:
             return answer.rows
@@ -180,7 +136,7 @@ class Statement:
         finally:
             cursor.close()
         seconds = perf_counter() - started
-        # What a changing statement answers are the rows that it wrote.
+        # The rows that a writing statement returns are those that it wrote.
         if self._writes:
             tx.database.measure.note(self.name, seconds, written=len(rows))
         else:
@@ -188,19 +144,19 @@ class Statement:
         return rows
 
     def one(self, tx: Transaction, **values: Any) -> Row | None:
-        """Run it and read its only row, if there is one."""
+        """Run it and return its first row, or None."""
         rows = self.rows(tx, **values)
         return rows[0] if rows else None
 
     def run(self, tx: Transaction, **values: Any) -> int:
-        """Run it and answer how many rows it changed."""
+        """Run it and return how many rows it changed."""
         answer = self._held(tx, values, writes=True)
         return answer.count() if answer is not None else self._run(tx, values)
 
     def send(self, tx: Transaction, **values: Any) -> None:
-        """Run it, with the next one whose answer is read or with the commit at the latest.
+        """Run it, at the latest with the next statement whose result is read, or with the commit.
 
-        What the database has against it is raised then.
+        Its error is raised there.
         """
         if self._held(tx, values, writes=self._writes) is not None:
             return
@@ -211,11 +167,13 @@ class Statement:
 
     def must_change(self, tx: Transaction, otherwise: Exception, **values: Any) -> None:
         """Run it, with the commit at the latest; raises `otherwise` if it changes no row."""
-        wired = self._wired(tx, values)
-        if wired is not None and tx.pipeline is not None:
-            noted = self._noting(tx, writes=True)
-            tx.pipeline.hold_to_commit(*wired, noted, otherwise=otherwise)
-        elif not self._run(tx, values):
+        if tx.pipeline is not None:
+            sent = self._sent(tx, values)
+            if tx.pipeline.hold_to_commit(
+                *sent, self._noting(tx, writes=True), otherwise=otherwise
+            ):
+                return
+        if not self._run(tx, values):
             raise otherwise
 
     def _run(self, tx: Transaction, values: dict[str, Any]) -> int:
@@ -226,10 +184,10 @@ class Statement:
         return changed
 
     def run_many(self, tx: Transaction, rows: Sequence[dict[str, Any]]) -> int:
-        """Run it for each of these and answer how many rows it changed."""
+        """Run it for each of these parameters and return how many rows it changed."""
         if len(rows) == 1:
             return self.run(tx, **rows[0])
-        check_cancellation()
+        cancellation.check()
         compiled = self.compiled(tx)
         if compiled.takes_now:
             now = tx.database.clock.now_ms()
@@ -249,7 +207,7 @@ class Statement:
         return changed
 
     def added(self, tx: Transaction, **values: Any) -> int:
-        """Run it and answer the number that the database gave the row it added."""
+        """Run an INSERT of one row and return its auto-increment number."""
         cursor, started = self._execute(tx, values)
         number: int = cursor.lastrowid
         cursor.close()
@@ -257,7 +215,7 @@ class Statement:
         return number
 
     def compiled(self, tx: Transaction) -> Compiled:
-        """Its text for the driver of this transaction, and for where the ledger's tables lie."""
+        """Its text for the driver of this transaction and the namespace of the ledger."""
         driver = tx.driver
         names = tx.database.namespace
         last = self._last
@@ -273,25 +231,19 @@ class Statement:
     def _held(
         self, tx: Transaction, values: dict[str, Any], *, writes: bool
     ) -> PipelineAnswer | None:
-        """Where statements travel together: the answer that it will have."""
-        wired = self._wired(tx, values)
-        if wired is None or tx.pipeline is None:
-            return None
-        return tx.pipeline.hold(*wired, self._noting(tx, writes=writes))
-
-    def _wired(
-        self, tx: Transaction, values: dict[str, Any]
-    ) -> tuple[bytes, list[bytes | None]] | None:
-        """What travels together with others, where statements do."""
+        """Its result, if the pipeline of the transaction takes it; None: run it on a cursor."""
         if tx.pipeline is None:
             return None
-        check_cancellation()
+        tx.check_open()
+        return tx.pipeline.hold_statement(*self._sent(tx, values), self._noting(tx, writes=writes))
+
+    def _sent(self, tx: Transaction, values: dict[str, Any]) -> tuple[str, Any]:
+        """The text and the parameters of one run."""
+        cancellation.check()
         compiled = self.compiled(tx)
-        self._fill_now(tx, compiled, values)
-        wired = compiled.wired(values)
-        if wired is not None:
-            tx.check_open()
-        return wired
+        if compiled.takes_now:
+            values.setdefault(NOW, tx.database.clock.now_ms())
+        return compiled.text, compiled.parameters(values)
 
     def _noting(self, tx: Transaction, *, writes: bool) -> Noted:
         measure = tx.database.measure
@@ -305,14 +257,11 @@ class Statement:
         return noted
 
     def _execute(self, tx: Transaction, values: dict[str, Any]) -> tuple[Any, float]:
-        check_cancellation()
-        compiled = self.compiled(tx)
-        self._fill_now(tx, compiled, values)
-        parameters = compiled.parameters(values)
+        text, parameters = self._sent(tx, values)
         cursor = tx.own_cursor()
         started = perf_counter()
         try:
-            cursor.execute(compiled.text, parameters)
+            cursor.execute(text, parameters)
         except Exception as error:
             if self._is_refused(tx, cursor, error):
                 raise refused(error) from error
@@ -321,14 +270,9 @@ class Statement:
 
     @staticmethod
     def _is_refused(tx: Transaction, cursor: Any, error: Exception) -> bool:
-        """Whether the database refused it; otherwise the call was broken off."""
+        """Whether the database refused the statement; otherwise the call was interrupted."""
         if not is_of_the_call(error, tx.driver):
             tx.break_off()
             return False
         cursor.close()
         return True
-
-    @staticmethod
-    def _fill_now(tx: Transaction, compiled: Compiled, values: dict[str, Any]) -> None:
-        if compiled.takes_now:
-            values.setdefault(NOW, tx.database.clock.now_ms())

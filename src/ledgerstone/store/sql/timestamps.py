@@ -1,4 +1,4 @@
-"""Moments as the databases give them back, as one kind of value."""
+"""Timestamps as the databases return them, as datetimes in UTC."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def moment_of(kept: None) -> None: ...
 
 
 def moment_of(kept: datetime | str | None) -> datetime | None:
-    """A moment in UTC: PostgreSQL answers it in a zone, MySQL without one, SQLite as text."""
+    """A datetime in UTC: PostgreSQL returns a time zone, MySQL none, SQLite text."""
     if kept is None:
         return None
     moment = datetime.fromisoformat(kept) if isinstance(kept, str) else kept
@@ -26,7 +26,7 @@ def moment_of(kept: datetime | str | None) -> datetime | None:
 
 
 def moment_at(ms: int) -> datetime:
-    """Milliseconds since 1970 as a moment in UTC; the first or the last there is if beyond."""
+    """Milliseconds since 1970 as a datetime in UTC, limited to the range of datetime."""
     try:
         return _EPOCH + timedelta(milliseconds=ms)
     except OverflowError:

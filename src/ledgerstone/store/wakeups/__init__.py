@@ -1,1 +1,1 @@
-"""How each database tells another process that there is something to do."""
+"""The watchers: how a process learns of the commits of other processes, by database."""

@@ -1,4 +1,4 @@
-"""SQLite: `PRAGMA data_version` changes when another connection has committed."""
+"""SQLite: `PRAGMA data_version` changes after a commit of another connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("ledgerstone.store")
 
 
 class DataVersionWatcher:
-    """Looks a few hundred times a second; a look takes microseconds and locks nothing."""
+    """Reads the pragma a few hundred times a second; a read takes microseconds and no lock."""
 
     def __init__(self, driver: ModuleType, path: Path, wake_signals: WakeSignals) -> None:
         self._driver = driver
@@ -56,7 +56,7 @@ class DataVersionWatcher:
             try:
                 version = self._look(connection)
             except self._driver.Error:
-                # A writer may hold the file for a moment, for example to truncate its log.
+                # A writer may lock the file for a moment, for example to truncate the WAL.
                 self.prompt = False
                 continue
             self.prompt = True

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerstone.ids import new_id
 from ledgerstone.store.connections.deadlines import Deadline, keepalives
-from ledgerstone.store.connections.watched_drivers import connect_psycopg
+from ledgerstone.store.dialects.postgres.connection import connect_psycopg
 from ledgerstone.store.wakeup import ALL, WakeSignals
 
 if TYPE_CHECKING:

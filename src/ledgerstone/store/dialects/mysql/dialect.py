@@ -27,12 +27,11 @@ from sqlalchemy.dialects.mysql import insert
 from sqlalchemy.pool import StaticPool
 
 from ledgerstone.errors import Duplicate, StoreBusy, Unsupported
-from ledgerstone.store.connections import block_end as ended
+from ledgerstone.store.connections import block_end
 from ledgerstone.store.connections.drivers import load
-from ledgerstone.store.connections.watched_drivers import connect_pymysql
 from ledgerstone.store.dialect import NotVisible
-from ledgerstone.store.dialects.mysql import implicit_commits as mysql_ends
-from ledgerstone.store.dialects.mysql import open_transactions as mysql_under_way
+from ledgerstone.store.dialects.mysql import implicit_commits, open_transactions
+from ledgerstone.store.dialects.mysql.connection import connect_pymysql
 from ledgerstone.store.dialects.mysql.groups import (
     GROUPS,
     first,
@@ -70,24 +69,24 @@ if TYPE_CHECKING:
     from ledgerstone.settings import StoreSettings
     from ledgerstone.store.connections.deadlines import Deadline
     from ledgerstone.store.sql.locked_rows import ChangeEach
-    from ledgerstone.store.sql.rows import InsertRows, PutRow
+    from ledgerstone.store.sql.rows import InsertRows, UpsertRow
     from ledgerstone.store.transaction import Transaction
     from ledgerstone.store.wakeup import WakeSignals, Watcher
 
 MARIADB_MIN = (10, 6)
 MYSQL_MIN = (8, 0, 4)
-"""SKIP LOCKED and JSON_TABLE."""
+"""The first versions with SKIP LOCKED and JSON_TABLE."""
 CHARSET = "utf8mb4"
 """All of Unicode."""
 _POSITION = "position"
 MIGRATION_LOCK = "CONCAT('ledgerstone.migrate.', MD5(:place))"
-"""A lock of this kind belongs to the whole server: its name tells the databases apart."""
+"""GET_LOCK has one namespace for the whole server, so the name contains the database."""
 MIGRATION_WAIT_SECONDS_MAX = 60
 _DEADLOCK, _CHANGED_SINCE, _LOCKS_FULL, _WAITED_TOO_LONG = 1213, 1020, 1206, 1205
 
 
 class MySQL:
-    """READ COMMITTED throughout; rows are found by primary key, in key order."""
+    """READ COMMITTED on every connection; rows are locked by primary key, in key order."""
 
     name = "mysql"
     one_writer = False
@@ -103,13 +102,13 @@ class MySQL:
         patience = max(1, round(settings.connect_timeout_seconds))
         given: dict[str, Any] = {"connect_timeout": patience}
         if driver == "pymysql":
-            # Its connect_timeout ends when the port answers; a server may still say nothing.
+            # Its connect_timeout ends at the TCP handshake; the server may still not answer.
             given["read_timeout"] = patience
         else:
-            # Its sockets are out of reach: it has limits of its own.
+            # The driver does not expose its sockets, but has its own timeouts.
             limit = max(1, round(deadline.seconds_max))
             given |= {"read_timeout": limit, "write_timeout": limit}
-            given["cursorclass"] = mysql_ends.watched_cursor()
+            given["cursorclass"] = implicit_commits.watched_cursor()
         engine = create_engine(
             url.update_query_dict({"charset": CHARSET}),
             isolation_level="READ COMMITTED",
@@ -149,7 +148,7 @@ class MySQL:
     def update_each(
         self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> list[int]:
-        # There is no UPDATE … RETURNING: what matches is locked, and then changed.
+        # There is no UPDATE … RETURNING: lock the matching rows, then change them.
         find = operation.statements.get(f"{self.name}.find")
         if find is None:
             position, key = column(_POSITION, BigInteger()), operation.key
@@ -195,7 +194,7 @@ class MySQL:
     ) -> list[LockedRow | None]:
         lock, change = self._changing(operation, waits=waits)
         compared, width = len(operation.compared), len(operation.key)
-        # In key order, as everywhere; `SKIP LOCKED` exists only for what reads.
+        # In key order, as everywhere; SKIP LOCKED exists only for SELECT.
         order = sorted(range(len(rows)), key=lambda i: rows[i][:width])
         sent = [(i, *rows[i][:compared]) for i in order]
         found: list[LockedRow | None] = [None] * len(rows)
@@ -206,7 +205,7 @@ class MySQL:
                 found[position] = LockedRow(False, tuple(msgspec.json.decode(stands)))
             elif taken.setdefault(key, position) == position:
                 found[position] = CHANGED
-            # The same claim may travel twice: it is changed once.
+            # A claim that is sent twice is changed once.
         passing = [rows[i] for i in order if found[i] is CHANGED]
         if passing:
             change.run(tx, rows=document(passing), **common)
@@ -221,10 +220,10 @@ class MySQL:
             index = index_of(keys[0])
             position = column(_POSITION, BigInteger())
             row = travelling([position, *operation.compared], key=[position, *keys])
-            # Mostly nothing is said of a row: the driver is slow with columns.
+            # The values as one column, NULL for most rows: the driver is slow with columns.
             said = func.json_array(*operation.looks)
             stands = case((operation.guard(row), null()), else_=said)
-            # One by one, by the key: left to itself the server reads, and locks, the whole table.
+            # Forced to look rows up by key: the optimizer may scan and lock the whole table.
             locking = (
                 select(getattr(row, _POSITION), stands)
                 .prefix_with("STRAIGHT_JOIN")
@@ -268,7 +267,7 @@ class MySQL:
             statement = operation.statements[self.name] = Statement(operation.name, inserting)
         if getattr(tx.driver, "is_mariadb", False):
             return [row[0] for row in statement.rows(tx, rows=document(rows), **common)]
-        # MySQL answers only the first number of several, and others may take some in between.
+        # MySQL returns only the first number, and other sessions may take numbers in between.
         return [statement.added(tx, rows=document([row]), **common) for row in rows]
 
     def insert_each(
@@ -296,7 +295,7 @@ class MySQL:
     def _insert_locking(
         self, operation: InsertEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> None:
-        """Several that find a row taken would share a lock on it, and none could get it alone."""
+        """Exclusive locks on existing rows: two shared locks on one row would deadlock later."""
         statement = operation.statements.get(f"{self.name}.locking")
         if statement is None:
             name = f"{operation.table.name}.{operation.key.name}"
@@ -311,11 +310,11 @@ class MySQL:
         self, operation: ClaimEach, tx: Transaction, limit: int, common: dict[str, Any]
     ) -> Callable[[], list[Row]]:
         pick, take = self._claiming(operation)
-        # One statement answers what the rows will hold, the next writes it: there is no
-        # UPDATE … RETURNING. The lock of the first lasts until the second has run.
+        # There is no UPDATE … RETURNING: one statement locks the rows and returns their new
+        # values, the next one writes them.
         rows = pick.rows(tx, limit=limit, **common)
         width = len(operation.keys)
-        # The key is not asked for twice: the driver is slow with columns.
+        # The key is not selected twice: the driver is slow with columns.
         told = 0 if _begins_with_key(operation) else width
         if rows:
             answered = [told + i for i in operation.places_set]
@@ -338,7 +337,7 @@ class MySQL:
             if operation.index is not None:
                 picking = picking.with_hint(operation.table, f"FORCE INDEX ({operation.index})")
             pick = Statement(f"{operation.name}.pick", picking)
-            # What was answered is written as it was answered: the clock has gone on.
+            # Write the returned values: the clock has advanced.
             said = [operation.returning[i] for i in operation.places_set]
             row = travelling([*operation.keys, *said], key=operation.keys)
             take = by_key(
@@ -360,8 +359,7 @@ class MySQL:
         each: int,
         common: dict[str, Any],
     ) -> list[list[Row]]:
-        # MariaDB joins with no subquery that refers to another table of the join, and with a limit
-        # for each group there is no other way: so they are asked for side by side.
+        # MariaDB has no LATERAL join, so the groups are parts of a UNION ALL.
         groups: list[list[Row]] = []
         start = 0
         while start < len(rows):
@@ -427,7 +425,7 @@ class MySQL:
             return len(rows)
         return 0 if len(rows) == 1 else sum(added([row]) for row in rows)
 
-    def put_row(self, operation: PutRow, tx: Transaction, values: dict[str, Any]) -> None:
+    def put_row(self, operation: UpsertRow, tx: Transaction, values: dict[str, Any]) -> None:
         statement = operation.statements.get(self.name)
         if statement is None:
             putting = insert(operation.table).values(operation.values)
@@ -440,34 +438,36 @@ class MySQL:
 
     def begin(self, driver: Any, *, reads: bool) -> bool:
         # The server begins it with the first statement.
-        mysql_ends.begin(driver)
+        implicit_commits.begin(driver)
         return True
 
     def commit(self, driver: Any) -> None:
-        mysql_ends.end(driver)
+        implicit_commits.end(driver)
         driver.commit()
 
     def would_end(self, driver: Any, text: str) -> bool:
-        return ended.ends(text) or (mysql_ends.commits(text) and mysql_ends.is_open(driver))
+        return block_end.ends(text) or (
+            implicit_commits.commits(text) and implicit_commits.is_open(driver)
+        )
 
     def watch_open(self, driver: Any) -> None:
-        mysql_ends.begin(driver)
+        implicit_commits.begin(driver)
 
     def check_open(self, driver: Any, *, used: bool) -> None:
-        mysql_ends.check(driver)
+        implicit_commits.check(driver)
 
     def check_joined(self, driver: Any) -> None:
         charset = _charset(driver)
         if charset not in {None, CHARSET}:
-            # What such a session cannot tell, the server answers as question marks.
+            # The server replaces characters outside of this set by question marks.
             message = f"the connection has the character set {charset}"
             raise Unsupported(message, hint=f"connect with charset={CHARSET}")
 
     def check_unspoiled(self, connection: Any) -> None:
-        """Nothing: an error undoes one statement, or all of them, see `check_open`."""
+        """Nothing: an error rolls back one statement, or the whole transaction (`check_open`)."""
 
     def under_way(self, tx: Transaction) -> frozenset[int] | NotVisible:
-        return mysql_under_way.under_way(tx)
+        return open_transactions.under_way(tx)
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
         """Nothing to write: other processes poll."""
@@ -482,8 +482,7 @@ class MySQL:
 
     @contextmanager
     def migrating(self, connection: Connection, names: Namespace) -> Iterator[None]:
-        # Each DDL statement commits by itself here, so a lock of the transaction would be gone
-        # after the first; this one is the session's and is given back at the end.
+        # DDL commits, so a lock of the transaction would be released; this one is the session's.
         got = connection.execute(
             text(f"SELECT GET_LOCK({MIGRATION_LOCK}, :wait)"),
             {"wait": MIGRATION_WAIT_SECONDS_MAX, "place": names.own},
@@ -498,7 +497,7 @@ class MySQL:
             connection.execute(release, {"place": names.own})
 
     def make_place(self, connection: Connection, names: Namespace) -> None:
-        # Asked first: IF NOT EXISTS takes the right to make one also where it is there.
+        # Checked first: IF NOT EXISTS needs the privilege CREATE also for an existing database.
         there = text("SELECT 1 FROM information_schema.schemata WHERE schema_name = :name")
         if connection.execute(there, {"name": names.own}).first() is None:
             quoted = connection.dialect.identifier_preparer.quote_schema(str(names.own))
@@ -520,7 +519,7 @@ class MySQL:
 
 
 def _using(connection: Connection, database: str | None) -> Engine:
-    """The same session, for SQLAlchemy, which remembers the database that was used at first."""
+    """The same session for SQLAlchemy, which caches the name of the current database."""
     raw: Any = connection.connection.dbapi_connection
     driver = copy(connection.dialect)
     driver.default_schema_name = database
@@ -528,26 +527,26 @@ def _using(connection: Connection, database: str | None) -> Engine:
 
 
 def _begins_with_key(operation: ClaimEach) -> bool:
-    """Whether a claim answers its key first."""
+    """Whether `returning` begins with the key."""
     first = operation.returning[: len(operation.keys)]
     return [id(c) for c in first] == [id(c) for c in operation.keys]
 
 
 def _undo_quietly(connection: Any, record: Any, state: Any) -> None:
-    """Undo what is open on a connection that goes back to the pool; throw it away if it is lost.
+    """Roll back a connection that returns to the pool; discard it if it is lost.
 
-    SQLAlchemy would do the same, and log a lost one with a traceback.
+    SQLAlchemy would do the same, and log a traceback for a lost connection.
     """
-    if mysql_ends.is_spoiled(connection):
+    if implicit_commits.is_spoiled(connection):
         record.invalidate()
         return
     if state.transaction_was_reset or state.terminate_only:
         return
-    # The pool ends it, not the code in its block.
-    mysql_ends.end(connection)
+    # The pool ends the transaction, not the code in its block.
+    implicit_commits.end(connection)
     try:
         connection.rollback()
-    except Exception as error:  # noqa: BLE001 - whatever a driver says of one that is gone
+    except Exception as error:  # noqa: BLE001 - any error of a driver for a lost connection
         record.invalidate(error)
 
 
@@ -560,19 +559,19 @@ def _configure(connection: Any, settings: StoreSettings) -> None:
     _check_version(str(version))
     undoing = {_DEADLOCK, _CHANGED_SINCE, _LOCKS_FULL}
     undoing |= {_WAITED_TOO_LONG} if all_on_timeout else set()
-    mysql_ends.prepare(connection, undoing)
+    implicit_commits.prepare(connection, undoing)
     wait = max(1, round(settings.lock_timeout_seconds))
     cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {wait}")
     if "mariadb" in str(version).lower():
         seconds = settings.transaction_idle_seconds_max
         cursor.execute(f"SET SESSION idle_transaction_timeout = {seconds}")
-    # Without strictness a value that does not fit is cut short in silence.
+    # Without strict mode MySQL truncates a value that does not fit.
     cursor.execute("SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_TRANS_TABLES')")
     cursor.close()
 
 
 def _charset(driver: Any) -> str | None:
-    """The character set that a driver has told the server; None if the driver does not say."""
+    """The character set of a driver's connection; None if the driver does not report it."""
     if hasattr(driver, "character_set_name"):
         return str(driver.character_set_name())
     # SQLAlchemy wraps drivers for asyncio.
@@ -581,8 +580,8 @@ def _charset(driver: Any) -> str | None:
 
 
 def _outside(connection: Connection) -> None:
-    """SQLAlchemy's own begin, commit and rollback are seen where they are made."""
-    mysql_ends.end(connection.connection.dbapi_connection)
+    """SQLAlchemy begins, commits or rolls back: this is not an implicit end."""
+    implicit_commits.end(connection.connection.dbapi_connection)
 
 
 def _check_version(version: str) -> None:

@@ -1,7 +1,6 @@
-"""The first rows of many groups, as MySQL reads them: groups side by side in one statement.
+"""The first rows of many groups on MySQL: one part of a UNION ALL for each group.
 
-MariaDB joins with no subquery that refers to another table of the join, and with a limit for each
-group there is no other way.
+MariaDB has no LATERAL join, which a limit for each group would need.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
     from sqlalchemy import Select
 
 GROUPS = (100, 10, 1)
-"""How many groups one statement asks for: few statements, each of them known."""
+"""The numbers of groups in one statement: few texts, so that each is compiled once."""
 
 
 def size_of(groups: Sequence[Row], *, rows_max: int) -> int:
-    """How many of these one statement asks for, if they may answer so many rows; at least one."""
+    """How many of these groups one statement reads, for at most `rows_max` rows; at least one."""
     for size in GROUPS:
         if size <= len(groups) and sum(group[-1] for group in groups[:size]) <= rows_max:
             return size
@@ -30,7 +29,7 @@ def size_of(groups: Sequence[Row], *, rows_max: int) -> int:
 
 
 def first(operation: FirstEach, key: str, size: int) -> Statement:
-    """The statement that asks for so many groups."""
+    """The statement that reads `size` groups."""
     statement = operation.statements.get(key)
     if statement is None:
         each = bindparam("each", type_=BigInteger())
@@ -40,7 +39,7 @@ def first(operation: FirstEach, key: str, size: int) -> Statement:
 
 
 def locking_first(operation: LockFirst, key: str, size: int) -> Statement:
-    """The statement that locks the first rows of so many groups."""
+    """The statement that locks the first rows of `size` groups."""
     statement = operation.statements.get(key)
     if statement is None:
         parts = []
@@ -53,7 +52,7 @@ def locking_first(operation: LockFirst, key: str, size: int) -> Statement:
 
 
 def side_by_side(operation: FirstEach | LockFirst, rows: Sequence[Row]) -> dict[str, Any]:
-    """The parameters that name these groups."""
+    """The parameters for these groups."""
     return {
         f"in_{i}_{c.name}": value
         for i, row in enumerate(rows)
@@ -67,7 +66,7 @@ def _nth(operation: FirstEach | LockFirst, i: int) -> Incoming:
 
 
 def _united(operation: FirstEach | LockFirst, parts: Sequence[Select[Any]]) -> Statement:
-    """Side by side, each with its number in front."""
+    """The UNION ALL of the parts, each with its number as the first column."""
     numbered = []
     for i, found in enumerate(parts):
         forced = found.with_hint(operation.table, f"FORCE INDEX ({operation.index})")

@@ -1,13 +1,14 @@
-"""What ends a transaction of ours on MySQL and MariaDB, noticed on the driver's connection.
+"""Implicit commits and rollbacks on MySQL and MariaDB, detected on the driver's connection.
 
     SAVEPOINT guard ─▶ a statement that may commit ─▶ RELEASE SAVEPOINT guard ─▶ 1305: it was ended
 
-Many statements commit the transaction that they are sent in: DDL, TRUNCATE, LOCK TABLES, SET
-autocommit = 1, a procedure that commits; also some that fail. The server does not say so, and what
-comes next begins another transaction. Its status says it for some of them and not for others, so a
-savepoint is set before each statement that is not known to be harmless: a commit removes it.
+Many statements commit the open transaction: DDL, TRUNCATE, LOCK TABLES, SET autocommit = 1, a
+procedure with a COMMIT; also some that fail. The server does not report it, and the next statement
+begins another transaction. The server status shows it for some statements only, so a savepoint is
+set before each statement that is not known to be harmless: a commit removes the savepoint.
 
-PyMySQL only: mysqlclient has its connection in C, there the text of a statement has to tell.
+This works with PyMySQL. The connection of mysqlclient is written in C; there only the text of a
+statement is checked.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any
 
-from ledgerstone.store.connections import block_end as ended
+from ledgerstone.store.connections import block_end
 
 GUARD = "ledgerstone_guard"
 WORDS_MAX = 400
-"""What is read of a text to see what it does."""
+"""The part of a statement that is matched."""
 _IN_TRANSACTION, _AUTOCOMMIT = 1, 2
 """Bits of the server's status."""
 _MULTI_STATEMENTS = 1 << 16
@@ -29,56 +30,56 @@ _MULTI_STATEMENTS = 1 << 16
 _NO_SUCH_SAVEPOINT = 1305
 _Driver: Any = object
 _UNDOING, _ENDED, _OPEN = "ledgerstone_undoing", "ledgerstone_ended", "ledgerstone_open"
-"""On a driver's connection: errors for which the server undoes a whole transaction, what there is
-to say if it was ended, and whether one of ours is open, whose end is looked for."""
+"""Attributes of a driver's connection: the errors that roll back a whole transaction, the error to
+raise if the transaction was ended, and whether a transaction of ours is open."""
 _HARMLESS = re.compile(
-    ended.BEFORE
+    block_end.BEFORE
     + r"\(*\s*(?:SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|VALUES|SAVEPOINT|RELEASE|SHOW|DESC"
     r"|DESCRIBE|EXPLAIN|ROLLBACK(?:\s+WORK)?\s+TO|DO|USE)\b",
     re.IGNORECASE | re.DOTALL,
 )
-_WRITES = re.compile(ended.BEFORE + r"(?:INSERT|REPLACE|DELETE)\b", re.IGNORECASE | re.DOTALL)
+_WRITES = re.compile(block_end.BEFORE + r"(?:INSERT|REPLACE|DELETE)\b", re.IGNORECASE | re.DOTALL)
 _COMMITS = re.compile(
-    ended.BEFORE
+    block_end.BEFORE
     + r"(?:ALTER|CREATE(?!(?:\s+OR\s+REPLACE)?\s+TEMPORARY)|DROP(?!\s+TEMPORARY)|RENAME|TRUNCATE"
     r"|ANALYZE\s+(?:LOCAL\s+|NO_WRITE_TO_BINLOG\s+)?TABLE|(?:CHECK|OPTIMIZE|REPAIR)\s.*?TABLE"
     r"|LOCK\s+TABLES?|UNLOCK\s+TABLES?|FLUSH|GRANT|REVOKE|INSTALL|UNINSTALL|SET\s+PASSWORD"
     r"|SET\s+.*?\bautocommit\s*:?=\s*(?:1|ON|TRUE))\b",
     re.IGNORECASE | re.DOTALL,
 )
-"""What is known to commit by itself; temporary tables are not."""
+"""Statements with an implicit commit; those for temporary tables have none."""
 
 
 def commits(text: str) -> bool:
-    """Whether this statement commits the transaction that it is sent in."""
+    """Whether this statement is known to commit implicitly."""
     return _COMMITS.match(text) is not None
 
 
 def is_open(driver: Any) -> bool:
-    """Whether something was written that the server has not committed or undone."""
+    """Whether the server reports an open transaction."""
     return bool((getattr(driver, "server_status", None) or 0) & _IN_TRANSACTION)
 
 
 def prepare(driver: Any, undoing: Collection[int]) -> None:
-    """A new connection: these errors undo a whole transaction."""
+    """Set up a new connection; `undoing` are the errors that roll back a whole transaction."""
     setattr(driver, _UNDOING, frozenset(undoing))
     setattr(driver, _ENDED, None)
     setattr(driver, _OPEN, False)
 
 
 def begin(driver: Any) -> None:
-    """A transaction of ours has begun: look for its end."""
+    """Note that a transaction of ours begins: watch for its end."""
     setattr(driver, _ENDED, None)
     setattr(driver, _OPEN, True)
 
 
 def end(driver: Any) -> None:
-    """What ends it now is seen elsewhere."""
+    """Stop watching: the transaction ends regularly."""
     setattr(driver, _OPEN, False)
 
 
 def check(driver: Any) -> None:
-    """Refuse to go on if it was ended."""
+    """Raise an error if the transaction was ended."""
     look = getattr(driver, "look_for_guard", None)
     if look is not None:
         look()
@@ -88,13 +89,13 @@ def check(driver: Any) -> None:
 
 
 def is_spoiled(driver: Any) -> bool:
-    """Whether code in a block has ended its transaction, and may have changed the session."""
-    return getattr(driver, _ENDED, None) is ended.over
+    """Whether code in the block has ended its transaction, so that the session is discarded."""
+    return getattr(driver, _ENDED, None) is block_end.over
 
 
 def _note_error(driver: Any, error: BaseException) -> None:
     if error.args and error.args[0] in getattr(driver, _UNDOING, ()):
-        setattr(driver, _ENDED, ended.met_another)
+        setattr(driver, _ENDED, block_end.met_another)
 
 
 def _words(text: Any) -> str:
@@ -103,13 +104,13 @@ def _words(text: Any) -> str:
 
 
 class ImplicitCommitGuard(_Driver):  # type: ignore[misc]
-    """Laid before PyMySQL's connection: remembers that the transaction of a block was ended.
+    """A mixin for PyMySQL's connection that records the end of a transaction.
 
-    Cursors of any class send through its `query`.
+    Cursors of every class call its `query`.
     """
 
     guarded = False
-    """Whether the savepoint is set, and nobody has looked for it yet."""
+    """Whether the savepoint is set and was not checked yet."""
 
     def query(self, sql: Any, unbuffered: bool = False) -> Any:
         if not getattr(self, _OPEN, False):
@@ -120,14 +121,14 @@ class ImplicitCommitGuard(_Driver):  # type: ignore[misc]
             return self._guarded_query(sql, unbuffered)
         answer = self._noted_query(sql, unbuffered)
         if self._result.description and _WRITES.match(words):
-            # Rows come without the server's status.
+            # A result set does not carry the server's status.
             self.server_status |= _IN_TRANSACTION
         return answer
 
     def look_for_guard(self) -> None:
-        """Whether the savepoint is there yet; not while there are results to be read."""
+        """Check and release the savepoint, unless results are still to be read."""
         if self.server_status & _AUTOCOMMIT and getattr(self, _OPEN, False):
-            setattr(self, _ENDED, ended.over)
+            setattr(self, _ENDED, block_end.over)
         result: Any = getattr(self, "_result", None)
         reading = result is not None and (result.has_next or result.unbuffered_active)
         if not self.guarded or reading:
@@ -137,8 +138,8 @@ class ImplicitCommitGuard(_Driver):  # type: ignore[misc]
             super().query(f"RELEASE SAVEPOINT {GUARD}")
         except Exception as error:  # noqa: BLE001 - a lost connection, which the next call meets
             gone = bool(error.args) and error.args[0] == _NO_SUCH_SAVEPOINT
-            if gone and getattr(self, _ENDED, None) is not ended.met_another:
-                setattr(self, _ENDED, ended.over)
+            if gone and getattr(self, _ENDED, None) is not block_end.met_another:
+                setattr(self, _ENDED, block_end.over)
         finally:
             self._result = result
 
@@ -171,14 +172,14 @@ class ImplicitCommitGuard(_Driver):  # type: ignore[misc]
             raise
 
     def _note_end(self) -> None:
-        """The driver is told to end what a block has begun."""
+        """Note that code in the block ends the transaction on the driver."""
         if getattr(self, _OPEN, False) and is_open(self):
-            setattr(self, _ENDED, ended.over)
+            setattr(self, _ENDED, block_end.over)
 
 
 @cache
 def watched_cursor() -> Any:
-    """The cursor of mysqlclient; it remembers what its texts and the server's errors tell."""
+    """A cursor for mysqlclient that records an end by its text or by an error."""
     from MySQLdb.cursors import Cursor  # type: ignore[import-untyped]
 
     class WatchedCursor(Cursor):  # type: ignore[misc]
@@ -189,8 +190,8 @@ def watched_cursor() -> Any:
                 _note_error(self.connection, error)
                 raise
             words = _words(text)
-            if ended.ends(words):
-                setattr(self.connection, _ENDED, ended.over)
+            if block_end.ends(words):
+                setattr(self.connection, _ENDED, block_end.over)
             return answer
 
     return WatchedCursor

@@ -1,8 +1,7 @@
-"""MySQL: which transactions have written and are not over.
+"""MySQL: the transactions that have written and not ended.
 
-The server answers from a copy that it makes anew only when nobody has read it for a tenth of a
-second. So the statement carries a word that nobody else says: a copy in which this session runs it
-was made now.
+The server answers from a copy of its list, which it renews only if nobody has read it for 0.1 s. So
+the statement contains a unique word: a copy that has this statement is new.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from ledgerstone.store.transaction import Transaction
 
 READ_ONLY_IDS = 2**48
-"""MySQL numbers a transaction that has written nothing from here on; MariaDB calls it 0."""
+"""The lowest id of a read-only transaction on MySQL; MariaDB gives it the id 0."""
 TRIES_MAX = 5
 COPY_SECONDS = 0.11
 
@@ -45,7 +44,7 @@ _under_way = Statement(
 
 
 def under_way(tx: Transaction) -> frozenset[int] | NotVisible:
-    """The transactions of others, as numbers; hidden without the privilege PROCESS."""
+    """The ids of the other transactions; `NotVisible.ALWAYS` without the privilege PROCESS."""
     for attempt in range(TRIES_MAX):
         if attempt:
             time.sleep(COPY_SECONDS)

@@ -1,4 +1,4 @@
-"""How the rows of a batch travel to MySQL: as one JSON document, read by JSON_TABLE."""
+"""The rows of a batch on MySQL: one JSON document, read by JSON_TABLE."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def _render_json_table(element: _JsonTable, compiler: Any, **kw: Any) -> str:
 
 
 def _roomier(kind: Any, *, compared: bool) -> Any:
-    """A type with room for a value that does not fit the column.
+    """A wider type, so that the column refuses a value that does not fit.
 
-    JSON_TABLE cuts in silence what does not fit its types; with room it is the column that refuses.
-    A number that is only compared keeps its type, for an index is used for no other.
+    JSON_TABLE truncates a value that does not fit its type. An integer that is only compared keeps
+    its type, since an index is used only for equal types.
     """
     if isinstance(kind, sqltypes.String) and kind.length is not None:
         wider = kind.copy()
@@ -81,31 +81,31 @@ def _roomier(kind: Any, *, compared: bool) -> Any:
 
 
 def travelling(columns: Sequence[Any], *, key: Sequence[Any] = ()) -> Incoming:
-    """The columns of the travelling rows; those of the key are only compared."""
+    """The columns of the sent rows; those of `key` are only compared."""
     table = _JsonTable(columns, [part.key for part in key])
     alias = table.table_valued(*[column(c.name, c.type) for c in columns], name="travelling")
     return Incoming({c.name: alias.c[c.name] for c in columns})
 
 
 def insert_rows(operation: RowInsert) -> Insert:
-    """The INSERT of rows that travel."""
+    """The INSERT of the sent rows."""
     values = operation.assignments(travelling(operation.incoming))
     return insert(operation.table).from_select(list(values), select(*values.values()))
 
 
 def removing(text: str) -> str:
-    """A DELETE of rows that travel looks them up by the key, one by one.
+    """Rewrite a DELETE so that it looks the rows up by key.
 
-    Left to itself the server reads, and locks, the whole table.
+    Otherwise the optimizer may scan and lock the whole table.
     """
     return _DELETE.sub(r"DELETE \1 FROM \4 STRAIGHT_JOIN \1 WHERE \2 = \3", text)
 
 
 def by_key(name: str, changing: Update | Delete, key: Any) -> Statement:
-    """An UPDATE or DELETE that looks its rows up by the key, one by one, in their order.
+    """An UPDATE or DELETE that looks its rows up by key, in the order of the document.
 
-    Left to itself the server reads all of a small table and compares it with the document: it then
-    waits for rows that are another's, and locks those that others look for.
+    Otherwise the optimizer scans a small table: it waits for rows of other transactions and locks
+    rows that they look for.
     """
 
     def amend(text: str) -> str:
@@ -121,7 +121,7 @@ def by_key(name: str, changing: Update | Delete, key: Any) -> Statement:
 
 
 def index_of(key: Any) -> str | None:
-    """The name of an index that begins with the column."""
+    """The name of an index that begins with this column."""
     if next(iter(key.table.primary_key), None) is key:
         return "PRIMARY"
     unique = [c for c in key.table.constraints if isinstance(c, UniqueConstraint)]

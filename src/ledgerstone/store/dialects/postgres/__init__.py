@@ -1,1 +1,1 @@
-"""PostgreSQL, and what makes it fast: arrays, journals in one statement, the pipeline."""
+"""PostgreSQL: arrays for batches, journals as CTEs, and the pipeline."""

@@ -1,4 +1,4 @@
-"""Rows that travel as PostgreSQL's arrays: each column is the text of one."""
+"""The rows of a batch on PostgreSQL: each column is an array, sent as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ledgerstone.store.sql.statement import Row
 
 
 def arrays(columns: Sequence[Any], rows: Sequence[Row]) -> dict[str, str]:
-    """Each column as the text of an array: the driver takes twenty times as long for a list."""
+    """Each column as the text of an array: for a list the driver takes twenty times as long."""
     return {
         f"in_{c.name}": _array(values)
         for c, values in zip(columns, zip(*rows, strict=True), strict=True)
@@ -17,9 +17,9 @@ def arrays(columns: Sequence[Any], rows: Sequence[Row]) -> dict[str, str]:
 
 
 def in_short(columns: Sequence[Any], rows: Sequence[Row], *, whole: int = 1) -> dict[str, Any]:
-    """As `arrays`; what is the same in all rows travels once, beside an empty array.
+    """As `arrays`, but a value that all rows share is sent once, with an empty array.
 
-    The first so many columns travel whole.
+    The first `whole` columns are always arrays.
     """
     sent: dict[str, Any] = arrays(columns[:whole], [row[:whole] for row in rows])
     for c, values in zip(columns[whole:], list(zip(*rows, strict=True))[whole:], strict=True):
@@ -34,7 +34,7 @@ def _array(values: Sequence[Any]) -> str:
     if values.count(first) == len(values):
         return "{" + ",".join([word(first)] * len(values)) + "}"
     if all(type(value) is str for value in values):
-        # Nothing in them has to be spelled for it, as in no id: then they are joined as they are.
+        # Without quotes and backslashes, as in ids, the values need no escapes.
         joined = '","'.join(values)
         if "\\" not in joined and joined.count('"') == 2 * (len(values) - 1):
             return '{"' + joined + '"}'
@@ -42,7 +42,7 @@ def _array(values: Sequence[Any]) -> str:
 
 
 def word(value: Any) -> str:
-    """One element of the text of an array."""
+    """The text of one element of an array."""
     if value is None:
         return "NULL"
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""PostgreSQL, directly or behind a pooler."""
+"""PostgreSQL, with a direct connection or through a transaction pooler."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 
 from ledgerstone.errors import StoreDenied, StoreError, Unsupported
-from ledgerstone.store.connections import block_end as ended
+from ledgerstone.store.connections import block_end
 from ledgerstone.store.connections.deadlines import keepalives
 from ledgerstone.store.connections.drivers import load
 from ledgerstone.store.connections.faults import translated
-from ledgerstone.store.connections.watched_drivers import connect_psycopg
 from ledgerstone.store.dialects.postgres.arrays import arrays, in_short, word
+from ledgerstone.store.dialects.postgres.connection import connect_psycopg
 from ledgerstone.store.dialects.postgres.rows import (
     POSITION,
     alone_row,
@@ -71,22 +71,22 @@ if TYPE_CHECKING:
     from ledgerstone.store.connections.deadlines import Deadline
     from ledgerstone.store.dialects.postgres.pipeline import Pipeline
     from ledgerstone.store.sql.locked_rows import ChangeEach
-    from ledgerstone.store.sql.rows import InsertRows, PutRow
+    from ledgerstone.store.sql.rows import InsertRows, UpsertRow
     from ledgerstone.store.transaction import Transaction
     from ledgerstone.store.wakeup import WakeSignals, Watcher
 
 SCHEMA, PUBLIC = "ledgerstone", "public"
-"""Where our tables lie, and where those of the user do, unless something else is said."""
+"""The default schemas of our tables and of the user's tables."""
 VERSION_MIN = 130000
 MIGRATION_LOCK = 0x1ED6E5
 PREPARE_AFTER = 5
 _TRANSACTION_STATUS_IDLE = 0
 _IN_ERROR = 3
-"""What libpq says of a transaction in which a statement failed."""
+"""Transaction statuses of libpq: none, and one in which a statement failed."""
 _SESSION = {"DateStyle": "ISO", "array_nulls": "on", "standard_conforming_strings": "on"}
-"""How values are written as text; a server, database or role may have other defaults."""
+"""Settings for the text form of values; a server, database or role may have other defaults."""
 _ISOLATION = {"default_transaction_isolation": "'read committed'"}
-"""For a trip that is a transaction by itself; each BEGIN says it, also behind a pooler."""
+"""For a round trip without a BEGIN; each BEGIN names the isolation level, also through a pooler."""
 _POOLED = "yes: statements are not prepared, wake-ups by polling"
 _ROUTINE = {
     "plan_cache_mode": "force_generic_plan",
@@ -95,9 +95,8 @@ _ROUTINE = {
     "enable_sort": "off",
     "jit": "off",
 }
-"""For connections on which the same few statements come again and again, each written for an index:
-planned once, which takes longer than a short one does, and also well if that was on an empty table.
-"""
+"""For connections that repeat the same few statements, each written for an index: generic plans,
+and index scans also if the table was empty when the statement was planned."""
 
 _log = logging.getLogger("ledgerstone.store")
 _locks = table(
@@ -126,7 +125,7 @@ _announce = Statement(
 
 
 class PostgreSQL:
-    """READ COMMITTED throughout; the session's own settings are the same on every server."""
+    """READ COMMITTED on every connection, and the same session settings on every server."""
 
     name = "postgresql"
     one_writer = False
@@ -153,9 +152,9 @@ class PostgreSQL:
             max_overflow=0,
             pool_timeout=settings.lock_timeout_seconds,
             pool_reset_on_return=None,
-            # The driver says it in each BEGIN.
+            # The driver names it in each BEGIN.
             isolation_level="READ COMMITTED",
-            # The one that was used last: its server process has the statements and pages at hand.
+            # The connection that was used last: its backend has the statements and pages cached.
             pool_use_lifo=True,
             connect_args={
                 "connect_timeout": max(1, round(settings.connect_timeout_seconds)),
@@ -163,7 +162,7 @@ class PostgreSQL:
                 **keepalives(url.query),
                 # The default is the encoding of the database, or of the environment.
                 "client_encoding": "utf8",
-                # Statements are prepared only once it is known that no pooler is in between.
+                # Statements are prepared only after the check for a pooler.
                 "prepare_threshold": None,
             },
         )
@@ -243,7 +242,7 @@ class PostgreSQL:
         columns = operation.carried
         told = new_ids(operation.journal)
         if len(rows) == 1:
-            # Arrays of one are most of the work for a single row.
+            # For a single row, arrays would be most of the cost.
             alone = operation.statements.get(f"{self.name}.alone")
             if alone is None:
                 alone = Statement(
@@ -303,9 +302,8 @@ class PostgreSQL:
                 .limit(bindparam("limit", type_=BigInteger()))
                 .with_for_update(skip_locked=True)
             )
-            # The array is made once, and its rows are found where they lie; a join with `due` would
-            # be planned as a scan of the whole table for larger limits. They are locked: none moves
-            # before it is changed.
+            # A TID scan over an array; a join with `due` would be planned as a sequential scan for
+            # larger limits. The rows are locked, so their ctid does not change.
             taken = func.any(func.array(due.scalar_subquery()))
             claiming = update(operation.table).where(place == taken).values(dict(operation.set_))
             statement = operation.statements[self.name] = claim_statement(operation, claiming)
@@ -347,7 +345,7 @@ class PostgreSQL:
             row = travelling(operation.incoming)
             first = operation.build(row).limit(row.most).with_for_update(skip_locked=True)
             found = first.lateral("found")
-            # Group after group, each only when the one before it was not enough.
+            # A nested loop over the groups, which stops at the limit.
             locking = select(getattr(row, POSITION), *found.c).limit(
                 bindparam("limit", type_=BigInteger())
             )
@@ -375,7 +373,7 @@ class PostgreSQL:
             statement = operation.statements[self.name] = Statement(operation.name, inserting)
         return statement.run_many(tx, rows)
 
-    def put_row(self, operation: PutRow, tx: Transaction, values: dict[str, Any]) -> None:
+    def put_row(self, operation: UpsertRow, tx: Transaction, values: dict[str, Any]) -> None:
         statement = operation.statements.get(self.name)
         if statement is None:
             putting = (
@@ -395,25 +393,25 @@ class PostgreSQL:
         return Pipeline(driver, lent.info, prepares=self._prepares)
 
     def begin(self, driver: Any, *, reads: bool) -> bool:
-        # Behind a pooler, where nothing is sent together, each transaction sets its session.
+        # Through a pooler there is no pipeline, and each transaction sets its session.
         return False
 
     def commit(self, driver: Any) -> None:
         driver.commit()
 
     def would_end(self, driver: Any, text: str) -> bool:
-        return ended.ends(text)
+        return block_end.ends(text)
 
     def watch_open(self, driver: Any) -> None:
         driver.watch_open()
 
     def check_open(self, driver: Any, *, used: bool) -> None:
-        # Otherwise it may not have begun yet; what a pipeline has begun, that looks after.
+        # Otherwise it may not have begun yet; the pipeline checks a transaction that it began.
         begun = used or self.pooled
         idle = driver.pgconn.transaction_status == _TRANSACTION_STATUS_IDLE
-        # What is open now may be another one: the driver begins it by itself.
+        # An open transaction may be another one: the driver begins transactions by itself.
         if driver.was_ended or (begun and idle):
-            raise ended.over()
+            raise block_end.over()
 
     def check_joined(self, driver: Any) -> None:
         if _reported(driver, "client_encoding") == "SQL_ASCII":
@@ -426,13 +424,13 @@ class PostgreSQL:
 
     def check_unspoiled(self, connection: Any) -> None:
         if connection.dbapi_connection.pgconn.transaction_status == _IN_ERROR:
-            # The server would answer a COMMIT with ROLLBACK, and call that a success.
+            # The server would answer a COMMIT with ROLLBACK, without an error.
             message = "an error inside the transaction was caught: nothing of it can be kept"
             raise StoreError(message, hint="let the error through, or use a savepoint around it")
 
     def under_way(self, tx: Transaction) -> frozenset[int]:
-        # Not by a snapshot: it lists none that began after the last one that is over. A transaction
-        # that writes, also one that is prepared, holds a lock on its own number to its end.
+        # Not pg_current_snapshot: it omits transactions that began after the last one that ended. A
+        # writing transaction, also a prepared one, locks its own id until its end.
         return frozenset(int(row[0]) for row in _under_way.rows(tx))
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
@@ -458,12 +456,12 @@ class PostgreSQL:
 
     @contextmanager
     def migrating(self, connection: Connection, names: Namespace) -> Iterator[None]:
-        # Of the transaction, not of the session: it also holds behind a pooler.
+        # A lock of the transaction, not of the session, also works through a pooler.
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
         yield
 
     def make_place(self, connection: Connection, names: Namespace) -> None:
-        # Asked first: IF NOT EXISTS takes the right to make one also where it is there.
+        # Checked first: IF NOT EXISTS needs the privilege CREATE also for an existing schema.
         there = text("SELECT 1 FROM pg_namespace WHERE nspname = :name")
         if connection.execute(there, {"name": names.own}).first() is not None:
             return
@@ -487,7 +485,7 @@ class PostgreSQL:
         if connection.info.server_version < VERSION_MIN:
             message = f"PostgreSQL {connection.info.server_version} is too old"
             raise Unsupported(message, hint="use PostgreSQL 13 or newer")
-        # Ids are plain strings on all databases.
+        # Ids are strings on all databases.
         from psycopg.types.string import TextLoader
 
         connection.adapters.register_loader("uuid", TextLoader)
@@ -496,8 +494,8 @@ class PostgreSQL:
             if self.pooled:
                 _log.info("behind a pooler: %s", _POOLED)
         if self.pooled and self._prepares_pooled:
-            # Elsewhere the pipeline does it: the driver would have the server forget all that is
-            # prepared at every rollback.
+            # Without a pooler the pipeline prepares: the driver would deallocate all prepared
+            # statements at a rollback.
             connection.prepare_threshold = PREPARE_AFTER
         if not self.pooled:
             with _outside_transactions(connection):
@@ -505,31 +503,31 @@ class PostgreSQL:
 
     def _begin(self, connection: Connection, settings: StoreSettings) -> None:
         if self.pooled:
-            # A setting of the session would be left to whoever is given this session next.
+            # A session setting would stay for the next client of the pooler.
             local = {**_SESSION, **_limits_ms(settings)}.items()
             connection.exec_driver_sql("; ".join(f"SET LOCAL {n} = {value}" for n, value in local))
 
 
 def channel_of(names: Namespace) -> str:
-    """Where the wake-ups of a ledger are sent: each schema has a channel of its own."""
+    """The NOTIFY channel of a ledger: each schema has its own."""
     return SCHEMA if names.own == SCHEMA else f"{SCHEMA}.{names.own}"
 
 
 def inside(schema: str) -> str:
-    """The statement after which names without a schema are of this one, in this transaction.
+    """The statement that sets the search path to `schema` in this transaction.
 
-    Temporary tables come last: where they are not named they come first.
+    Without `pg_temp` in the path, temporary tables would come first.
     """
     return f'SET LOCAL search_path = "{schema}", pg_temp'
 
 
 def _reported(driver: Any, name: str) -> str | None:
-    """A setting of the session, as the server has told the driver; nobody is asked for it."""
+    """A setting that the server has reported to the driver, without a round trip."""
     info = getattr(driver, "info", None)
     if info is not None:
         told: str | None = info.parameter_status(name)
         return told
-    # asyncpg, which SQLAlchemy wraps, reads moments in binary form.
+    # asyncpg, which SQLAlchemy wraps, reads timestamps in binary form.
     inner: Any = getattr(driver, "_connection", None)
     if name == "client_encoding" and hasattr(inner, "get_settings"):
         return str(inner.get_settings().client_encoding)
@@ -537,7 +535,7 @@ def _reported(driver: Any, name: str) -> str | None:
 
 
 def _undo(connection: Any) -> None:
-    """What was not committed; to ask the driver when there is nothing is half of a return."""
+    """Roll back an open transaction; a rollback without one would double the cost of a return."""
     if connection.pgconn.transaction_status != _TRANSACTION_STATUS_IDLE:
         connection.rollback()
 
@@ -550,7 +548,7 @@ def _limits_ms(settings: StoreSettings) -> dict[str, int]:
 
 
 def _behind_pooler(connection: Any) -> bool:
-    """A pooler hands out a process number of its own; the server knows the real one."""
+    """Whether the backend PID that the connection was given differs from the server's own."""
     with _outside_transactions(connection):
         (pid,) = connection.execute("SELECT pg_backend_pid()").fetchone()
     return bool(pid != connection.info.backend_pid)
@@ -558,9 +556,10 @@ def _behind_pooler(connection: Any) -> bool:
 
 @contextmanager
 def _outside_transactions(connection: Any) -> Iterator[None]:
-    """For a new connection: one on which this fails is thrown away, and nothing is put back.
+    """Autocommit for a new connection; a connection on which the block fails is discarded.
 
-    Where a call was broken off the driver would refuse to, and its error would replace the first.
+    It is not reset after an error: the driver would refuse that after an interrupted call, and its
+    error would replace the first one.
     """
     was = connection.autocommit
     connection.autocommit = True

@@ -1,18 +1,18 @@
-"""Statements of a transaction of ours on PostgreSQL, sent together.
+"""The pipeline: statements of a transaction of ours on PostgreSQL, sent in few round trips.
 
-    hold ──▶ held ──an answer is read, or commit──▶ BEGIN · held … · COMMIT ──one trip──▶ answers
+    hold ──▶ held ──a result is read, or commit──▶ BEGIN · held … · COMMIT ──▶ results
 
-A trip to the server costs more than most statements. One whose answer nobody waits for is held
-until another one's answer is read, or until the commit, and goes with it, in order. Nothing is ever
-half done: after one that fails the server skips all that came with it, the COMMIT too. A
-transaction that is a single trip needs no BEGIN and no COMMIT: to the server a trip is one.
+A round trip costs more than most statements. A statement whose result nobody reads yet is held
+until the result of another one is read, or until the commit, and is sent with it, in order. After a
+statement that fails, the server skips the rest of the round trip, also the COMMIT. A transaction
+that is a single round trip needs neither BEGIN nor COMMIT: the server treats it as one.
 
-Between two trips the connection is as the driver knows it: whoever uses it then notices nothing.
+Between two round trips the connection is in the driver's normal state and can be used as usual.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Mapping, MutableMapping, Sequence
 from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,9 @@ from psycopg import Error, errors, generators, pq
 from psycopg.adapt import Transformer
 
 from ledgerstone.errors import StoreBusy
-from ledgerstone.store.connections import block_end as ended
+from ledgerstone.store.connections import block_end
 from ledgerstone.store.connections.faults import commit_unknown, refused
+from ledgerstone.store.dialects.postgres.wire import wired
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -30,26 +31,26 @@ if TYPE_CHECKING:
 
 BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED"
 HELD_MAX = 16
-"""Statements that are held; the last of them takes the others along to the server."""
+"""The most statements that are held; the last one triggers the round trip."""
 HELD_BYTES_MAX = 1_048_576
-"""What the parameters of held statements may be together; a larger one does not wait."""
+"""The most bytes of parameters that are held; then the statements are sent."""
 PREPARED_MAX = 500
-"""Statements that the server prepares for one connection; further ones it does not."""
+"""The most prepared statements of one connection; further ones are not prepared."""
 _LIBRARY_SURE = 170000
 _TRIPS_COMMIT = pq.version() >= _LIBRARY_SURE
-"""Older libraries of the driver may lose count if the commit at the end of a trip is refused."""
+"""Older versions of libpq lose the order of results if the implicit commit of a trip fails."""
 _NAMES = "ledgerstone_prepared"
 _NO_SUCH_STATEMENT = "26000"
 _DIVISION_BY_ZERO = "22012"
 _numbers = count()
-"""No name is used twice: one that was forgotten here may not be at the server."""
+"""A name is never reused: the server may still have a statement that was forgotten here."""
 
 Noted = Callable[[int, float, float], None]
-"""Told of a statement: its rows, its share of the seconds of its trip, and all of them."""
+"""Called with the rows of a statement, its share of the time of a round trip, and all of it."""
 
 
 class PipelineAnswer:
-    """What the server says to one statement; asking for it sends what is held."""
+    """The result of one statement; reading it sends the held statements."""
 
     __slots__ = ("_pipeline", "noted", "otherwise", "parameters", "result", "text")
 
@@ -65,18 +66,18 @@ class PipelineAnswer:
         self.parameters = parameters
         self.noted = noted
         self.otherwise: Exception | None = None
-        """What is raised in place of the server's error, if the statement is to change a row."""
+        """The error for a statement that has to change a row and changes none."""
         self.result: PGresult | None = None
 
     def rows(self) -> list[Any]:
-        """Its rows, as the driver gives them."""
+        """Its rows, with the values that the driver makes."""
         result = self._arrived()
         loader = Transformer(self._pipeline.driver)
         loader.set_pgresult(result)
         return loader.load_rows(0, result.ntuples, tuple)
 
     def count(self) -> int:
-        """How many rows it answered or changed."""
+        """How many rows it returned or changed."""
         return _count(self._arrived())
 
     def _arrived(self) -> PGresult:
@@ -89,15 +90,14 @@ class PipelineAnswer:
 
 
 class Pipeline:
-    """What is held for one transaction of ours, on one connection of the driver.
+    """The held statements of one transaction of ours, on one connection of the driver.
 
-    - `hold` keeps a statement; without `holding` it is sent at once.
-    - `flush` sends what is held; `commit` sends it with the commit. What the server refuses is
-      raised there, as the error that it would have been.
-    - `drop` forgets what is held.
-    - A transaction that it has begun and that somebody else has ended is an error at the next trip.
-    - `ends`: the next trip is to be the last, and the commit goes with it. If another one follows
-      all the same, it is a transaction of its own.
+    - `hold` holds a statement; if `holding` is false, it is sent at once.
+    - `flush` sends the held statements, `commit` sends them with the commit. An error of a held
+      statement is raised there.
+    - `drop` forgets the held statements.
+    - If other code has ended the transaction, the next round trip raises an error.
+    - `ends`: the next round trip includes the commit; one after it is a transaction of its own.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Pipeline:
         parameters: Sequence[bytes | None] | None = None,
         noted: Noted | None = None,
     ) -> PipelineAnswer:
-        """Keep a statement; it may have been sent already when this returns."""
+        """Hold a statement; it may have been sent when this returns."""
         answer = PipelineAnswer(self, text, parameters, noted)
         self._held.append(answer)
         self._bytes += sum(map(len, filter(None, parameters or ())))
@@ -126,35 +126,42 @@ class Pipeline:
             self.flush()
         return answer
 
-    def hold_to_commit(
-        self,
-        text: bytes,
-        parameters: Sequence[bytes | None] | None,
-        noted: Noted,
-        *,
-        otherwise: Exception,
-    ) -> None:
-        """Keep a statement that is to change a row, also without `holding`, until the next trip.
+    def hold_statement(
+        self, text: str, values: Mapping[str, Any], noted: Noted
+    ) -> PipelineAnswer | None:
+        """As `hold`, for a named statement; None if only the driver can write its values."""
+        sent = wired(text, values)
+        return self.hold(*sent, noted) if sent is not None else None
 
-        If it changes none, the trip fails with `otherwise`, and with the trip the commit in it.
+    def hold_to_commit(
+        self, text: str, values: Mapping[str, Any], noted: Noted, *, otherwise: Exception
+    ) -> bool:
+        """Keep a statement that has to change a row until the next round trip.
+
+        If it changes no row, the round trip fails with `otherwise`, and with it the commit in it.
+        False if only the driver can write its values: then it is not kept.
         """
-        checked = b"WITH changed AS (%b RETURNING 1) SELECT 1 / count(*) FROM changed" % text
-        answer = PipelineAnswer(self, checked, parameters, noted)
+        sent = wired(text, values)
+        if sent is None:
+            return False
+        checked = b"WITH changed AS (%b RETURNING 1) SELECT 1 / count(*) FROM changed" % sent[0]
+        answer = PipelineAnswer(self, checked, sent[1], noted)
         answer.otherwise = otherwise
         self._held.append(answer)
+        return True
 
     def flush(self) -> None:
-        """Send what is held and wait for the answers."""
+        """Send the held statements and read their results."""
         if self._held:
             self._travel(ends=self.ends)
 
     def commit(self) -> None:
-        """Send what is held and commit; a transaction in which nothing was done is none."""
+        """Send the held statements and commit; without statements there is no round trip."""
         if self._held or self._begun or self._in_transaction:
             self._travel(ends=True)
 
     def drop(self) -> None:
-        """Forget what is held: it is not to happen."""
+        """Forget the held statements."""
         self._held, self._bytes = [], 0
 
     def _travel(self, *, ends: bool) -> None:
@@ -169,7 +176,7 @@ class Pipeline:
             raise (commit_unknown(error) if ends else None) or refused(error) from error
         self._begun = not ends
         if ends:
-            # By us, and not behind our back.
+            # This end is ours, so the connection must not report it.
             watched: Any = self.driver
             watched.watch_open()
         seconds = perf_counter() - began
@@ -178,11 +185,11 @@ class Pipeline:
                 answer.noted(_count(answer.result), seconds / len(held), seconds)
 
     def _framed(self, held: list[PipelineAnswer], *, ends: bool) -> list[PipelineAnswer]:
-        """With what begins and what ends the transaction, where that has to be said."""
+        """The statements with BEGIN and COMMIT where they are needed."""
         begun = self._in_transaction
         if self._begun and not begun:
-            raise ended.over()
-        # What nobody notes is a command, and some commands must be told that it has begun.
+            raise block_end.over()
+        # A statement without `noted` is a command; some, such as SAVEPOINT, need a BEGIN.
         told = begun or not ends or any(answer.noted is None for answer in held)
         if not told and _TRIPS_COMMIT:
             return held
@@ -212,7 +219,7 @@ class Pipeline:
                 to.result = result if good else None
             elif not good and self._names is not None:
                 del self._names[to]
-        # Also what is no statement's answer: the commit at the end of a trip may be refused.
+        # Also the result of the implicit commit at the end, which may fail.
         for number, result in enumerate(results):
             if result.status not in _GOOD:
                 last = number >= len(answered)
@@ -225,14 +232,14 @@ class Pipeline:
         try:
             self.driver.pgconn.exit_pipeline_mode()
         except Error:
-            # Something is still on its way, and nobody will wait for it.
+            # Results are still to come that nobody will read.
             self.driver.close()
 
     def _queued(self, pgconn: PGconn, answer: PipelineAnswer) -> list[PipelineAnswer | bytes]:
-        """Hand it to the driver; who is to be told of the results, a text if it is prepared."""
+        """Queue a statement; returns what its results are for: a text for its PREPARE, itself."""
         text, names = answer.text, self._names
         told: list[PipelineAnswer | bytes] = [answer]
-        # Without anybody to note it, it is no statement that comes again.
+        # A command is not repeated, so it is not prepared.
         if names is None or answer.noted is None:
             pgconn.send_query_params(text, answer.parameters)
             return told
@@ -268,7 +275,7 @@ _GOOD = {
 
 
 def _results(pgconn: PGconn) -> Generator[Any, Any, list[PGresult]]:
-    """What the server answers, one result for each that was queued and one for the end."""
+    """The results: one for each queued message and one for the sync."""
     yield from generators.send(pgconn)
     results: list[PGresult] = []
     while True:

@@ -1,4 +1,4 @@
-"""How the rows of a batch travel to PostgreSQL (arrays), and how a statement tells a journal."""
+"""The rows of a batch on PostgreSQL (arrays), and journals as CTEs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _TOLD, _NUMBER_DIGITS = "told_id", 8
 
 
 def travelling(columns: Sequence[Any]) -> Incoming:
-    """The columns of the travelling rows, and their position."""
+    """The columns of the sent rows, and their position."""
     arrays = [cast(bindparam(f"in_{c.name}", type_=Text()), ARRAY(uncut(c.type))) for c in columns]
     alias = (
         func.unnest(*arrays)
@@ -68,21 +68,21 @@ def alone_row(columns: Sequence[Any]) -> Incoming:
 
 
 def travelling_in_short(columns: Sequence[Any], *, whole: int = 1) -> Incoming:
-    """As `travelling`, of what `in_short` sends."""
+    """As `travelling`, for the parameters of `in_short`."""
     row = travelling(columns)
-    # An array that is shorter than the first gives NULL for what it lacks.
+    # `unnest` gives NULL for the missing elements of a shorter array.
     short = {c.name: func.coalesce(getattr(row, c.name), _for_all(c)) for c in columns[whole:]}
     names = [*(c.name for c in columns[:whole]), POSITION]
     return Incoming({name: getattr(row, name) for name in names} | short)
 
 
 def new_ids(journal: Journal | None) -> dict[str, str]:
-    """What the new ids of a journal begin with: the end is random and gives way to a number."""
+    """The prefix of the new ids of a journal; the random end is replaced by a number."""
     return {} if journal is None or not journal.has_id else {_TOLD: new_id()[:-_NUMBER_DIGITS]}
 
 
 def update_statement(operation: UpdateEach) -> Statement:
-    """The statement that changes rows and tells the journal; it answers positions."""
+    """The statement that updates rows and writes the journal; it returns positions."""
     row = travelling_in_short(operation.carried, whole=len(operation.incoming))
     changing = operation.build(row)
     position = getattr(row, POSITION)
@@ -98,7 +98,7 @@ def update_statement(operation: UpdateEach) -> Statement:
 
 
 def append_insert(operation: AppendEach, row: Incoming, *, alone: bool = False) -> Insert:
-    """The INSERT of rows that travel, and of what is told of them."""
+    """The INSERT of the sent rows and of their journal."""
     journal = operation.journal
     if journal is None:
         return insert_rows(operation, row)
@@ -109,12 +109,12 @@ def append_insert(operation: AppendEach, row: Incoming, *, alone: bool = False) 
     copied = {_copy(name): values[c.name] for name, c in journal.copied.items()}
     usual = {} if alone else _alike(journal)
     told = _telling(journal, {**dict(sent.c), **copied}, sent.c[POSITION], sent, usual)
-    # In this order: what else is written is written at last, when the rows that it is of are there.
+    # The INSERT is the main statement, so that the rows exist before other CTEs refer to them.
     return insert_rows(operation, row).add_cte(told.cte("told"))
 
 
 def claim_statement(operation: ClaimEach, claiming: Update) -> Statement:
-    """The statement that takes rows and tells the journal."""
+    """The statement that claims rows and writes the journal."""
     answered = operation.answered
     journal = operation.journal
     if journal is None:
@@ -137,14 +137,14 @@ def _copy(name: str) -> str:
 
 
 def _telling(journal: Journal, row: _Columns, number: Any, origin: CTE, usual: _Columns) -> Insert:
-    """One row of the journal for each of these; `usual` is what most of them have."""
+    """The INSERT of the journal, one row for each row of `origin`; `usual` are frequent values."""
     values = _told(journal, row, number)
     if usual:
         same = _told(journal, {**row, **usual}, number)
         is_usual = and_(*[row[name] == value for name, value in usual.items()])
         for name, value in values.items():
             if not value.compare(same[name]) and not _is_of(origin, same[name]):
-                # As a query of its own it runs once.
+                # A scalar subquery is evaluated once.
                 once = select(same[name]).scalar_subquery()
                 values[name] = case((is_usual, once), else_=value)
     selected = select(*values.values()).select_from(origin)
@@ -169,7 +169,7 @@ def _is_of(origin: CTE, value: ColumnElement[Any]) -> bool:
 
 
 def _alike(journal: Journal) -> _Columns:
-    """What `in_short` sends for all rows; NULL, which nothing is like, where they differ."""
+    """The values that `in_short` sends once; NULL (never equal) if the rows differ."""
     return {c.name: _for_all(c) for c in journal.carried}
 
 
@@ -178,7 +178,7 @@ def _for_all(c: Any) -> BindParameter[Any]:
 
 
 def insert_rows(operation: RowInsert, row: Incoming) -> Insert:
-    """The INSERT of rows that travel."""
+    """The INSERT of the sent rows."""
     return insert_values(operation.table, operation.assignments(row))
 
 
@@ -188,17 +188,17 @@ def insert_values(table: Table, values: Mapping[str, Any]) -> Insert:
 
 
 def uncut(kind: Any) -> Any:
-    """The type without its limit: a cast to VARCHAR(n) cuts in silence, the column refuses."""
+    """The type without its length: a cast to VARCHAR(n) truncates, while the column refuses."""
     concrete = kind.dialect_impl(_NEUTRAL)
     return Text() if isinstance(concrete, String) and concrete.length else kind
 
 
 def change_statement(operation: ChangeEach, *, waits: bool) -> Statement:
-    """The statement that locks rows, changes those that pass the guard, and tells the journal.
+    """The statement that locks rows, changes those that pass the guard, and writes the journal.
 
-    The rows are locked in the order in which they travel. They are changed by key and not by ctid:
-    of a row that another transaction has just changed the lock finds the new version, which a scan
-    by place, that sees the old one, would not.
+    The rows are locked in the order in which they are sent. They are changed by key and not by
+    ctid: the lock finds the new version of a row that another transaction has just changed, which a
+    TID scan in the older snapshot would not see.
     """
     row = travelling_in_short(operation.carried, whole=len(operation.incoming))
     names = [c.name for c in operation.carried]

@@ -32,7 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.sqlite import Insert, insert
 
 from ledgerstone.errors import BadInput, Unsupported
-from ledgerstone.store.connections import block_end as ended
+from ledgerstone.store.connections import block_end
 from ledgerstone.store.connections.faults import refused
 from ledgerstone.store.schema.namespace import Namespace, namespace
 from ledgerstone.store.sql.batch import (
@@ -60,25 +60,25 @@ if TYPE_CHECKING:
     from ledgerstone.settings import StoreSettings
     from ledgerstone.store.connections.deadlines import Deadline
     from ledgerstone.store.sql.locked_rows import ChangeEach
-    from ledgerstone.store.sql.rows import InsertRows, PutRow
+    from ledgerstone.store.sql.rows import InsertRows, UpsertRow
     from ledgerstone.store.transaction import Transaction
     from ledgerstone.store.wakeup import WakeSignals, Watcher
 
 VERSION_MIN = (3, 38, 0)
-"""JSON functions are always there, and RETURNING."""
+"""The first version with built-in JSON functions, and RETURNING."""
 VERSION_SOUND = (3, 51, 3)
-"""Older ones can corrupt a file that several connections write in WAL mode (the WAL-reset bug)."""
+"""The first version without the WAL-reset bug, which corrupts a file with several writers."""
 DRIVERS = {"sqlite3": "sqlite3", "pysqlite3": "pysqlite3.dbapi2"}
 DRIVER_OPTION = "driver"
 """Names the driver in the URL: `sqlite:///shop.db?driver=sqlite3`."""
 CHECKPOINT_PAGES = 4000
-"""What the log holds (16 MiB) before it is synced and written into the file. Batches change the
-same pages again and again: SQLite's own 1000 took a worker an eighth of its time. With `NORMAL` a
-power cut may take back what was not synced, if the system has not written it by itself."""
+"""The size of the WAL (16 MiB) at which it is synced and written to the file. Batches change the
+same pages repeatedly: with SQLite's default of 1000 a worker needed an eighth of its time for
+checkpoints. With `NORMAL` a power cut may lose the part of the WAL that was not synced."""
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 MAIN = "main"
-"""What SQLite calls the file that was opened."""
+"""SQLite's schema name of the opened file."""
 WRITE = "BEGIN IMMEDIATE"
 READ = "BEGIN"
 _SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
@@ -140,7 +140,7 @@ class SQLite:
     def apply_each(
         self, operation: UpdateEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> None:
-        # Without an answer for each row: reading one would wake every thread that waits to run.
+        # Without RETURNING: reading rows releases the GIL for each row.
         statement = operation.statements.get(self.name)
         if statement is None:
             updating = operation.build(_travelling(operation.incoming))
@@ -156,7 +156,7 @@ class SQLite:
         *,
         waits: bool,
     ) -> list[LockedRow | None]:
-        # Whoever writes has all of the file: nothing is locked, and nothing changes meanwhile.
+        # The only writer needs no row locks.
         if self._change_all(operation, tx, rows, common):
             return [CHANGED] * len(rows)
         look = operation.statements.get(f"{self.name}.look")
@@ -173,7 +173,7 @@ class SQLite:
         taken: dict[Row, int] = {}
         sent = document([(i, *row[:compared]) for i, row in enumerate(rows)])
         for position, passes, *stands in look.rows(tx, rows=sent, **common):
-            # The same claim may travel twice: it is changed once.
+            # A claim that is sent twice is changed once.
             first = taken.setdefault(rows[position][:width], position) if passes else None
             found[position] = CHANGED if first == position else LockedRow(False, tuple(stands))
         passing = [row for row, each in zip(rows, found, strict=True) if each is CHANGED]
@@ -184,9 +184,9 @@ class SQLite:
     def _change_all(
         self, operation: ChangeEach, tx: Transaction, rows: Sequence[Row], common: dict[str, Any]
     ) -> bool:
-        """Change all of them, or none if one does not pass: most batches need no other answer.
+        """Change all rows, or none if one does not pass; in most batches all pass.
 
-        To read what each row says would wake every thread that waits to run.
+        Reading the values of each row would release the GIL for each row.
         """
         if operation.deletes:
             return False
@@ -204,7 +204,7 @@ class SQLite:
         return changed == len(rows)
 
     def _by_key(self, operation: ChangeEach) -> Statement:
-        """The change of rows that were found to pass."""
+        """The statement that changes rows by key, without the guard."""
         name = f"{self.name}.by_key"
         statement = operation.statements.get(name)
         if statement is None:
@@ -234,7 +234,7 @@ class SQLite:
     def _append_one(
         self, operation: AppendEach, tx: Transaction, row: Row, common: dict[str, Any]
     ) -> None:
-        """A single row needs no document: most enqueues are one."""
+        """Insert a single row without a JSON document, as most enqueues do."""
         name = f"{self.name}.one"
         statement = operation.statements.get(name)
         if statement is None:
@@ -309,7 +309,7 @@ class SQLite:
         limit: int,
         common: dict[str, Any],
     ) -> list[Row]:
-        # The only writer has everything locked.
+        # The only writer needs no row locks.
         statement = operation.statements.get(self.name)
         if statement is None:
             most = operation.alone.incoming.most
@@ -341,7 +341,7 @@ class SQLite:
             statement = operation.statements[self.name] = Statement(operation.name, inserting)
         return statement.run_many(tx, rows)
 
-    def put_row(self, operation: PutRow, tx: Transaction, values: dict[str, Any]) -> None:
+    def put_row(self, operation: UpsertRow, tx: Transaction, values: dict[str, Any]) -> None:
         statement = operation.statements.get(self.name)
         if statement is None:
             putting = (
@@ -363,15 +363,15 @@ class SQLite:
         driver.execute("COMMIT")
 
     def would_end(self, driver: Any, text: str) -> bool:
-        return ended.ends(text)
+        return block_end.ends(text)
 
     def watch_open(self, driver: Any) -> None:
         """Nothing: the driver says whether one is open."""
 
     def check_open(self, driver: Any, *, used: bool) -> None:
-        # Also SQLite itself ends one, if the disk is full.
+        # SQLite itself ends a transaction, for example if the disk is full.
         if not driver.in_transaction:
-            raise ended.over()
+            raise block_end.over()
 
     def check_joined(self, driver: Any) -> None:
         """Nothing: text is UTF-8 and moments are text, whatever the session."""
@@ -380,7 +380,7 @@ class SQLite:
         """Nothing: an error undoes one statement, or ends the transaction."""
 
     def under_way(self, tx: Transaction) -> frozenset[int]:
-        # While this one may write, no other has written anything.
+        # There is one writer.
         return frozenset()
 
     def announce(self, tx: Transaction, channels: Sequence[str]) -> None:
@@ -395,7 +395,7 @@ class SQLite:
         if schema not in {None, MAIN}:
             message = f"a SQLite file has no schema {schema}"
             raise BadInput(message, hint="leave store.schema out, or name another file")
-        # Also where a temporary table has the name of one of ours.
+        # With the prefix `main`, temporary tables of the same name are ignored.
         return namespace(MAIN, MAIN)
 
     @contextmanager
@@ -412,7 +412,7 @@ class SQLite:
 
 
 def file_of(url: URL) -> Path:
-    """The file a SQLite URL names."""
+    """The file of a SQLite URL; BadInput for a database in memory."""
     if not url.database or url.database == ":memory:" or url.query.get("mode") == "memory":
         message = "a ledger in memory would lose what it accepted"
         raise BadInput(message, hint="name a file: sqlite:///ledger.db")
@@ -423,11 +423,11 @@ def file_of(url: URL) -> Path:
 
 
 def driver_of(url: URL) -> ModuleType:
-    """The driver that the URL names, otherwise the best one.
+    """The driver that the URL names, by default `best_driver`.
 
-    Two copies of the SQLite library in one process do not see each other's locks, and lose what
-    was committed. Where the rest of a program opens the same file with the standard library's, as
-    Django and aiosqlite do, the ledger has to use that one as well.
+    Two copies of the SQLite library in one process do not see each other's locks and lose commits.
+    If the program opens the file with the standard library, as Django and aiosqlite do, the ledger
+    has to use it as well.
     """
     name = url.query.get(DRIVER_OPTION)
     if name is None:
@@ -445,7 +445,7 @@ def driver_of(url: URL) -> ModuleType:
 
 
 def best_driver() -> ModuleType:
-    """The standard library's if it is sound, for other code will use it too; else pysqlite3."""
+    """The standard library's driver if its SQLite has no known bug, otherwise pysqlite3."""
     if sqlite3.sqlite_version_info >= VERSION_SOUND:
         return sqlite3
     try:
@@ -455,7 +455,7 @@ def best_driver() -> ModuleType:
 
 
 def _examined(driver: ModuleType) -> ModuleType:
-    """The driver, with a warning if its SQLite can corrupt a busy file."""
+    """The driver; Unsupported if its SQLite is too old, and a warning for the WAL-reset bug."""
     version: tuple[int, ...] = driver.sqlite_version_info
     if version < VERSION_MIN:
         message = f"SQLite {driver.sqlite_version} is too old"
@@ -472,7 +472,7 @@ def _examined(driver: ModuleType) -> ModuleType:
 
 
 def _make_private(path: Path) -> None:
-    """The file exists and only its owner reads it, before SQLite writes to it."""
+    """Create the file, readable only by its owner, before SQLite writes to it."""
     try:
         path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, FILE_MODE))
@@ -487,7 +487,7 @@ def _configure(connection: Any, settings: StoreSettings) -> None:
     cursor.execute(f"PRAGMA busy_timeout={int(settings.busy_timeout_seconds * 1000)}")
     cursor.execute("PRAGMA page_count")
     if cursor.fetchone() == (0,):
-        # It cannot be added later, and on a file with content it would wait for its writer.
+        # Only possible for an empty file; otherwise the pragma would wait for the writer.
         cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")
     for pragma in (
         "journal_mode=WAL",
@@ -503,7 +503,7 @@ def _configure(connection: Any, settings: StoreSettings) -> None:
 
 def _begin(connection: Connection) -> None:
     driver: Any = connection.connection.dbapi_connection
-    # SQLAlchemy's connection may be laid over a transaction that is open already.
+    # SQLAlchemy's connection may be made inside an open transaction.
     if not driver.in_transaction:
         connection.exec_driver_sql(WRITE)
 
@@ -523,9 +523,9 @@ def _travelling(columns: Sequence[Any]) -> Incoming:
 
 
 def _first(operation: FirstEach | LockFirst, most: Any, tx: Transaction) -> Statement:
-    """One group alone: no trip to a server, and no join that could be turned round."""
+    """The statement for one group: without a server, one statement for each group is cheap."""
     first = operation.build(operation.alone.incoming).limit(most)
-    # Without figures about the table it would take any index that begins alike.
+    # Without statistics the planner would take any index with the same first columns.
     quoted = tx.driver.identifier_preparer.format_table(operation.table)
     named = f"FROM {quoted} INDEXED BY {operation.index} "
     return Statement(
@@ -535,7 +535,7 @@ def _first(operation: FirstEach | LockFirst, most: Any, tx: Transaction) -> Stat
 
 def _inserting(operation: RowInsert) -> Insert:
     values = operation.assignments(_travelling(operation.incoming))
-    # WHERE true: without it an ON that follows would be read as that of a join.
+    # WHERE true: otherwise SQLite parses the ON of ON CONFLICT as that of a join.
     rows = select(*values.values()).where(true())
     return insert(operation.table).from_select(list(values), rows)
 
@@ -563,7 +563,7 @@ def _document(
 
 
 def _check_numbers(numbers: Sequence[int | None]) -> None:
-    """SQLite would read a larger number of a document as one with a fraction."""
+    """Refuse integers beyond 64 bits, which json_each would return as floats."""
     given = [number for number in numbers if number is not None]
     if given and not INTEGER_MIN <= min(given) <= max(given) <= INTEGER_MAX:
         raise refused(OverflowError("a number needs more than 64 bits"))

@@ -1,16 +1,14 @@
-"""What the threads of one process share about one SQLite file.
+"""The state of one SQLite file that all threads of a process share.
 
-Whose turn it is to write: they take turns in memory instead of sleeping on the file's lock.
+The write lock: threads queue in memory instead of polling the lock of the file.
 
-And one copy of the SQLite library. Locks on a file belong to the process, so two copies, ours and
-the standard library's under a user's session, would both believe that they hold the write lock, and
-closing a connection of one drops the locks of the other. So the file is opened with the copy that
-the rest of the process uses for it:
+The copy of the SQLite library: file locks belong to the process, so two copies, ours and that of
+the standard library under a user's session, would both hold the write lock, and closing a
+connection of one drops the locks of the other. So a process uses one copy for a file:
 
-- somebody has it open when the ledger opens it: the standard library's;
-- somebody opens it later with the standard library's: we change over before they do;
-- that cannot be done while a worker of ours has it open, or when the URL names the copy: then they
-  are refused, with a hint.
+- If other code has the file open before the ledger, the ledger uses the standard library.
+- If other code opens it later with the standard library, the ledger changes to it first.
+- If a worker of ours has it open, or the URL names the copy, the other code gets an error.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 STANDARD = "sqlite3"
 CHANGE_SECONDS_MAX = 30.0
 LOOKS_MAX = 10
-"""Looks at who has a file open, while ledgers of other threads open and close it."""
+"""The most checks of whether a file is open, while other threads open and close it."""
 _CONNECTS = "sqlite3.connect"
 _OPEN_FILES = Path("/proc/self/fd")
 
@@ -42,18 +40,18 @@ class LibraryUser(Protocol):
 
     @property
     def open(self) -> bool:
-        """It has connections."""
+        """Whether it has connections."""
 
     @property
     def bound(self) -> bool:
-        """It cannot change over: it has loops of its own, or its URL names the library."""
+        """Whether it must keep its copy: it belongs to a worker, or its URL names the copy."""
 
     def let_go(self) -> Engine | None:
-        """Use the connections that are open no more, and answer them; open new ones when needed."""
+        """Stop using the open connections and return their engine; later calls open new ones."""
 
 
 class SharedFile:
-    """One file, for the whole process."""
+    """One SQLite file in this process."""
 
     def __init__(self, path: Path) -> None:
         self.users: WeakSet[Any] = WeakSet()
@@ -61,13 +59,13 @@ class SharedFile:
         self._library: str | None = None
         self._lock = threading.Lock()
         self._holder: int | None = None
-        # Never closed: that would drop locks which the other copy holds.
+        # Never closed: a close would drop the locks of the other copy.
         self._left_open: list[Engine] = []
         self._inherited = False
 
     @contextmanager
     def turn(self, seconds_max: float) -> Iterator[None]:
-        """Be the only thread of this process that writes to the file."""
+        """Hold the write lock of this process; StoreBusy after `seconds_max`."""
         me = threading.get_ident()
         if self._holder == me:
             message = "this thread already has a transaction open on this file"
@@ -83,16 +81,16 @@ class SharedFile:
             self._lock.release()
 
     def after_fork(self) -> None:
-        """Threads of the parent that waited or wrote are not here; what they had open still is."""
+        """Reset the write lock; note whether the file was open during the fork."""
         self._lock = threading.Lock()
         self._holder = None
         ours = self._library != STANDARD and any(user.open for user in self.users)
         if ours and _open_here(self._path):
-            # The library believes that it holds the locks of these connections.
+            # The library assumes that it still holds the locks of these connections.
             self._inherited = True
 
     def library(self) -> str | None:
-        """The copy that the file has to be opened with; None if any will do."""
+        """The copy that has to be used for the file; None for any."""
         if self._inherited:
             message = f"{self._path.name} was in use when this process was forked"
             hint = "fork while no transaction and no worker runs, or start processes by spawn"
@@ -102,17 +100,17 @@ class SharedFile:
                 return self._library
             if not _open_here(self._path):
                 return None
-            # A ledger of another thread may have opened or closed it between these two looks.
+            # A ledger of another thread may have opened or closed it between these two checks.
         return STANDARD
 
     def opened_with(self, library: str) -> None:
-        """A database of ours opens it."""
+        """Note the copy with which a database of ours opens the file."""
         self._library = library
         if library != STANDARD:
             _watch_standard_library()
 
     def change_library(self, library: str, *, seconds_max: float) -> None:
-        """From now on everyone opens it with this copy; Unsupported if that cannot be done."""
+        """Change to this copy; Unsupported if a database of ours must keep its copy."""
         users = [user for user in self.users if user.open]
         if not users or self._library == library:
             return
@@ -135,7 +133,7 @@ _watching = False
 
 
 def shared_file(path: str | Path) -> SharedFile:
-    """The file at this path."""
+    """The shared state of the file at this path."""
     resolved = Path(path).resolve()
     with _files_lock:
         file = _files.get(str(resolved))
@@ -150,7 +148,7 @@ def library_of(engine: Engine) -> str:
 
 
 def _watch_standard_library() -> None:
-    """Notice when somebody opens one of the files with the standard library's copy."""
+    """Install an audit hook for files that are opened with the standard library."""
     global _watching  # noqa: PLW0603 - an audit hook belongs to the process and stays
     with _files_lock:
         if not _watching:

@@ -1,4 +1,4 @@
-"""The end of a transaction that was joined: seen where SQLAlchemy makes it, nowhere else."""
+"""Hooks that run before the commit, also before the caller's commit of a joined transaction."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, event
 
-_known: WeakKeyDictionary[Connection, Ending] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Connection, CommitHooks] = WeakKeyDictionary()
 
 
-class Ending:
-    """What is left to be done before the caller commits, through whichever join it came.
+class CommitHooks:
+    """Functions to be called before the commit of one transaction.
 
-    - `notes` is where rooms keep what they need for that; it ends with the transaction.
-    - What is rolled back to a savepoint is not known here.
+    - `notes` holds the data of rooms for their hooks, until the transaction ends.
+    - A rollback to a savepoint is not visible here.
     """
 
     def __init__(self) -> None:
@@ -23,27 +23,27 @@ class Ending:
         self._last: dict[str, Callable[[], None]] = {}
 
     def add(self, name: str, work: Callable[[], None]) -> None:
-        """Do this last, once for each name."""
+        """Call `work` before the commit, once for each name."""
         self._last.setdefault(name, work)
 
     def finish(self) -> None:
-        """Do what was left: the transaction is about to be committed."""
+        """Run the hooks: the transaction is about to commit."""
         while self._last:
             _, work = self._last.popitem()
             work()
         self.notes.clear()
 
     def forget(self) -> None:
-        """The transaction was rolled back, and all of it with it."""
+        """Drop the hooks: the transaction was rolled back."""
         self._last.clear()
         self.notes.clear()
 
 
-def ending_of(connection: Connection) -> Ending:
-    """The end of the transaction that is open on a connection of the caller's."""
+def hooks_of(connection: Connection) -> CommitHooks:
+    """The hooks of the open transaction on a connection of the caller, one object for all joins."""
     found = _known.get(connection)
     if found is None:
-        found = _known[connection] = Ending()
+        found = _known[connection] = CommitHooks()
         listen = {"commit": found.finish, "rollback": found.forget}
         for name, act in listen.items():
             event.listen(connection, name, lambda _, act=act: act())

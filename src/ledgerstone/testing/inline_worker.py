@@ -33,7 +33,7 @@ from ledgerstone.store.sql.statement import Statement
 from ledgerstone.store.transaction import Transaction
 
 
-class CameOut(Enum):
+class RunResult(Enum):
     """How one run of a job came out."""
 
     SUCCEEDED = "succeeded"
@@ -55,7 +55,7 @@ class Run(msgspec.Struct, frozen=True):
     id: str
     type: str
     attempt: int
-    came_out: CameOut
+    came_out: RunResult
 
 
 class _Watched:
@@ -150,7 +150,7 @@ def _awaited(coroutine: Any) -> Any:
         return elsewhere.submit(context.run, asyncio.run, coroutine).result()
 
 
-class Hand:
+class InlineWorker:
     """A worker on one queue that runs one job at each step, in the calling thread."""
 
     def __init__(self, ledger: Ledger, queue: str) -> None:
@@ -174,7 +174,7 @@ class Hand:
         claim = source.claimed
         if claim is None:
             return None
-        came_out = CameOut.LOST if tick.refused else self._came_out(claim)
+        came_out = RunResult.LOST if tick.refused else self._came_out(claim)
         return Run(claim.key, claim.type, claim.attempt, came_out)
 
     def due(self) -> bool:
@@ -197,22 +197,22 @@ class Hand:
             row = row or self._row(self._source.claimed)
             raise AssertionError(f"{row.type} failed: {row.last_error_message}")
 
-    def _came_out(self, claim: JobClaim) -> CameOut:
+    def _came_out(self, claim: JobClaim) -> RunResult:
         status = self._row(claim).status
         ended = {
-            Status.SUCCEEDED: CameOut.SUCCEEDED,
-            Status.CANCELED: CameOut.CANCELED,
-            Status.DEAD_LETTER: CameOut.DEAD,
+            Status.SUCCEEDED: RunResult.SUCCEEDED,
+            Status.CANCELED: RunResult.CANCELED,
+            Status.DEAD_LETTER: RunResult.DEAD,
         }
         open_still = {
-            OutcomeKind.FAILED: CameOut.FAILED,
-            OutcomeKind.SNOOZED: CameOut.SNOOZED,
-            OutcomeKind.RETURNED: CameOut.RETURNED,
+            OutcomeKind.FAILED: RunResult.FAILED,
+            OutcomeKind.SNOOZED: RunResult.SNOOZED,
+            OutcomeKind.RETURNED: RunResult.RETURNED,
         }
         if status in ended:
             return ended[status]
         verdict = self._source.verdict
-        return open_still.get(verdict, CameOut.LOST) if verdict is not None else CameOut.LOST
+        return open_still.get(verdict, RunResult.LOST) if verdict is not None else RunResult.LOST
 
     def _row(self, claim: JobClaim) -> JobRow:
         with self._ledger.reading() as tx:

@@ -1,17 +1,16 @@
-"""Migrations: the schema is brought up to date by Alembic, one revision after the other.
+"""Revisions: Alembic migrates the schema, one revision after the other.
 
-The kernel has a line of revisions (`0001`, …) and a version table, and each room that brings
-migrations has its own: `acme_0001`, … in `ledgerstone_revision_acme`. They are applied in this
-order: the kernel's, then those of the rooms as they are listed.
+The kernel has a line of revisions (`0001`, …) and a version table, and so has each room with
+migrations: `acme_0001`, … in `ledgerstone_revision_acme`. The kernel's revisions are applied first,
+then those of the rooms in the order of their list.
 
-`schema_version` is kept true by every step of the kernel: its highest version is the revision the
-database is at. Only one process migrates at a time; the others wait and find nothing to do. On
-PostgreSQL and SQLite a step happens completely or not at all. MySQL commits every DDL statement by
-itself, so each step is written to be repeatable: what an interrupted one has made is found and
-kept.
+Every revision of the kernel also writes `schema_version`. One process migrates at a time; the
+others wait and find nothing to do. On PostgreSQL and SQLite a revision is applied completely or not
+at all. MySQL commits every DDL statement, so each revision can be repeated and keeps what an
+interrupted run has created.
 
-To look where a database stands, which every process does, takes no Alembic: the revisions are
-numbered, and their numbers are the beginnings of their files' names.
+Every process checks the revision of its database. That does not need Alembic: the number of a
+revision is the beginning of its file name.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ from sqlalchemy import inspect
 from ledgerstone.errors import BadInput, SchemaMissing, SchemaOutdated
 from ledgerstone.store.connections.faults import migrate_hint, translated
 from ledgerstone.store.rooms import StoredRoom
-from ledgerstone.store.schema import existing_tables as present
-from ledgerstone.store.schema import move_to_namespace as moving
+from ledgerstone.store.schema import existing_tables, move_to_namespace
 from ledgerstone.store.schema.columns import VERSION_TABLE
 from ledgerstone.store.schema.namespace import Namespace
 
@@ -50,14 +48,14 @@ _alembic = threading.Lock()
 
 
 class RevisionLine(msgspec.Struct, frozen=True):
-    """The revisions of the kernel, whose name is empty, or of a room, and where they are."""
+    """The revisions of the kernel (with an empty name) or of a room, and their folder."""
 
     name: str
     version_table: str
     folder: Path
 
     def titles(self) -> dict[str, str]:
-        """Each revision that is known, in order, and what it is about."""
+        """The title of each known revision, in order."""
         prefix = f"{self.name}_" if self.name else ""
         found = _titles(self.folder, self.folder.stat().st_mtime_ns)
         return {f"{prefix}{number}": words for number, words in found}
@@ -71,7 +69,7 @@ def _titles(folder: Path, _changed_at: int) -> list[tuple[str, str]]:
 
 
 class RoomSchema(msgspec.Struct, frozen=True):
-    """Where the tables of a room stand: their revision, the newest one, and what lies between."""
+    """The revision of the tables of a room, the newest one, and the pending ones."""
 
     current: str | None
     newest: str
@@ -79,9 +77,9 @@ class RoomSchema(msgspec.Struct, frozen=True):
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """Where a database stands: its revision, the newest one, and what lies between.
+    """The revision of a database, the newest one, and the pending ones.
 
-    `rooms` tells the same of each room that has migrations of its own, by its name.
+    `rooms` has the same for each room with migrations of its own, by name.
     """
 
     current: str | None
@@ -89,9 +87,9 @@ class Schema(msgspec.Struct, frozen=True):
     pending: tuple[str, ...]
     rooms: dict[str, RoomSchema] = {}
     place: str | None = None
-    """Where the tables lie: a schema or a database; None where they are not there."""
+    """The schema or database of the tables; None if there are no tables."""
     moves: bool = False
-    """Whether they lie among the tables of the user, and are to be moved."""
+    """Whether the tables lie among those of the user and are to be moved."""
 
     @property
     def up_to_date(self) -> bool:
@@ -99,7 +97,7 @@ class Schema(msgspec.Struct, frozen=True):
 
     @property
     def everything_pending(self) -> tuple[str, ...]:
-        """What is to be applied, the kernel's and the rooms', in order."""
+        """The pending revisions of the kernel and the rooms, in order."""
         theirs = (revision for room in self.rooms.values() for revision in room.pending)
         return (*self.pending, *theirs)
 
@@ -110,7 +108,7 @@ def kernel() -> RevisionLine:
 
 
 def lines(rooms: Iterable[StoredRoom]) -> list[RevisionLine]:
-    """The kernel's revisions, then those of each room that has some."""
+    """The lines of the kernel and of each room with migrations, in order."""
     return [kernel(), *(_line(room) for room in rooms if room.migrations is not None)]
 
 
@@ -129,7 +127,7 @@ def _line(room: StoredRoom) -> RevisionLine:
 
 
 def titles(rooms: Iterable[StoredRoom] = ()) -> dict[str, str]:
-    """Each revision that this version of Ledgerstone and these rooms know, in order."""
+    """The title of each revision of the kernel and of these rooms, in order."""
     return {name: words for line in lines(rooms) for name, words in line.titles().items()}
 
 
@@ -139,19 +137,19 @@ def newest() -> str:
 
 
 def nothing(rooms: Iterable[StoredRoom]) -> Schema:
-    """Where a database stands that is not there yet."""
+    """The state of a database that does not exist yet."""
     return _schema(lines(rooms), {})
 
 
 def look(connection: Connection, names: Namespace, rooms: Sequence[StoredRoom] = ()) -> Schema:
-    """Where the ledger stands that has its tables in these places."""
+    """The state of the ledger with its tables in these places."""
     listed = lines(rooms)
     current = _current(connection, names.own, listed)
     if "" in current:
         return _schema(listed, current, place=names.own)
     if names.own != names.shared:
         before = _current(connection, names.shared, listed)
-        if moving.is_of_before(before.get("")):
+        if move_to_namespace.is_of_before(before.get("")):
             return _schema(listed, before, place=names.shared, moves=True)
     return _schema(listed, current)
 
@@ -159,7 +157,7 @@ def look(connection: Connection, names: Namespace, rooms: Sequence[StoredRoom] =
 def _current(
     connection: Connection, place: str | None, listed: Sequence[RevisionLine]
 ) -> dict[str, str]:
-    """The revisions of the kernel and of rooms whose version tables lie there."""
+    """The current revisions, by the name of the line, from the version tables in `place`."""
     found = inspect(connection)
     there = [line for line in listed if found.has_table(line.version_table, schema=place)]
     if not there:
@@ -200,9 +198,9 @@ def _standing(line: RevisionLine, current: str | None) -> RoomSchema:
 
 
 def migrate(database: Database[Any], *, to: str = "head") -> Schema:
-    """Bring the database to the newest revisions; answers where it stood before.
+    """Apply the pending revisions; returns the state before.
 
-    `to`: only the kernel, to this revision.
+    `to`: migrate only the kernel, to this revision.
     """
     names, dialect = database.namespace, database.dialect
     try:
@@ -210,10 +208,10 @@ def migrate(database: Database[Any], *, to: str = "head") -> Schema:
             before = look(connection, names, database.rooms)
             dialect.make_place(connection, names)
             if before.moves:
-                moving.move(connection, names, database.rooms, str(before.current))
+                move_to_namespace.move(connection, names, database.rooms, str(before.current))
             known = list(kernel().titles())
             applied = [revision for revision in known if revision not in before.pending]
-            present.check(connection, names.own, applied=applied, pending=before.pending)
+            existing_tables.check(connection, names.own, applied=applied, pending=before.pending)
             with dialect.inside(connection, names) as within:
                 for line in lines(database.rooms if to == "head" else ()):
                     config = _config(line, names)
@@ -221,8 +219,8 @@ def migrate(database: Database[Any], *, to: str = "head") -> Schema:
                     _upgrade(config, to)
             connection.commit()
             if database.dialect.embedded:
-                # SQLite writes to a table three to four times slower on the connection that made
-                # it: close this one.
+                # On the connection that created a table, SQLite's writes to it are three to four
+                # times slower: close the connection.
                 connection.invalidate()
     except Exception as error:
         fault = translated(error)
@@ -239,13 +237,13 @@ def script(
     since: str | None = None,
     rooms: Sequence[StoredRoom] = (),
 ) -> str:
-    """The migrations as SQL text, for a dialect, without a database.
+    """The migrations as SQL text for a dialect, without a database.
 
-    `since`: only what comes after this revision of the kernel or of a room.
+    `since`: only the revisions after this one, of the kernel or of a room.
     """
     out = io.StringIO()
-    of_before = since in kernel().titles() and moving.is_of_before(since)
-    moves = moving.script(dialect_name, names, rooms, str(since)) if of_before else ""
+    of_before = since in kernel().titles() and move_to_namespace.is_of_before(since)
+    moves = move_to_namespace.script(dialect_name, names, rooms, str(since)) if of_before else ""
     made, entered, left = _around(dialect_name, names)
     out.write(made + moves + entered)
     for line in lines(rooms):
@@ -258,9 +256,9 @@ def script(
 
 
 def _around(kind: str, names: Namespace) -> tuple[str, str, str]:
-    """What makes the place of the tables, what enters it before them, and what leaves it after.
+    """The SQL that creates the place of the tables, that enters it, and that leaves it.
 
-    On PostgreSQL each transaction enters it by itself; see `migrations/env.py`.
+    On PostgreSQL each transaction sets its `search_path`; see `migrations/env.py`.
     """
     if kind == "postgresql":
         return f'CREATE SCHEMA IF NOT EXISTS "{names.own}";\n\n', "", ""
@@ -271,9 +269,9 @@ def _around(kind: str, names: Namespace) -> tuple[str, str, str]:
 
 
 def check(schema: Schema, url: URL) -> None:
-    """An error that says what to do, unless the schema is the one this version needs.
+    """SchemaMissing or SchemaOutdated unless the schema has the newest revisions.
 
-    `url` is that of the database, as people named it.
+    `url` is the URL of the database, for the hint.
     """
     if schema.current is None:
         message = "Ledgerstone's tables are not in this database"
