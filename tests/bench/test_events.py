@@ -17,6 +17,7 @@ FIGURES = [
     "events.sqlite.file_size.vs_driver",
     "events.sqlite.page.vs_driver",
     "events.sqlite.page_p50",
+    "events.sqlite.page_in_the_middle_p50",
     "events.sqlite.per_item.vs_driver",
 ]
 

@@ -211,7 +211,7 @@ def test_our_error_leaves_it_to_the_user(ledger: Ledger, home: Home) -> None:
         tx = ledger.join(raw)
         Chores(tx).enqueue(1)
 
-        with pytest.raises(errors.StoreError, match="nowhere is no table"):
+        with pytest.raises(errors.StoreError, match="nowhere is not a table of Ledgerstone"):
             tx.command("SELECT * FROM nowhere")
         raw.rollback()
         Chores(ledger.join(raw)).enqueue(2)
