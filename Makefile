@@ -35,7 +35,7 @@ test-times: prepare-servers ## run every test, and say where the time goes
 
 torture: prepare-servers ## crash runs, floods and random histories at full size, and a verdict table
 	@TESTS_SIZE=full exec $(BIN)/python -m pytest -n 2 -m torture \
-		-p tests.harness.verdicts
+		-p tests.harness.verdicts -o faulthandler_timeout=7200
 
 mutants: prepare-servers ## put known errors in, one at a time: make mutants ONLY="lanes token"
 	@exec $(BIN)/python -m tools.mutants $(ONLY)

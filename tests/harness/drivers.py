@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
+
 
 def connect(url: str) -> Any:
     """The bare driver's connection."""
     parts = urlsplit(url)
     if parts.scheme == "sqlite":
-        return _sqlite().connect(parts.path[1:], timeout=60)
+        return _sqlite().connect(parts.path[1:], timeout=WAIT_SECONDS_MAX)
     if parts.scheme == "postgresql":
         import psycopg
 
@@ -24,6 +26,7 @@ def connect(url: str) -> Any:
         password=unquote(parts.password or ""),
         database=parts.path[1:],
         charset="utf8mb4",
+        connect_timeout=WAIT_SECONDS_MAX,
     )
 
 

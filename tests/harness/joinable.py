@@ -23,6 +23,7 @@ from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.store.dialects.by_url import dialect_of
 from ledgerstone.store.dialects.sqlite.dialect import best_driver
 from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 T = TypeVar("T")
 
@@ -292,6 +293,7 @@ def _connect_mysql(url: URL, autocommit: bool) -> Any:
         database=url.database,
         charset="utf8mb4",
         autocommit=autocommit,
+        connect_timeout=WAIT_SECONDS_MAX,
     )
 
 

@@ -1,10 +1,12 @@
 """What a failed test leaves behind, named in its report: logs, files, the seed, the tree.
 
-The logs lie under `.leftovers/`, in a folder for each test that failed in the last run.
+The logs lie under `.leftovers/`, in a folder for each run and in it one for each test that failed.
+A run removes the folders of runs that are over.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -20,12 +22,18 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".leftovers"
 NAME_MAX = 150
 GIT_SECONDS_MAX = 60
+RUN = "TESTS_RUN"
+"""The variable that tells the processes of one run its folder: the id of the first process."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Those of the last run go."""
-    if not hasattr(config, "workerinput"):
-        shutil.rmtree(FOLDER, ignore_errors=True)
+    """Remove what runs that are over have left; another run in this clone keeps its own."""
+    if hasattr(config, "workerinput"):
+        return
+    os.environ[RUN] = str(os.getpid())
+    for folder in FOLDER.glob("[0-9]*"):
+        if not Path("/proc", folder.name).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_runtest_setup() -> None:
@@ -51,7 +59,7 @@ def _lines(item: pytest.Item) -> Iterator[str]:
     yield f"tree: {_tree()}"
     if isinstance(files := getattr(item, "funcargs", {}).get("tmp_path"), Path):
         yield f"files: {files}"
-    folder = FOLDER / re.sub(r"[^\w.=-]+", "_", item.nodeid)[-NAME_MAX:]
+    folder = FOLDER / os.environ[RUN] / re.sub(r"[^\w.=-]+", "_", item.nodeid)[-NAME_MAX:]
     for number, (name, text) in enumerate(server.logs()):
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / f"{name}-{number}.log"

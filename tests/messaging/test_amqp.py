@@ -160,6 +160,7 @@ class TestAmqp(TransportContract, RefusalContract):
     """Binary, to a classic queue."""
 
     full_batch = sized(200, full=1000)
+    test_many_at_once = pytest.mark.torture(TransportContract.test_many_at_once)
 
 
 class CutOffPlace(AmqpPlace):
@@ -190,6 +191,7 @@ class TestStructuredToQuorum(TransportContract, RefusalContract):
     """Structured, to a quorum queue."""
 
     full_batch = sized(200, full=1000)
+    test_many_at_once = pytest.mark.torture(TransportContract.test_many_at_once)
 
     @pytest.fixture
     def place(self, rabbit: PrivateRabbitMQ) -> Iterator[AmqpPlace]:

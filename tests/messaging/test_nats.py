@@ -176,6 +176,7 @@ class TestStreams(TransportContract, RefusalContract):
     """JetStream keeps the contract of transports."""
 
     full_batch = sized(200, full=1000)
+    test_many_at_once = pytest.mark.torture(TransportContract.test_many_at_once)
 
     @pytest.fixture(params=["binary", "structured"])
     def place(

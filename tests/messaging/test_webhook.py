@@ -129,6 +129,7 @@ class TestWebhooks(TransportContract):
     """Webhooks keep the contract of transports."""
 
     full_batch = sized(200, full=1000)
+    test_many_at_once = pytest.mark.torture(TransportContract.test_many_at_once)
 
     @pytest.fixture(params=["binary", "structured"])
     def place(self, receiver: Receiver, make: Make, request: pytest.FixtureRequest) -> HookPlace:
@@ -261,7 +262,13 @@ def test_ed25519_without_its_package() -> None:
         "except ValueError as error: print(error)\n"
     )
 
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS_MAX,
+        check=True,
+    )
 
     assert "cryptography is not installed" in ran.stdout
     assert "install ledgerstone[" in ran.stdout

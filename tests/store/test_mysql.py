@@ -19,6 +19,7 @@ from ledgerstone.engine.source import Ask
 from ledgerstone.store.dialects.mysql import dialect as mysql
 from ledgerstone.testing.fixtures import Home, new_home
 from ledgerstone.testing.servers import PrivateMariaDB
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.chores import Chores
 from tests.chores.workshop import opened
 from tests.contract.jobs.examples import claim
@@ -53,8 +54,7 @@ def test_the_settings_of_a_connection(home: Home) -> None:
 def test_a_character_set_that_lacks_some(ledger: Ledger, home: Home, charset: str) -> None:
     """A joined connection to which the server would answer question marks is refused."""
     job = ledger.run(lambda tx: tx.jobs.enqueue("a", {"words": "🦊"}, key="🦊"))
-    url = make_url(home.url)
-    where: dict[str, Any] = url.translate_connect_args(username="user")
+    where = _where(home)
 
     with (
         closing(pymysql.connect(**where, charset=charset)) as theirs,
@@ -132,7 +132,7 @@ def test_migrations_of_two_databases(home: Home, tmp_path: Path) -> None:
 def test_a_row_that_changed_since_the_snapshot(ledger: Ledger, home: Home) -> None:
     """Under snapshot isolation, MariaDB's default from 11.6 on, that is StoreBusy: run it again."""
     job = ledger.run(lambda tx: tx.jobs.enqueue("a"))
-    where: dict[str, Any] = make_url(home.url).translate_connect_args(username="user")
+    where = _where(home)
 
     with closing(pymysql.connect(**where)) as theirs, closing(theirs.cursor()) as cursor:
         cursor.execute("SET SESSION innodb_snapshot_isolation = ON")
@@ -362,3 +362,9 @@ def test_an_old_server_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch) -
 
     with pytest.raises(errors.Unsupported):
         opened(home.url)
+
+
+def _where(home: Home) -> dict[str, Any]:
+    """What PyMySQL needs to connect, however busy the machine is."""
+    where: dict[str, Any] = make_url(home.url).translate_connect_args(username="user")
+    return where | {"connect_timeout": WAIT_SECONDS_MAX}

@@ -205,7 +205,12 @@ def test_a_wrong_password_on_postgresql(mortal_postgres: PrivatePostgres) -> Non
 def test_a_wrong_password_on_mysql(quick_mariadb: PrivateMariaDB) -> None:
     """A wrong password, user or database is StoreDenied, which waiting does not help."""
     with closing(
-        pymysql.connect(host="127.0.0.1", port=quick_mariadb.port, user="root")
+        pymysql.connect(
+            host="127.0.0.1",
+            port=quick_mariadb.port,
+            user="root",
+            connect_timeout=WAIT_SECONDS_MAX,
+        )
     ) as connection:
         connection.cursor().execute("CREATE OR REPLACE USER locked IDENTIFIED BY 'right'")
     address = f"127.0.0.1:{quick_mariadb.port}"

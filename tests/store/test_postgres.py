@@ -465,7 +465,7 @@ def test_a_listener_that_hears_nothing_is_not_prompt(
     """A watcher behind a pooler finds out by itself that it hears nothing, and says so."""
     url = ledger.database.url.set(port=pooler.port)
     watcher = ListenWatcher(
-        url, ledger.database.wake_signals, channel=SCHEMA, connect_timeout_seconds=5
+        url, ledger.database.wake_signals, channel=SCHEMA, connect_timeout_seconds=WAIT_SECONDS_MAX
     )
 
     watcher.start()

@@ -487,7 +487,8 @@ def test_a_free_port_is_given_once() -> None:
     ask_for_it = "from ledgerstone.testing.server import _reserved; print(_reserved({port}))"
     script = [sys.executable, "-c", ask_for_it.format(port=free_port())]
 
-    assert subprocess.run(script, capture_output=True, check=True).stdout == b"False\n"
+    ended = subprocess.run(script, capture_output=True, timeout=WAIT_SECONDS_MAX, check=True)
+    assert ended.stdout == b"False\n"
 
 
 @contextmanager

@@ -247,6 +247,14 @@ def tests_do_not_sleep(file: File) -> Iterator[Problem]:
             yield call.lineno, f"{dotted} in {function}"
 
 
+@rule(applies=tested, fix="mark its tests with pytest.mark.torture, so that `make torture` runs them")
+def sizes_belong_to_the_torture(file: File) -> Iterator[Problem]:
+    """A file that gives a test two sizes has a test that `make torture` runs."""
+    calls = [call for _, call in _calls(file) if ast.unparse(call.func) == "sized"]
+    if calls and "mark.torture" not in file.text:
+        yield calls[0].lineno, "a size that nothing runs in full"
+
+
 def _calls(file: File) -> Iterator[tuple[str, ast.Call]]:
     """Every call, with the name of the function that it stands in."""
     for function, node in file.nodes:
@@ -506,6 +514,7 @@ BREACHES: list[tuple[str, str, str]] = [
     ("tests_do_not_sleep", TEST, "def test_a():\n    time.sleep(1)\n"),
     ("tests_do_not_sleep", TEST, "async def test_a():\n    await asyncio.sleep(0.1)\n"),
     ("tests_do_not_sleep", TEST, "from time import sleep\nsleep(1)\n"),
+    ("sizes_belong_to_the_torture", TEST, "MANY = sized(1, full=9)\n"),
     ("nothing_is_mocked", TEST, "import unittest.mock\n"),
     ("nothing_is_mocked", TEST, "from unittest import mock\n"),
     ("nothing_is_mocked", TEST, "from unittest.mock import MagicMock\n"),
@@ -543,6 +552,7 @@ FINE: list[tuple[str, str, str]] = [
     ("tests_say_what_they_prove", TEST, 'def test_a():\n    """A is a."""\ndef helper(): pass\n'),
     ("tests_do_not_sleep", TEST, "async def test_a():\n    await asyncio.sleep(0)\n"),
     ("tests_do_not_sleep", SRC, "time.sleep(1)\n"),
+    ("sizes_belong_to_the_torture", TEST, "A = sized(1, full=9)\npytest.mark.torture(test)\n"),
     ("nothing_is_mocked", TEST, "import mockingbird\nfrom unittest import TestCase\n"),
     ("nothing_is_left_unfinished", NOTE, "todo\n"),
     ("no_path_of_one_machine", NOTE, "GET /jobs/work/1 and /var/lib/a and src/HOME/a\n".lower()),

@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Event
 
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.harness.drivers import connect
 from tests.harness.processes import WorkerProcess
 from tests.harness.proxy import Proxy
@@ -21,7 +22,7 @@ from tests.torture.shop import CLOCK
 LEASE_SECONDS = 3
 CALL_SECONDS = 5
 """What a call of a worker may take: a third of a lease, and at least so long."""
-STOP_SECONDS_MAX = 60
+STOP_SECONDS_MAX = WAIT_SECONDS_MAX
 LOST_ANSWERS = 8
 HOUR_MS = 3_600_000
 COMMITS = {"postgresql": (b"COMMIT", b"S\x00\x00\x00\x04"), "mysql": (b"COMMIT",)}
@@ -195,6 +196,7 @@ def _limit(pids: list[int], bytes_max: int | str) -> None:
             subprocess.run(
                 ["/usr/bin/prlimit", f"--pid={pid}", f"--fsize={bytes_max}:"],
                 check=False,
+                timeout=WAIT_SECONDS_MAX,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 user=user if other else None,

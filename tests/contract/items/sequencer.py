@@ -292,6 +292,7 @@ class SequencerContract:
         assert prefix_kept(before, given(home.url))
         assert problems(home.url) == []
 
+    @pytest.mark.torture
     def test_random_histories(self, ledger: Ledger, home: Home) -> None:
         """Writers that commit, roll back and dawdle, beside two sequencers: nothing is missed."""
         over = threading.Event()

@@ -15,7 +15,7 @@ from tests.harness.sizes import sized
 PARTITIONS = ("ann", "bob")
 BACKLOGS = [
     pytest.param(80, 0.01, id="slow-handlers"),
-    pytest.param(sized(250, full=3000), 0.0, id="large-backlog"),
+    pytest.param(sized(250, full=3000), 0.0, id="large-backlog", marks=pytest.mark.torture),
 ]
 """Messages of each partition, and the seconds that a handler takes."""
 

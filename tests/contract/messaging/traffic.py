@@ -53,6 +53,7 @@ FAILPOINTS = [
 Start = Callable[..., WorkerProcess]
 
 
+@pytest.mark.torture
 class TrafficContract:
     """What holds of messages when relays die. Fixtures: `ledger` and the `home` it is on."""
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from ledgerstone.testing.server import (
-    CONNECT_SECONDS_MAX,
     HOST,
     QUERY_SECONDS_MAX,
     START_SECONDS_MAX,
@@ -186,7 +185,7 @@ class PrivateMariaDB:
                 self._client(f"KILL {connection}")
 
     def _client(self, statements: str, *, database: str = "") -> str:
-        patience = f"--connect-timeout={CONNECT_SECONDS_MAX}"
+        patience = f"--connect-timeout={int(QUERY_SECONDS_MAX)}"
         return self._ask("mariadb", patience, "-NB", database, told=statements)
 
     def _ask(self, program: str, *arguments: str, told: str = "") -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from ledgerstone.testing.server import (
-    CONNECT_SECONDS_MAX,
     HOST,
     QUERY_SECONDS_MAX,
     START_SECONDS_MAX,
@@ -165,7 +164,7 @@ class PrivatePostgres:
         where = ["-h", HOST, "-p", port or self.port, "-U", "postgres", "-d", database]
         return ask(
             [self._programs / "psql", "-XAtq", *where, "-c", statement],
-            environment={"PGCONNECT_TIMEOUT": str(CONNECT_SECONDS_MAX)},
+            environment={"PGCONNECT_TIMEOUT": str(int(QUERY_SECONDS_MAX))},
         )
 
 
