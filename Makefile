@@ -5,6 +5,8 @@ ROOM ?= engine
 SCALE ?= 1
 # Four processes, also on two cores: a test that kills a server mostly waits.
 PYTEST_ARGS ?= -n 4
+# What needs no server rarely waits: one process for each core.
+FAST_ARGS ?= -n auto
 
 BIN := .venv/bin
 NO_SERVERS := not postgres and not mysql and not rabbitmq and not nats and not pgbouncer and not slow
@@ -28,7 +30,7 @@ test: prepare-servers ## set up and run every test
 	@exec $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-fast: prepare ## run what needs no server: SQLite and pure tests
-	@exec $(BIN)/python -m pytest $(PYTEST_ARGS) -m "$(NO_SERVERS)"
+	@exec $(BIN)/python -m pytest $(FAST_ARGS) -m "$(NO_SERVERS)"
 
 test-times: prepare-servers ## run every test, and say where the time goes
 	@exec $(BIN)/python -m pytest $(PYTEST_ARGS) -p tests.harness.times

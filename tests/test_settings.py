@@ -650,6 +650,7 @@ def run_reference(root: Path, *arguments: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.slow
 def test_reference_documents() -> None:
     """The reference documents in the repository are what the code says."""
     done = run_reference(ROOT, "--check")

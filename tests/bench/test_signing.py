@@ -14,6 +14,7 @@ from bench.signing.run import BOUNDS, KEPT_VALUES, PARTS, Plan, measured
 SMALLEST = Plan(scale=0.01, inserts=32, warm_up=2, rounds=1, rows=100, reads=500, lives=10)
 
 
+@pytest.mark.slow
 def test_signing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its figures are printed last, one a line, and kept as JSON under the same names."""
     said: list[str] = []

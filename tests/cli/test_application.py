@@ -28,6 +28,7 @@ def shop(program: Program) -> Program:
     return program
 
 
+@pytest.mark.slow
 def test_every_command_of_jobs_takes_it(shop: Program) -> None:
     """Jobs, queues and schedules of the application are found wherever its ledger is."""
     job_id = shop.run("jobs", "enqueue", "note", *APP, "--json").json["id"]

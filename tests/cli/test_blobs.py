@@ -47,6 +47,7 @@ def test_put_and_get(program: Program, embedded: Ledger) -> None:
     assert sorted(path.name for path in program.folder.glob("*.part")) == []
 
 
+@pytest.mark.slow
 def test_pipes(program: Program, stored: Ledger) -> None:
     """- is stdin; without --output the bytes go to stdout, and nothing else does."""
     ours = {"env": program.environment, "cwd": program.folder, "capture_output": True}
@@ -190,6 +191,7 @@ def test_gc(program: Program, stored: Ledger) -> None:
     assert stored.blobs.verify(ID)
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_closed(program: Program, embedded: Ledger) -> None:
     """A folder that cannot be written is told by its path, and so is a file that is kept."""
     program.obey_modes()

@@ -190,6 +190,7 @@ def test_all_is_meant_only_with_force(program: Program, home: Home, ledger: Ledg
     assert left(ledger) == [ids[-1]]
 
 
+@pytest.mark.slow
 def test_all_are_more_than_a_transaction_takes(program: Program, embedded: Ledger) -> None:
     """Without --limit it goes on in steps until all are done, and a dry run shows the first."""
     failed_ones(embedded, *["order.placed"] * 8)

@@ -129,6 +129,7 @@ def test_what_cannot_be_consumed_is_told(program: Program) -> None:
     assert "bare:ledger has no consumers" in deaf.err
 
 
+@pytest.mark.slow
 def test_a_broker_out_of_reach_is_waited_for(program: Program) -> None:
     """It is said, and is no reason to end; SIGTERM is, with exit 0."""
     open_shop(program, from_broker(free_port()))

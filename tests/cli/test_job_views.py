@@ -81,6 +81,7 @@ def test_what_came_earlier_is_counted(program: Program, home: Home, ledger: Ledg
     assert "Traceback (most recent call last)" in shown.out
 
 
+@pytest.mark.slow
 def test_without_a_terminal_only_news_are_written(program: Program, embedded: Ledger) -> None:
     """Watching one job into a pipe tells it once, then what happens, then how it came out."""
     declare(embedded)
@@ -138,6 +139,7 @@ def test_a_screen_is_filled(head: int, tail: int, above: int, below: int) -> Non
     assert len(lines) == above + cut + below <= 10
 
 
+@pytest.mark.slow
 def test_what_is_watched_follows_the_job(program: Program, embedded: Ledger) -> None:
     """On a terminal the screen is drawn again as the job goes on, and ends with it."""
     declare(embedded)
@@ -152,6 +154,7 @@ def test_what_is_watched_follows_the_job(program: Program, embedded: Ledger) -> 
     until(lambda: "succeeded" in watching.said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [160, 100, 80, 64, 52, 40])
 def test_a_list_is_readable_on_a_narrow_terminal(
     program: Program, embedded: Ledger, columns: int

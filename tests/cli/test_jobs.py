@@ -102,6 +102,7 @@ def test_a_job_goes_its_way(program: Program, home: Home, ledger: Ledger) -> Non
     assert max(map(len, shown.out.splitlines())) <= COLUMNS
 
 
+@pytest.mark.slow
 def test_operators_act_on_every_database(program: Program, home: Home, ledger: Ledger) -> None:
     """Cancel, retry one and all, explain, and an id that nothing has, on every database."""
     declare(ledger)
@@ -436,6 +437,7 @@ def test_many_are_retried_only_when_that_is_meant(program: Program, embedded: Le
     assert statuses(embedded, ids) == [Status.QUEUED, Status.QUEUED, Status.DEAD_LETTER]
 
 
+@pytest.mark.slow
 def test_more_than_one_call_retries(program: Program, embedded: Ledger) -> None:
     """Where there are more dead letters than one call retries, it says so."""
     dead_letters(embedded, RETRY_MAX + 1)
@@ -478,6 +480,7 @@ def test_who_sits_there_is_asked(program: Program, embedded: Ledger) -> None:
     assert statuses(embedded, ids) == [Status.QUEUED] * 2
 
 
+@pytest.mark.slow
 def test_a_job_is_watched_until_it_is_over(program: Program, embedded: Ledger) -> None:
     """Watching one ends with it: exit 0 if it succeeded, 1 if not; --json is one document."""
     fine = enqueued(embedded, "fine")
@@ -495,6 +498,7 @@ def test_a_job_is_watched_until_it_is_over(program: Program, embedded: Ledger) -
     assert died.json["job"]["status"] == "dead_letter"
 
 
+@pytest.mark.slow
 def test_everything_is_watched(program: Program, embedded: Ledger) -> None:
     """Without an id the queues and the newest jobs are shown as they change, until Ctrl-C."""
     enqueued(embedded, "fine")

@@ -36,6 +36,7 @@ def tables(home: Home) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_tables_are_made_when_asked(program: Program, home: Home) -> None:
     """With auto_setup off `migrate` makes none; a dry run shows the SQL, --apply does it once."""
     url = ("--url", home.url)

@@ -51,6 +51,7 @@ def test_one_is_published(program: Program, home: Home, ledger: Ledger) -> None:
     assert max(map(len, shown.out.splitlines())) <= COLUMNS
 
 
+@pytest.mark.slow
 def test_a_key_makes_it_one(program: Program) -> None:
     """The same key and content is the message there is; other content is exit 1 with a hint."""
     first = program.run("outbox", "publish", "order.placed", "1", "--key", "k", "--json")
@@ -99,6 +100,7 @@ def test_a_body_is_read_from_stdin(program: Program) -> None:
     assert b"messaging.body_bytes_max" in too_large.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -130,6 +132,7 @@ def test_bad_input_is_told(program: Program, arguments: list[str], code: int, wo
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.slow
 def test_one_that_may_leave_later_is_shown_so(program: Program) -> None:
     """How long it waits is shown, in the list and in its lane."""
     program.run("outbox", "publish", "order.placed", "--delay", 18_000)
@@ -156,6 +159,7 @@ def test_lists_come_in_pages(program: Program, embedded: Ledger) -> None:
     assert "hint: begin again without a cursor" in foreign.err
 
 
+@pytest.mark.slow
 def test_what_was_delivered_is_left_out(program: Program, embedded: Ledger) -> None:
     """--waiting lists only what waits; an empty list says so."""
     published(embedded, "order.placed")
@@ -179,6 +183,7 @@ def test_wide_values_are_cut(program: Program, embedded: Ledger) -> None:
     assert max(map(len, (shown.out + lanes.out).splitlines())) <= COLUMNS
 
 
+@pytest.mark.slow
 def test_a_row_that_nobody_can_read_is_listed(program: Program, embedded: Ledger) -> None:
     """What others wrote is shown also where it is no message."""
     published(embedded, "order.placed")
@@ -191,6 +196,7 @@ def test_a_row_that_nobody_can_read_is_listed(program: Program, embedded: Ledger
     assert "(no name)" in shown.out
 
 
+@pytest.mark.slow
 def test_a_destination_is_paused_and_resumed(program: Program, home: Home, ledger: Ledger) -> None:
     """Nothing leaves while it is paused; who did it is on record, and `status` shows it."""
     published(ledger, "order.placed")
@@ -213,6 +219,7 @@ def test_a_destination_is_paused_and_resumed(program: Program, home: Home, ledge
     ]
 
 
+@pytest.mark.slow
 def test_a_partition_is_paused_and_resumed(program: Program, home: Home, ledger: Ledger) -> None:
     """Its lane says so; the empty partition is one like any other."""
     published(ledger, "order.placed", partition="order-7")
@@ -233,6 +240,7 @@ def test_a_partition_is_paused_and_resumed(program: Program, home: Home, ledger:
     assert lanes() == {"": "open", "order-7": "open"}
 
 
+@pytest.mark.slow
 def test_parked_partitions_are_resumed(program: Program, home: Home, ledger: Ledger) -> None:
     """All go on with --all, more than one transaction takes; without --yes nothing is done."""
     with ledger.transaction() as tx:
@@ -273,6 +281,7 @@ def test_a_destination_that_is_gone_is_discarded(
     assert (done.json["removed"], rows(ledger)) == (1, [])
 
 
+@pytest.mark.slow
 def test_lanes_say_why_they_stand(program: Program, home: Home, ledger: Ledger) -> None:
     """A lane whose message is refused shows attempts, when it is tried again, and the reason."""
     published(ledger, "order.placed", partition="order-7")
@@ -286,6 +295,7 @@ def test_lanes_say_why_they_stand(program: Program, home: Home, ledger: Ledger) 
     assert max(map(len, shown.out.splitlines())) <= COLUMNS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -322,6 +332,7 @@ def test_delivered_ones_are_removed(program: Program, home: Home, ledger: Ledger
     assert [row.message_id for row in rows(ledger)] == waiting
 
 
+@pytest.mark.slow
 def test_removing_is_shown_on_a_terminal(program: Program, embedded: Ledger) -> None:
     """A bar while it goes on, and the count at the end."""
     published(embedded, *["order.placed"] * 3)

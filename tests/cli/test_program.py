@@ -232,6 +232,7 @@ def imported(program: Program, *arguments: str) -> set[str]:
     return {name for line in lines for name in (line, line.partition(".")[0])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [["jobs", "list"], ["status"], ["queues"], ["failed", "show"], ["outbox", "list"]],

@@ -38,6 +38,7 @@ breaker_cooldown_seconds = 0.5
 """
 
 
+@pytest.mark.slow
 def test_it_carries_to_consumers(program: Program, home: Home, ledger: Ledger) -> None:
     """With -A messages reach the consumers of the code; SIGTERM ends it with exit 0."""
     open_shop(program)
@@ -163,6 +164,7 @@ def test_a_destination_out_of_reach_is_waited_for(program: Program) -> None:
     assert examined.code == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -189,6 +191,7 @@ def test_consumers_are_served_with_the_rest(program: Program, command: list[str]
     assert "Traceback" not in running.said
 
 
+@pytest.mark.slow
 def test_a_handler_that_fails_is_told(program: Program) -> None:
     """That its lane waits is told once; each attempt is logged; the message waits meanwhile."""
     open_shop(program)

@@ -74,6 +74,7 @@ def signing_of(program: Program) -> dict[str, Any]:
     return {**alive["duties"], "trouble": alive["trouble"]}
 
 
+@pytest.mark.slow
 def test_up_looks_after_it(program: Program, store: Path, ledger: Ledger) -> None:
     """A request expires, one that ended is published, `status` says so, SIGTERM ends it."""
     with program.start("up", **OFTEN) as running:
@@ -92,6 +93,7 @@ def test_up_looks_after_it(program: Program, store: Path, ledger: Ledger) -> Non
     assert published(ledger) == ["signing.finalized"]
 
 
+@pytest.mark.slow
 def test_another_process_has_it_open(program: Program, store: Path, ledger: Ledger) -> None:
     """That is said, in the log and in `status`; the worker goes on, and does it afterwards."""
     with Signing(store), program.start("up", **OFTEN) as running:
@@ -111,6 +113,7 @@ def test_another_process_has_it_open(program: Program, store: Path, ledger: Ledg
     assert (locked, free) == (0, 0)
 
 
+@pytest.mark.slow
 def test_commands_beside_it(program: Program, store: Path) -> None:
     """Between turns the store is free for commands that write."""
     with program.start("up", **OFTEN) as running:
@@ -144,6 +147,7 @@ def words(number: int) -> tuple[str, ...]:
     return ("ann", "55" * 32, str(number))
 
 
+@pytest.mark.slow
 def test_one_process_of_several(program: Program, store: Path, ledger: Ledger) -> None:
     """Of several worker processes one does it."""
     (program.folder / "shop.py").write_text(SHOP)
@@ -157,6 +161,7 @@ def test_one_process_of_several(program: Program, store: Path, ledger: Ledger) -
     assert "store_locked" not in running.said
 
 
+@pytest.mark.slow
 def test_the_sample_is_not_run(program: Program, store: Path) -> None:
     """Where a store lies, `up` publishes nothing of it into the database of the sample."""
     with program.start("up", **OFTEN) as running:

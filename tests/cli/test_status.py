@@ -184,6 +184,7 @@ def test_a_wrong_password_of_mariadb_is_not_printed(
     assert PASSWORD not in plain.err + verbose.out + verbose.err
 
 
+@pytest.mark.slow
 def test_it_watches(program: Program) -> None:
     """--watch shows the screen again every second until Ctrl-C, which is exit 130."""
     program.run("migrate")

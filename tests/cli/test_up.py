@@ -83,6 +83,7 @@ def standing(ledger: Ledger, chore_id: str) -> chores.Chore:
         return Chores(tx).get(chore_id)
 
 
+@pytest.mark.slow
 def test_it_runs_your_code(program: Program, home: Home, ledger: Ledger) -> None:
     """With -A a job of the application is run, that is said; SIGTERM ends it with exit 0."""
     (program.folder / "shop.py").write_text(SHOP.format(url=home.url))
@@ -101,6 +102,7 @@ def test_it_runs_your_code(program: Program, home: Home, ledger: Ledger) -> None
     assert "Traceback" not in running.said
 
 
+@pytest.mark.slow
 def test_it_handles_nothing_by_itself(program: Program, home: Home, ledger: Ledger) -> None:
     """Without -A no job and no message of the database is handled, and how to do it is said."""
     with ledger.transaction() as tx:
@@ -119,6 +121,7 @@ def test_it_handles_nothing_by_itself(program: Program, home: Home, ledger: Ledg
     assert standing(ledger, chore_id).status is Status.QUEUED
 
 
+@pytest.mark.slow
 def test_the_sample_shows_what_happens(program: Program) -> None:
     """Where nothing is named, what a second terminal enqueues and publishes is seen to happen."""
     with program.start("up") as running:
@@ -140,6 +143,7 @@ def test_the_sample_shows_what_happens(program: Program) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_ledger_at_the_default_is_not_the_samples(program: Program) -> None:
     """What lies in the database of the default settings is never handled by the sample."""
     program.run("migrate")
@@ -156,6 +160,7 @@ def test_a_ledger_at_the_default_is_not_the_samples(program: Program) -> None:
     assert not (program.folder / SAMPLE_FILE).exists()
 
 
+@pytest.mark.slow
 def test_it_needs_nothing(program: Program) -> None:
     """Without any setting it makes an embedded database, readable by its owner only."""
     with program.start("up") as running:
@@ -205,6 +210,7 @@ def test_it_logs_as_the_settings_say(program: Program) -> None:
     assert any(STARTED in line["message"] for line in lines)
 
 
+@pytest.mark.slow
 def test_it_has_a_screen(program: Program) -> None:
     """On a terminal it shows a live screen and still ends with exit 0."""
     with program.show("up") as running:
@@ -256,6 +262,7 @@ def test_the_grace_period_has_an_end(program: Program, home: Home, ledger: Ledge
     assert standing(ledger, chore_id).status is Status.QUEUED
 
 
+@pytest.mark.slow
 def test_a_server_is_migrated_only_if_allowed(program: Program, home: Home) -> None:
     """Where it may not migrate it refuses and says what to run; where it may, it starts."""
     refused = program.run("--url", home.url, "up", LEDGERSTONE_STORE_AUTO_MIGRATE="never")

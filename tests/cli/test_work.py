@@ -280,6 +280,7 @@ def test_a_signal_to_all_processes_counts_once(shop: Program, embedded: Ledger) 
     assert "done 1, failed 0, returned 0" in running.said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_second_signal_does_not_wait(shop: Program, embedded: Ledger, processes: int) -> None:
     """The first signal waits for a job, the second returns it, its attempt refunded; exit 0."""
@@ -322,6 +323,7 @@ def lose() -> None:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_application_is_heard(shop: Program, embedded: Ledger, processes: int) -> None:
     """The application's loggers are written like ours, with the ids of the job, from anywhere."""
@@ -386,6 +388,7 @@ def test_an_application_that_sets_up_logging(shop: Program, embedded: Ledger) ->
     assert "own: work:" not in running.said
 
 
+@pytest.mark.slow
 def test_each_line_says_which_process(shop: Program, embedded: Ledger) -> None:
     """With several processes each line of the log names its process, the first one included."""
     (shop.folder / "shop.py").write_text(LOUD)

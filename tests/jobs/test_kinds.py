@@ -405,6 +405,7 @@ def test_waits_of_its_own() -> None:
     assert kind_of(plain, backoff=backoff).backoff == backoff
 
 
+@pytest.mark.slow
 def test_timeouts_and_back_offs_in_other_words(tmp_path: Path) -> None:
     """A timeout may be a timedelta or seconds, a back-off the name of its policy."""
     ledger = Ledger(f"sqlite:///{tmp_path}/ledger.db")

@@ -69,6 +69,7 @@ def test_binary_is_read_back(partition: str, key: str | None) -> None:
     assert read == given
 
 
+@pytest.mark.slow
 @given(partition=TEXT, body=st.recursive(st.none() | st.integers() | st.text(), st.lists))
 def test_structured_is_read_back(partition: str, body: Any) -> None:
     """A message that travels as one document is read as it was, its body byte for byte."""

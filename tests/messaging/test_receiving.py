@@ -740,6 +740,7 @@ def test_pauses(ledger: Ledger, clock: ManualClock, queue: Queue) -> None:
     assert down[:5] == (1, 1, 2, 2, 3)
 
 
+@pytest.mark.slow
 def test_the_grace_is_over(ledger: Ledger, registry: MessagingRegistry, queue: Queue) -> None:
     """A handler that takes too long is told to stop; its delivery goes back, and is handled."""
     begun, go_on = threading.Event(), threading.Event()
@@ -887,6 +888,7 @@ def test_two_receivers(ledger: Ledger, home: Home, queue: Queue) -> None:
     assert found(ledger, offices[0]) == []
 
 
+@pytest.mark.slow
 def test_a_duplicate_in_work_elsewhere(ledger: Ledger, home: Home, queue: Queue) -> None:
     """A duplicate of what another has in work for long goes back, and is recognised later."""
     begun, go_on = threading.Event(), threading.Event()

@@ -424,6 +424,7 @@ def test_a_long_answer_is_not_read(receiver: Receiver, make: Make) -> None:
     assert len({came.connection for came in receiver.requests}) == 2
 
 
+@pytest.mark.slow
 def test_an_answer_that_never_ends(receiver: Receiver, make: Make) -> None:
     """A receiver that answers letter by letter holds nobody for longer than the limit."""
     receiver.replies["order.placed"] = Reply(drip=True)
@@ -547,6 +548,7 @@ def test_a_partition_is_held_at_its_first_failure(receiver: Receiver, make: Make
     assert first[2].id not in {came.headers["webhook-id"] for came in receiver.requests}
 
 
+@pytest.mark.slow
 def test_partitions_go_side_by_side(receiver: Receiver, make: Make) -> None:
     """Partitions are posted at once over a few connections, each in its order."""
     together = threading.Barrier(CONNECTIONS_MAX)

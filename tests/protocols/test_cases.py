@@ -27,6 +27,7 @@ def adding(folder: Path, then: object, **case: object) -> Protocol:
     return Protocol("adding", folder=folder, schema=SCHEMA)
 
 
+@pytest.mark.slow
 def test_the_example() -> None:
     """Each of its cases holds, in every order, twice, and by threads and processes at once."""
     verdicts = cases.run_cases(example, orders_max=24)

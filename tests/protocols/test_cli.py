@@ -32,6 +32,7 @@ def program(tmp_path: Path) -> Program:
     return made
 
 
+@pytest.mark.slow
 def test_a_protocol_from_the_command_line(program: Program) -> None:
     """Its commands, its tick, what waits, and its log."""
     created = program.run(
@@ -103,6 +104,7 @@ def test_what_is_wrong_is_told(program: Program) -> None:
     assert "--params is no JSON object" in params.err
 
 
+@pytest.mark.slow
 def test_what_is_kept(program: Program) -> None:
     """A snapshot is made, events are pruned, and the tables follow from what is left."""
     program.run("protocols", "run", "groups", "group.create", "--params", json.dumps(GROUP))

@@ -185,6 +185,7 @@ def _copied(worker: Worker, running: Running, times: int) -> bool:
     return int(rows(running, sql)[0][0]) == times
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_found(ledger: Ledger) -> None:
     """Tables that do not follow from the snapshot and the rest, and a snapshot that was changed."""
     running = ledger.protocol(letters())
@@ -236,6 +237,7 @@ def test_values_and_a_new_column(ledger: Ledger) -> None:
     assert verified.problems == []
 
 
+@pytest.mark.slow
 def test_what_is_compared_is_one_state(ledger: Ledger) -> None:
     """While others apply events and a snapshot is made, nothing differs."""
     running = ledger.protocol(letters())

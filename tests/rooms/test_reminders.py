@@ -136,6 +136,7 @@ def test_a_room_that_is_not_installed(home: Home) -> None:
         Settings.load(url=home.url, environ={}, rooms=["acme"])
 
 
+@pytest.mark.slow
 def test_its_migrations(program: Program, home: Home) -> None:
     """`migrate` applies them after the kernel's, says where they stand, and writes them as SQL."""
     program.environment |= {"LEDGERSTONE_URL": home.url, "LEDGERSTONE_ROOMS": '["reminders"]'}
@@ -186,6 +187,7 @@ def test_a_room_gone_stops_nothing(ledger: Ledger, home: Home) -> None:
     assert ledger.run(lambda tx: tx.room(REMINDERS).waiting()) == 1
 
 
+@pytest.mark.slow
 def test_people_see_it(program: Program, ledger: Ledger, home: Home) -> None:
     """`status`, `doctor` and its own command tell of it."""
     program.environment |= {"LEDGERSTONE_URL": home.url, "LEDGERSTONE_ROOMS": '["reminders"]'}

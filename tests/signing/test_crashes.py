@@ -36,6 +36,7 @@ def killed_in_round(folder: Path, number: int) -> list[str]:
     return [line.decode().strip() for line in said if line.endswith(b"\n")]
 
 
+@pytest.mark.slow
 @pytest.mark.torture
 def test_killed_again_and_again(folder: Path) -> None:
     """After every kill all that was acknowledged is there, and every sum is right."""
@@ -60,6 +61,7 @@ with Signing(sys.argv[1]) as signing:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.torture
 def test_killed_while_deleting(folder: Path) -> None:
     """A deletion that is cut off anywhere is taken up again, and leaves nothing behind."""
@@ -99,6 +101,7 @@ with Signing(sys.argv[1]) as signing, Ledger(sys.argv[2]) as ledger:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.torture
 def test_killed_between_publish_and_confirm(folder: Path, tmp_path: Path) -> None:
     """The message was committed, is published again, and is in the outbox once."""

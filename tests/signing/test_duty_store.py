@@ -132,6 +132,7 @@ def held(data: Path) -> Iterator[None]:
         holder.kill()
 
 
+@pytest.mark.slow
 def test_another_process_has_it_open(duties_of: Opener, data: Path, clock: ManualClock) -> None:
     """That is said where there is something to do; it is done when the store is free."""
     open_world(data).signing.close()

@@ -151,6 +151,7 @@ def test_daily_volume(volume: int, reserved: int, amount: int, passes: bool) -> 
     assert failed(report(volume=volume, reserved=reserved, amount_sompi=amount)) == []
 
 
+@pytest.mark.slow
 @given(st.text(), st.dictionaries(st.text(), st.text()), st.integers(0, 2**64 - 1))
 def test_hostile_payments(destination: str, metadata: dict[str, str], amount: int) -> None:
     """Whatever a payment says, it gets a report of every check."""

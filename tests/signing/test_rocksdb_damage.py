@@ -135,6 +135,7 @@ def test_a_flipped_byte_in_every_region_of_the_log(crashed: Path, tmp_path: Path
         shutil.rmtree(copy)
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_in_a_data_file_is_reported(folder: Path) -> None:
     """By the scan that meets it and by the read of a row, instead of rows that are missing."""
     with Database(folder, FAMILIES) as database:

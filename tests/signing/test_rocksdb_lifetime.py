@@ -380,6 +380,7 @@ def test_an_interrupted_call_leaves_nothing_behind(folder: Path) -> None:
         closes_itself(code, folder, "100")
 
 
+@pytest.mark.slow
 @pytest.mark.torture
 def test_processes_that_open_at_once(folder: Path) -> None:
     """Each opens the database, or is told that it is open; no file of one fails another."""
@@ -453,6 +454,7 @@ def test_a_forked_child_keeps_no_lock(folder: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.torture
 def test_an_interrupted_opening_or_closing(folder: Path) -> None:
     """A signal handler that raises while a database opens or closes leaves it closable."""
@@ -492,6 +494,7 @@ def closes_itself(code: str, *arguments: object) -> None:
     assert (ended.returncode, ended.stdout) == (0, "closed\n"), ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.torture
 def test_nothing_leaks(tmp_path: Path) -> None:
     """Opening, writing, reading, failing and closing again and again does not grow the process."""

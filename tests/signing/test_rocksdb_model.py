@@ -132,6 +132,7 @@ def expected(model: Model, family: str, prefix: bytes) -> list[tuple[bytes, byte
     )
 
 
+@pytest.mark.slow
 @pytest.mark.torture
 def test_random_histories() -> None:
     """Batches, transactions, scans, flushes, compactions and reopening agree with a dict."""

@@ -397,6 +397,7 @@ def test_a_stuck_transaction_stops_nobody_else(worlds: Worlds) -> None:
     assert isinstance(step.errors["r1"], StoreBusy)
 
 
+@pytest.mark.slow
 def test_damage_and_restore(worlds: Worlds, tmp_path: Path) -> None:
     """A flipped byte of a request's data file is reported; the checkpoint brings all of it back."""
     world = worlds()

@@ -49,6 +49,7 @@ def check(folder: Path, acknowledged: set[bytes]) -> None:
     assert int.from_bytes(volumes[DAY], "big") == sum(amounts)
 
 
+@pytest.mark.slow
 @pytest.mark.torture
 def test_killed_again_and_again(folder: Path) -> None:
     """After every kill all acknowledged transactions are there, whole, and the volume is right."""
@@ -72,6 +73,7 @@ with Store(Path(sys.argv[1])) as store:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.torture
 def test_killed_while_migrating(folder: Path) -> None:
     """Each row is in one family or the other after a kill, and the next run moves the rest."""
@@ -118,6 +120,7 @@ restore_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.torture
 def test_killed_while_restoring(folder: Path, tmp_path: Path) -> None:
     """A restore that is cut off leaves no half of a store; the next one succeeds."""

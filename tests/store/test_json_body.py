@@ -140,6 +140,7 @@ def test_what_is_wide_is_not_deep() -> None:
     assert decode(encode(wide, bytes_max=LARGE)) == wide
 
 
+@pytest.mark.slow
 @given(PLAIN, st.integers(0, NESTING_MAX + 5))
 def test_the_depth_is_that_of_the_value(value: Any, more: int) -> None:
     """A body is refused exactly if its value is too deep."""

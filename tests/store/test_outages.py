@@ -165,6 +165,7 @@ def test_nobody_answers(scheme: str) -> None:
     assert "127.0.0.1" in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["postgresql", "mysql"])
 def test_somebody_else_answers(scheme: str) -> None:
     """A port that accepts and says nothing is given up after the setting: StoreUnavailable."""

@@ -219,6 +219,7 @@ def test_the_url_names_the_library(url: str, monkeypatch: pytest.MonkeyPatch) ->
         opened(f"{url}?driver=oracle")
 
 
+@pytest.mark.slow
 def test_two_processes_write_at_once(url: str) -> None:
     """Two processes that write as fast as they can wait for each other, and lose nothing."""
     with opened(url) as ledger:

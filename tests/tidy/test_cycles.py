@@ -17,6 +17,7 @@ Modules = Mapping[str, str]
 """The text of each module, by its dotted name; a package by its own."""
 
 
+@pytest.mark.slow
 def test_no_module_imports_itself_through_others() -> None:
     """The imports of src have no cycle."""
     modules = {

@@ -247,7 +247,9 @@ def tests_do_not_sleep(file: File) -> Iterator[Problem]:
             yield call.lineno, f"{dotted} in {function}"
 
 
-@rule(applies=tested, fix="mark its tests with pytest.mark.torture, so that `make torture` runs them")
+@rule(
+    applies=tested, fix="mark its tests with pytest.mark.torture, so that `make torture` runs them"
+)
 def sizes_belong_to_the_torture(file: File) -> Iterator[Problem]:
     """A file that gives a test two sizes has a test that `make torture` runs."""
     calls = [call for _, call in _calls(file) if ast.unparse(call.func) == "sized"]
@@ -452,6 +454,7 @@ def _module(file: File) -> str:
 HOUSE = house()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_the_house_keeps_its_rules(name: str) -> None:
     """Every file of the repository keeps the clause in the rule's docstring."""

@@ -7,11 +7,14 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from tools import mutants
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_every_entry_can_be_put_in() -> None:
     """What an entry looks for stands once in its file, and what it runs is there."""
     mistakes = [f"{each.name}: {said}" for each in mutants.listed() if (said := each.mistake())]
@@ -19,6 +22,7 @@ def test_every_entry_can_be_put_in() -> None:
     assert mistakes == []
 
 
+@pytest.mark.slow
 def test_every_entry_runs_tests_that_exist() -> None:
     """The paths of its tests lead somewhere, and each name that selects some stands in a test."""
     listed = mutants.listed()
@@ -40,6 +44,7 @@ def test_every_entry_runs_tests_that_exist() -> None:
     assert [word for word in sorted(words) if word.lower() not in known] == []
 
 
+@pytest.mark.slow
 def test_every_promise_has_three() -> None:
     """At least three entries break each promise of ARCHITECTURE.md, and none breaks another."""
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")

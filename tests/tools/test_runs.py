@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tools.runs import Runs
 
 TESTS = """
@@ -20,6 +22,7 @@ def test_endless():
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:ledgerstone", "test_it.py", "-k")
 
 
+@pytest.mark.slow
 def test_each_runs_in_its_tree(tmp_path: Path) -> None:
     """A run imports what lies in its tree; its exit code and its output are those of pytest."""
     right, wrong = tree(tmp_path / "right", 1), tree(tmp_path / "wrong", 2)

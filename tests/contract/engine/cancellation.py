@@ -36,6 +36,7 @@ IMPATIENT = {"concurrency": 1, "notice_seconds": SOON, "claim_ahead_ms": 0}
 class CancellationContract(OwnTable):
     """What holds for a handler that has to stop. Fixtures: `ledger`."""
 
+    @pytest.mark.slow
     def test_writers_that_time_out(self, ledger: Ledger) -> None:
         """Timeouts in the middle of transactions leave locks and connections as they should be."""
         ids = enqueue(ledger, 3 * WRITERS, attempts=1)

@@ -177,6 +177,7 @@ class RunningEndingsContract:
 
         assert isinstance(worker.failure, ZeroDivisionError)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("where", list(ExecutorKind))
     def test_odd_endings(self, ledger: Ledger, where: ExecutorKind) -> None:
         """Errors without words and reasons that are no text end their item, wherever it runs."""
@@ -198,6 +199,7 @@ class RunningEndingsContract:
         assert (odd.status, (odd.error or "")[:9]) == (Status.DEAD, "bad_input")
         assert (fine.status, fine.result) == (Status.DONE, {"fine": True})
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("where", [ExecutorKind.THREAD, ExecutorKind.LOOP])
     def test_timeouts_that_are_swallowed(self, ledger: Ledger, where: ExecutorKind) -> None:
         """A handler that takes no notice of its timeout has timed out all the same."""

@@ -80,6 +80,7 @@ class RunningContract:
 
         assert count.most <= 3
 
+    @pytest.mark.slow
     def test_handlers_in_processes(self, ledger: Ledger) -> None:
         """A handler may run in a process of its own, and its result and errors come back."""
         ids = enqueue(ledger, 2, attempts=1)
@@ -94,6 +95,7 @@ class RunningContract:
         assert bad.error is not None
         assert "odd numbers are refused" in bad.error
 
+    @pytest.mark.slow
     def test_a_process_that_dies(self, ledger: Ledger) -> None:
         """A child that dies takes only its own item with it, and that counts as a crash."""
         ids = enqueue(ledger, 4, attempts=1)
@@ -260,6 +262,7 @@ class RunningContract:
         assert told.wait(WAIT_SECONDS_MAX)
         assert (chore.status, chore.attempt) == (Status.QUEUED, 0)
 
+    @pytest.mark.slow
     def test_busy_handlers_do_not_starve_the_heartbeat(self, ledger: Ledger) -> None:
         """While handlers keep the processor and every pooled connection, leases are kept."""
         settings = msgspec.structs.replace(
@@ -293,6 +296,7 @@ class RunningContract:
 
         assert isinstance(worker.failure, SchemaMissing)
 
+    @pytest.mark.slow
     def test_unsettled_outcomes_are_bounded(self, ledger: Ledger) -> None:
         """While nothing can be settled, only so much is claimed."""
         enqueue(ledger, 500)

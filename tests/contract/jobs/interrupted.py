@@ -210,6 +210,7 @@ class InterruptedContract:
         assert notes_kept(watcher) == ["slow"]
         assert_replayed(watcher, job_id)
 
+    @pytest.mark.slow
     def test_a_worker_that_does_not_wait(self, home: Home, watcher: Ledger) -> None:
         """When a worker stops without its handler, the handler's transaction is undone."""
         scene = _Scene()

@@ -133,6 +133,7 @@ class RetriesContract:
         row = standing(ledger, job_id)
         assert (row.last_error_code, row.status) == ("timeout", Status.DEAD_LETTER)
 
+    @pytest.mark.slow
     def test_errors_of_another_process(self, ledger: Ledger) -> None:
         """The type counts also if the error cannot be sent from the process that raised it."""
         options: dict[str, Any] = {"process": True, "max_attempts": 2}

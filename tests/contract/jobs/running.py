@@ -550,6 +550,7 @@ class ThreadedJobsContract:
                 enqueue(ledger, job)
                 assert ran.acquire(timeout=WAIT_SECONDS_MAX)
 
+    @pytest.mark.slow
     def test_errors_of_a_process(self, ledger: Ledger) -> None:
         """An error from a process of its own keeps its name, its words and where it was raised."""
         expected = {

@@ -145,6 +145,7 @@ class ScheduleTroubleContract:
         assert len(runner.trouble) == pages * DUE_MAX
         assert got(ledger, "foreign 0").last_at is None
 
+    @pytest.mark.slow
     def test_trouble_that_is_over(self, ledger: Ledger, clock: ManualClock) -> None:
         """What stayed due runs as soon as somebody can read it, those that wait longest first."""
         count = (PAGES_MAX + 1) * DUE_MAX

@@ -90,6 +90,7 @@ class RelayPaceContract:
             assert shelf.bodies_of(partition) == list(range(EACH_OF_MANY))
         assert len(shelf.sent) == 2 + EACH_OF_MANY * len(MANY)
 
+    @pytest.mark.slow
     def test_many_slow_partitions_hold_no_other(self, home: Home) -> None:
         """Partitions that became due one by one, and all wait for their answers, hold no other."""
         shelf = _Patient()
@@ -207,6 +208,7 @@ class RelayPaceContract:
         for partition in SLOW_PAIR:
             assert shop.shelf.bodies_of(partition) == ["poison", "behind"]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("mode", ["ordered", "competing"])
     def test_memory_is_bounded_in_bytes(self, home: Home, mode: str) -> None:
         """A relay never has more bytes of messages than it may, whatever their number."""
@@ -220,6 +222,7 @@ class RelayPaceContract:
         assert shelf.count == 90
         assert 0 < shelf.most <= WEIGHT_MAX
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("mode", ["ordered", "competing"])
     def test_a_message_larger_than_the_memory(self, home: Home, mode: str) -> None:
         """A message that is larger than what a relay may hold is carried, alone."""

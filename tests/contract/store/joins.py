@@ -132,6 +132,7 @@ class JoinContract:
             with pytest.raises(errors.NotFound):
                 Chores(tx).get(second.id)
 
+    @pytest.mark.slow
     def test_it_stays_the_users(self, ledger: Ledger, guest: Guest) -> None:
         """We never commit, roll back, close or reset it, not even when ours are collected."""
         add_note(guest, "mine")

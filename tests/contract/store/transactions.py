@@ -403,6 +403,7 @@ class TransactionContract(OwnTable):
 
         assert kept == 4 * TURNS_MANY
 
+    @pytest.mark.slow
     def test_what_is_dropped_leaves_no_connection(self, ledger: Ledger) -> None:
         """Connections of a worker that nobody closed end with it, and not when they like."""
         sibling = ledger.database.sibling(connections=1)
