@@ -24,7 +24,7 @@ from ledgerstone.store.schema.columns import VERSION_TABLE, names_in
 from ledgerstone.store.schema.tables import tables as kernel_tables
 
 UNDECLARED = ("jobs_legacy", "history_guard")
-"""What is left of a table `jobs` of before the job ledger, and a guard that only MySQL needs."""
+"""The rest of a table `jobs` from before the job ledger, and a guard that only MySQL needs."""
 Include = Callable[[Any, str | None, str, bool, Any], bool]
 
 

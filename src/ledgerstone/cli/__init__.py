@@ -24,7 +24,7 @@ def main() -> None:
     gc.enable()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # What a terminal has no signs for is spelled out.
+            # Characters that the terminal cannot show are written as escapes.
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
@@ -39,7 +39,7 @@ def main() -> None:
         if error.filename is not None or error.errno not in {*_FULL, errno.EPIPE}:
             raise
         _forget_the_rest()
-        # Whoever closed the pipe has read what they wanted.
+        # The reader closed the pipe: it has read enough.
         full = error.errno in _FULL
         said = f"error: what there is to say cannot be written: {error.strerror}"
         sys.exit(said if full else 1)
@@ -48,7 +48,7 @@ def main() -> None:
 def end_without_handlers(code: object) -> None:
     """If handlers still run that were given up, end the process now: nobody can wait for them.
 
-    What they wait for may be a thread of their own, which Python would join at its end.
+    Such a handler may wait for a thread of its own, which Python would join at exit.
     """
     engine = sys.modules.get("ledgerstone.engine.attempt")
     if engine is not None and engine.abandoned_handlers():
@@ -59,7 +59,7 @@ def end_without_handlers(code: object) -> None:
 
 
 def _forget_the_rest() -> None:
-    """What is still to be written to stdout goes nowhere: Python would try again at its end."""
+    """Drop the rest of stdout: Python would try to write it again at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

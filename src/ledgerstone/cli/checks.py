@@ -75,7 +75,7 @@ def _checks(load: Callable[[], Settings]) -> Iterator[Check]:
         yield from (_problem("settings", problem, todo) for problem in error.problems)
         return
     yield _ok("settings", settings.url_masked)
-    # What a room keeps elsewhere is there also where the database is not.
+    # A store of a room outside the database can be checked without the database.
     elsewhere = [room for room in rooms if not room.tables]
     others = [room for room in rooms if room.tables]
     with opened(settings, rooms, tell=False) as database:
@@ -84,7 +84,7 @@ def _checks(load: Callable[[], Settings]) -> Iterator[Check]:
             yield from _file(database)
             yield from _reached(database)
         except LedgerstoneError as error:
-            # What cannot be reached cannot be looked at.
+            # Without a connection the other checks have nothing to read.
             yield refused("database", error)
             return
         for name, look in _LOOKS.items():
@@ -176,7 +176,7 @@ def _reached(database: Examined) -> Iterator[Check]:
 
 
 class _ExpectedSetting(msgspec.Struct, frozen=True):
-    """What a setting of the database should be, and what to do where it is not."""
+    """The expected value of a database setting, and what to do if it differs."""
 
     holds: Callable[[str], bool]
     otherwise: CheckStatus
@@ -259,7 +259,7 @@ def _packet(bytes_max: int, body_bytes_max: int) -> Check:
 
 
 def _wakeups(database: Examined, _: Settings) -> Iterator[Check]:
-    """What another process commits is noticed at once, not only at the next poll."""
+    """A commit of another process is noticed at once, not only at the next poll."""
     watcher = database.watcher()
     if watcher is None:
         yield _ok("wake-ups", "by polling")

@@ -263,8 +263,8 @@ _WORDS = {
 
 
 def numbers(facts: TourFacts) -> RenderableType:
-    """What came of it, as people see it."""
-    table = output.table("What the database says", "", "items", numbers=("items",))
+    """The result of the tour, as a table for people."""
+    table = output.table("Read from the database", "", "items", numbers=("items",))
     for name, count in msgspec.structs.asdict(facts).items():
         promised = name in {"lost", "done_twice"}
         style = ("bold red" if count else "bold green") if promised else ""

@@ -37,7 +37,7 @@ class DatabaseKind(Enum):
 
 
 class MigrationResult(msgspec.Struct, frozen=True):
-    """What a migration did; `set_up` tells what was done to the tables of messaging."""
+    """The result of a migration; `set_up` tells what was done to the tables of messaging."""
 
     before: str | None
     after: str

@@ -100,7 +100,7 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in COMMANDS:
-            # What may have been meant is looked for among those that are loaded.
+            # Suggestions for a mistyped name come from the loaded commands.
             for name in self.list_commands(ctx):
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
@@ -131,7 +131,7 @@ def _misused(error: typer.TyperException) -> dict[str, object]:
 def _of_rooms(context: Any) -> dict[str, str]:
     """The groups of rooms beside Ledgerstone's: those of the application, or of the settings.
 
-    What is wrong with either is told by the command that is called, not by the list of commands.
+    The called command reports errors of either, not the list of commands.
     """
     from ledgerstone.errors import LedgerstoneError
     from ledgerstone.settings.registered import rooms_of
@@ -189,7 +189,7 @@ def program(
     verbose: VerboseOption = False,
     version: Annotated[bool, flag("--version", help="Print the version and end.")] = False,
 ) -> None:
-    """What may stand before every command."""
+    """The options that every command takes before its name."""
     context.obj = Call(url=url, config=config, application=application, json=json, verbose=verbose)
     output.begin()
     if version:

@@ -45,7 +45,7 @@ ROWS_SHOWN_MAX = 15
 
 
 class StatusFacts(msgspec.Struct, frozen=True):
-    """What there is to know at a glance.
+    """The state of a ledger at a glance.
 
     `rooms` are the facts of the rooms, by name; None where a room cannot tell. As JSON they stand
     beside the others.

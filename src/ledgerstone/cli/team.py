@@ -47,14 +47,14 @@ RESTART_SECONDS_MAX = 30.0
 STEADY_SECONDS = 60.0
 """A process that lived so long was all right: the next pause is the first again."""
 STOP_SECONDS_MARGIN = 15.0
-"""What a process may take to stop beyond its grace period before it is killed."""
+"""The time that a process gets beyond its grace period before it is killed."""
 JOIN_SECONDS_MAX = 5.0
 
 _log = logging.getLogger("ledgerstone.work")
 
 
 class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process is to do."""
+    """The work of one worker process."""
 
     application: str
     queues: tuple[str, ...]
@@ -73,7 +73,7 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TeamCounters(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of the jobs so far, and how many messages consumers have dealt with."""
+    """The outcomes of jobs so far, and how many messages consumers have handled."""
 
     claimed: int = 0
     done: int = 0
@@ -102,7 +102,7 @@ class TeamCounters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TeamCommand(Enum):
-    """What a process is told."""
+    """The options and settings that a process gets."""
 
     STOP = "stop"
     NOW = "now"
@@ -296,7 +296,7 @@ def _words(code: int) -> str:
 
 
 def _work(order: WorkOrder, number: int, pipe: Connection[Any, Any]) -> None:
-    """What a worker process does."""
+    """The main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     log = partial(logs.to_stderr, level=order.level, json=order.json, process=f"worker {number}")

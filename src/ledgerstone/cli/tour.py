@@ -52,7 +52,7 @@ BUSY_SECONDS_MAX = 0.25
 
 
 class Intake(msgspec.Struct, frozen=True):
-    """What was answered when the jobs were enqueued."""
+    """The answers to the enqueue calls."""
 
     items: int
     duplicates: int
@@ -60,7 +60,7 @@ class Intake(msgspec.Struct, frozen=True):
 
 
 class TourFacts(msgspec.Struct, frozen=True):
-    """What came of it; all but what was answered at the intake is read from the database."""
+    """The result; everything but the answers to the enqueue calls is read from the database."""
 
     accepted: int
     duplicates_answered: int
@@ -235,7 +235,7 @@ class Tour:
         self._ledger.run(work)
 
     def _events(self) -> Iterator[JobEvent]:
-        """What happened to the jobs, without their acceptance and the beginnings of attempts."""
+        """The moves of the jobs, without their acceptance and the begins of attempts."""
         told = (
             select(
                 job_event.c.id,

@@ -75,7 +75,7 @@ def up(call: Call) -> None:
 def _is_sample(call: Call) -> bool:
     """Whether nothing was named that could be run, and nothing of the user's lies at the default.
 
-    What a user has stored is never handled by code that is not theirs, and no payment of theirs is
+    The items of a user are never handled by code that is not theirs, and no payment of theirs is
     published into the database of the sample.
     """
     if not (call.application is None and call.url is None and call.config is None):
@@ -89,7 +89,7 @@ def _is_sample(call: Call) -> bool:
 
 
 def _intro(call: Call, sample: bool) -> Sequence[str]:
-    """What is told when it has begun."""
+    """The facts that are printed when it has begun."""
     if sample:
         program = "ledgerstone" if shutil.which("ledgerstone") else sys.argv[0]
         return (

@@ -42,7 +42,7 @@ _log = logging.getLogger("ledgerstone.work")
 
 
 class WorkFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was worked on, and what came of it; `died` counts processes that were replaced."""
+    """The work of a run and its outcomes; `died` counts processes that were replaced."""
 
     application: str
     url: str
@@ -170,7 +170,7 @@ def _announce(ledger: Ledger, order: WorkOrder, processes: int, *, json: bool) -
 
 
 def _words(ledger: Ledger, order: WorkOrder, served: list[Kind]) -> str:
-    """What is run, and from where."""
+    """The sources and schedules that are run, and their database."""
     consumers = f"the consumers {', '.join(_consumers(ledger))}" if order.destinations else ""
     if not order.queues:
         return f"{consumers} of {order.application}"
@@ -218,7 +218,7 @@ def _alone(ledger: Ledger, order: WorkOrder, *, json: bool) -> WorkFacts:
 
 
 def _many(ledger: Ledger, order: WorkOrder, processes: int) -> WorkFacts:
-    # What no process could work with is told once, before any is started.
+    # Report once, before a process is started, what would stop each of them.
     with ledger.reading():
         pass
     ledger.close()

@@ -1,1 +1,1 @@
-"""What every command stands on: the call and its options, the ledger it opens, what it shows."""
+"""The parts that all commands share: a call and its options, its ledger, and its output."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ByOption = Annotated[
     str | None,
-    typer.Option("--by", metavar="WHO", help="Who does it, for the record; otherwise your login."),
+    typer.Option("--by", metavar="WHO", help="The operator, for the record. Default: your login."),
 ]
 
 
@@ -119,7 +119,7 @@ def settings_of(call: Call) -> Settings:
 
 
 def who(given: str | None) -> str | None:
-    """Who does it: as was said, otherwise whoever is logged in, if the system knows that."""
+    """The operator: the name that was given, otherwise the login, if the system knows it."""
     if given is not None:
         return given
     try:

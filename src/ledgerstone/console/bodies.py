@@ -13,7 +13,7 @@ STDIN = "-"
 
 
 def given(what: str, text: str, *, bytes_max: int, setting: str, example: str) -> Any:
-    """What the JSON says; BadInput that names it by `what` and shows an example."""
+    """The parsed JSON; BadInput that names it by `what` and shows an example."""
     read = _stdin(bytes_max, setting) if text == STDIN else text
     try:
         return msgspec.json.decode(read)

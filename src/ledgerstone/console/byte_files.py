@@ -17,7 +17,7 @@ STDIO = "-"
 
 @contextmanager
 def read_from(file: str) -> Iterator[BinaryIO]:
-    """What is read; BadInput for what is not there, is a folder or cannot be read."""
+    """The file to read; BadInput if it is missing, is a folder or cannot be read."""
     if file == STDIO:
         yield sys.stdin.buffer
         return
@@ -29,9 +29,9 @@ def read_from(file: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def written_to(file: str) -> Iterator[BinaryIO]:
-    """What is written; BadInput for what cannot be. A file has its name when the block has ended.
+    """The file to write; BadInput if it cannot be. It has its name when the block has ended.
 
-    What is there and no file, as a pipe or a device, is written as it stands.
+    A pipe or a device is written as it stands.
     """
     if file == STDIO:
         yield sys.stdout.buffer

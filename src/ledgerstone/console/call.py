@@ -168,7 +168,7 @@ def _torn(words: str) -> bool:
 
 
 def _present(command: Callable[..., None], run: Callable[..., None]) -> None:
-    """What typer reads of a command: the function's name and words, its own options, then ours."""
+    """The parts of a command that typer reads: name, words, its own options, then ours."""
     _call, *own = options_of(run)
     context, *shared, _own = options_of(command)
     named = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in own]
@@ -178,7 +178,7 @@ def _present(command: Callable[..., None], run: Callable[..., None]) -> None:
 
 
 def options_of(function: Callable[..., None]) -> list[inspect.Parameter]:
-    """What a function takes."""
+    """The parameters of a function."""
     return list(inspect.signature(function, eval_str=True).parameters.values())
 
 

@@ -18,7 +18,7 @@ from ledgerstone.console.output import visible
 
 ROOT = "ledgerstone"
 LIBRARIES = ("alembic", "asyncio", "nats", "pika", "psycopg", "sqlalchemy")
-"""What we call ourselves: heard from warnings on, unless the application says otherwise."""
+"""Our loggers: shown from warnings on, unless the application says otherwise."""
 
 
 def to_stderr(
@@ -88,7 +88,7 @@ class _Text(logging.Formatter):
             record.message = " ".join(record.message.split())
         line = super().formatMessage(record)
         ids = log_context.current()
-        # What a message of ours belongs to stands in its words.
+        # Our own messages already name the item that they belong to.
         if not ids or record.name.partition(".")[0] == ROOT:
             return line
         return f"{line} [{', '.join(f'{name}={value}' for name, value in ids.items())}]"

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, one JSON document for programs, errors for both."""
+"""The output of commands: tables for people, one JSON document for programs, errors for both."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def begin() -> None:
 def on_database(url: str, *, tell: bool = True) -> None:
     """The command works on this database, its password masked.
 
-    What it prints says so: for people on stderr, for programs in the JSON document. A command that
+    The output says so: for people on stderr, for programs in the JSON document. A command that
     says it by itself need not `tell`.
     """
     _Database.url, _Database.told = url, not tell
@@ -181,7 +181,7 @@ def foldable(listed: str) -> str:
 
 
 def one_line(words: str | None) -> str | None:
-    """What a driver said in several lines, in one."""
+    """A message of a driver in one line instead of several."""
     return None if words is None else " ".join(words.split())
 
 

@@ -1,4 +1,4 @@
-"""What a process that works shows of itself, until a signal comes."""
+"""The screen of a process that works until a signal comes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LOOK_SECONDS = 1.0
 COUNTED_MAX = 1000
 """Jobs of a status that are counted every second; above it `1,000+` is shown."""
 CONNECTING = "connecting"
-"""What a subscription says before it knows more."""
+"""The state of a subscription before its first connection."""
 SAY_SECONDS = 5.0
 """Without a terminal, changes are said at most so often."""
 
@@ -52,7 +52,7 @@ class UpState(Enum):
 
 
 class UpFacts(msgspec.Struct, frozen=True):
-    """What one process does and did since it began.
+    """The state and the counters of one process since it began.
 
     - `done` to `refused` count all but messages, which stand in `carried` and `received`.
     """
@@ -78,7 +78,7 @@ class UpFacts(msgspec.Struct, frozen=True):
     carried: list[CarriedFacts]
     received: Received | None
     signing: dict[str, int]
-    """What was done to the store of signing, by duty."""
+    """The counters of signing's duties, by duty."""
 
     @property
     def moved(self) -> int:
@@ -120,7 +120,7 @@ def serve(
 
 
 def signing_work(duties: Mapping[str, int]) -> dict[str, int]:
-    """What was done to the store of signing, by duty, among what was done by a worker."""
+    """The counters of signing's duties among those of a worker."""
     return {
         name.removeprefix(DUTIES): count
         for name, count in duties.items()
@@ -230,7 +230,7 @@ class _Lines:
     def show(self, facts: UpFacts) -> None:
         before, now = self._said, time.monotonic()
         if before is None:
-            # What was done before this first look is told with the next.
+            # Work before this first look is counted with the next.
             heard = facts.received is not None and facts.received.received
             begun = facts.claimed or heard or any(each.moved for each in facts.carried)
             self._counted = "" if begun else _counts(facts)

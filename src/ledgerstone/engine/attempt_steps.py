@@ -142,7 +142,7 @@ class AttemptSteps:
         """The outcome; if its target is down, it is due again when the target may be tried."""
         target, failure = claim.target or self._work.name, outcome.failure
         if failure is None or failure.code != TargetDown.code:
-            # What was returned for another reason may never have come to its target.
+            # A claim that was returned for another reason may never have reached its target.
             returned = outcome.verdict is OutcomeKind.RETURNED
             (self._breakers.undecided if returned else self._breakers.succeeded)(target)
             return outcome

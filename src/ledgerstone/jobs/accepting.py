@@ -184,7 +184,7 @@ _with_key = Statement(
     .where(job.c.org_id == _org_id, job.c.idempotency_key == _key)
     .with_for_update(),
 )
-"""Whatever the transaction has seen before: a unique constraint has told of it."""
+"""A unique constraint reports it, also if the transaction's snapshot is older."""
 _give_key = Statement(
     "jobs.give_key",
     update(job_key)
@@ -282,7 +282,7 @@ def _held(tx: Transaction, new: _Checked, holder: KeyHolder) -> Enqueued:
 def _is_like(tx: Transaction, job_id: Any, new: _Checked) -> bool:
     """Whether the job that somebody added has this content.
 
-    What one that is gone had nobody knows. It counts as other content: that is told to the caller,
+    The content of a job that is gone is unknown. It counts as other content: the caller is told,
     while another job that was taken for the same would be lost without a word.
     """
     row = _content.one(tx, id_=str(job_id))
@@ -342,7 +342,7 @@ class _JobChecker:
         try:
             known = shapes.get(given)
         except TypeError:
-            # What cannot be a key of a dict is of no type that is taken: the checks will say which.
+            # An unhashable value has no accepted type: the checks name it.
             known = None
         if known is not None and known.kind is self._kinds.get(known.name):
             return known
@@ -454,7 +454,7 @@ def _due(new: NewJob, clock: Clock) -> tuple[int, int]:
     if ms > (now if now is not None else time.time() * 1000) + DELAY_SECONDS_MAX * 1000:
         message = f"run_at is too far away: {new.run_at}"
         raise BadInput(message)
-    # What is past is due now: how long it is past makes no difference before there were computers.
+    # A moment in the past is due now; how far in the past makes no difference.
     return max(ms, 0), 0
 
 

@@ -260,7 +260,7 @@ class ClaimOrder:
     def _from_only_group(
         self, tx: Transaction, limit: int, common: dict[str, Any]
     ) -> tuple[list[Row], bool]:
-        """What is next if the line is of one group as it was last time, and if that is all."""
+        """The next jobs if one group is queued, as it was last time, and nothing else."""
         rows: list[Row] = []
         if self._only is None:
             return rows, False
@@ -311,7 +311,7 @@ class ClaimOrder:
             if turns.whole or len(types) < len(turns.types):
                 break
         for last in (False, True):
-            # What is left of the places goes to those that have more than their part.
+            # The rest of the places goes to groups that have more than their part.
             room, given = limit - len(found), Counter(str(row[_ORG]) for row in found)
             more = {org: had[org] for org, count in given.items() if count >= each}
             if not room or not more:

@@ -114,7 +114,7 @@ moved = Journal(
     columns=lambda row: (row.id, row.words),
     copied=_STAMPED,
 )
-"""What is told of a job that is added, or found by its id, which travels first; its words last."""
+"""The fields of an event for a job that is added or found by its id: the id first, texts last."""
 claimed = Journal(
     append=_append,
     told=lambda row, common: (new_id(), str(row[0]), begun(row[1], common["worker"])),

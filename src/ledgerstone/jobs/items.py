@@ -1,8 +1,8 @@
 """Jobs as leased items, and the moves that they make.
 
-What is special to jobs is an addition: an attempt that fails passes through `failed`, both moves on
+Jobs add to the leased item: an attempt that fails passes through `failed`, both moves on
 record; a job that somebody asked to cancel is canceled instead of given back or tried again; and
-what is put off leaves the line (`gate`) until its time.
+a job that is put off leaves the line (`gate`) until its time.
 """
 
 from __future__ import annotations

@@ -357,7 +357,7 @@ def pass_on(
 
 
 def look_again(tx: Transaction, queue: str, slots: BusySlots) -> None:
-    """What had to wait for a slot that is free now: jobs get in line for the places of its keys."""
+    """Let jobs that waited for a slot that is free now get in line for the places of its keys."""
     now = tx.database.clock.monotonic()
     due = slots.due(now)
     if not due:

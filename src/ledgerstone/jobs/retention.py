@@ -36,7 +36,7 @@ _before = moment(now_ms() - _age)
 
 
 def _old(status: Status) -> Statement:
-    # What was taken over from another table ended long before it came here: it is kept from then.
+    # A job that was taken over from another table ended before that: its retention begins then.
     came_later = exists().where(job_event.c.job_id == job.c.id, job_event.c.ts >= _before)
     # By the time of creation, which an index knows; what is over was created before it was over.
     return Statement(

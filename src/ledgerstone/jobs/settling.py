@@ -178,7 +178,7 @@ def _is_last(outcome: Outcome, claim: JobClaim, rules: Rules) -> bool:
 
 
 def _words(outcome: Outcome, worker: str | None, status: Status) -> str:
-    """What is told of the move to this status; it leads to the row that the move has written."""
+    """The event of the move to this status; it leads to the row that the move has written."""
     claim, failure = outcome.claim, outcome.failure
     # Only what goes back in line gets its attempt back.
     attempt = claim.attempt - (status is Status.QUEUED)

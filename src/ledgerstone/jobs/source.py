@@ -194,7 +194,7 @@ class JobSource:
             # More may be waiting: then the next claim looks again.
             self._opened_at = moment if count < OPEN_MAX else float("-inf")
             if count:
-                # What took long may have been this, and not the claim.
+                # This statement may have taken the time, and not the claim.
                 self._line.start_at_front()
 
         return known

@@ -46,7 +46,7 @@ __all__ = [
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-# What SQLAlchemy reads, but a password with a raw "@" is refused instead of half understood.
+# The URL as SQLAlchemy parses it; a password with a raw "@" is refused, not half understood.
 _URL_PATTERN = (
     r"^(sqlite://([/?].*)?"
     r"|(postgresql(\+psycopg)?|(mysql|mariadb)(\+(pymysql|mysqldb))?)://"
@@ -149,7 +149,7 @@ def _read(
     environ: Mapping[str, str],
     overrides: Mapping[str, object],
 ) -> Reading[Settings]:
-    """What all sources give."""
+    """The settings of all sources together."""
     reading: Reading[Settings] = Reading(known)
     reading.take_file(path, environ)
     reading.take_environment(environ)

@@ -40,7 +40,7 @@ class _Masked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Reached(_Masked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What lies at the other end of a URL, perhaps behind TLS."""
+    """The kind of place at the other end of a URL, perhaps behind TLS."""
 
     ca_file: Annotated[
         str | None, Meta(description="TLS: the authorities to trust; none means the system's.")
@@ -65,7 +65,7 @@ class DestinationSettings(_Reached, frozen=True, kw_only=True, forbid_unknown_fi
         Meta(
             pattern=_SCHEMES,
             extra={"allowed": _SCHEMES_ALLOWED, "secret": True},
-            description="What it is and where: the consumers of this ledger (local:), RabbitMQ,"
+            description="The kind and the address: the consumers of this ledger (local:), RabbitMQ,"
             " a webhook, NATS JetStream.",
         ),
     ] = "local:"
@@ -196,7 +196,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     type: Annotated[
         Literal["quorum", "classic", "stream"],
-        Meta(description="What keeps it; quorum queues are replicated."),
+        Meta(description="The kind of queue; quorum queues are replicated."),
     ] = "quorum"
     durable: Annotated[bool, Meta(description="Whether it outlives a restart.")] = True
     one_consumer: Annotated[
@@ -238,7 +238,7 @@ class MessagingSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = True
     source: Annotated[
         str,
-        Meta(min_length=1, max_length=255, description="Who publishes, as CloudEvents `source`."),
+        Meta(min_length=1, max_length=255, description="The publisher, as CloudEvents `source`."),
     ] = "ledgerstone"
     body_bytes_max: Annotated[
         int,

@@ -1,6 +1,6 @@
 """Reading settings: from the file, the environment and arguments, with every problem noted.
 
-What can be set is read off the declarations: a class of settings has plain settings and sections,
+The declarations say which settings there are: a class of settings has plain settings and sections,
 a section has plain settings and tables, whose entries are classes of their own.
 """
 
@@ -105,7 +105,7 @@ class Setting:
     description: str
     secret: bool
     entry: inspect.StructType | None
-    """What each entry of a table is, where the setting is one."""
+    """The class of the entries, if the setting is a table."""
 
     @property
     def key(self) -> str:
@@ -228,7 +228,7 @@ _RULES = (
 
 
 class Reading(Generic[S]):
-    """What the sources gave so far, later over earlier, and everything that was wrong with it."""
+    """The values of the sources so far, later over earlier, and all problems with them."""
 
     def __init__(self, known: DeclaredSettings[S]) -> None:
         self._known = known.settings
@@ -408,7 +408,7 @@ def _shown(value: object) -> str:
 
 
 def _place_in_table(error: Exception) -> str:
-    """What msgspec says of a table, with the path as one would write it in the file."""
+    """A message of msgspec about a table, with the path as one would write it in the file."""
     words, _, path = str(error).partition(" - at `$.")
     return f"{path.rstrip('`')}: {words}" if path else words
 

@@ -15,7 +15,7 @@ GROUP = "ledgerstone.rooms"
 
 
 class Named(Protocol):
-    """What the settings know of a room: its name, its section, its commands."""
+    """The part of a room that the settings know: its name, its section, its commands."""
 
     @property
     def name(self) -> str: ...

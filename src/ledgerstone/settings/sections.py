@@ -192,7 +192,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written to the log."""
+    """The level of the log."""
 
     level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"],

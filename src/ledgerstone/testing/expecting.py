@@ -1,4 +1,4 @@
-"""What must have been enqueued, said so that a failure shows what was there instead."""
+"""Expectations about enqueued jobs; a failure shows the jobs that were there instead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AnyJob = str | Callable[..., Any]
 
 
 class Like(TypedDict, total=False):
-    """What a job must be like: `payload` may leave out what does not matter, at any depth."""
+    """The expected job: `payload` may leave out what does not matter, at any depth."""
 
     payload: Mapping[str, Any] | None
     queue: str | None
@@ -91,7 +91,7 @@ def _looking(where: object) -> Iterator[Transaction]:
 
 
 class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What is looked for, and how a job differs from it."""
+    """An expectation, and how a job differs from it."""
 
     type: str | None
     payload: Mapping[str, Any] | None = None
@@ -125,12 +125,12 @@ class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def filters(self) -> dict[str, Any]:
-        """What the database can tell by itself."""
+        """The conditions that the database can check."""
         names = ("type", "queue", "key", "org", "status")
         return {name: getattr(self, name) for name in names}
 
     def differences(self, row: JobRow) -> list[str]:
-        """What of the job is not as wanted."""
+        """The fields of the job that differ."""
         held = {"type": row.type, "queue": row.queue, "key": row.key, "status": row.status}
         wanted = self.filters
         found = [name for name in held if wanted[name] not in {None, held[name]}]

@@ -75,7 +75,7 @@ def quick_mariadb() -> Iterator[PrivateMariaDB]:
 
 @pytest.fixture(scope="session")
 def installs() -> Installs:
-    """What is added to each ledger: nothing, unless a `conftest.py` says otherwise."""
+    """The additions to each ledger: none, unless a `conftest.py` says otherwise."""
     return ()
 
 

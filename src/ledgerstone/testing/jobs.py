@@ -66,7 +66,7 @@ LAST_NAMED = 5
 
 
 class Drained(msgspec.Struct, frozen=True):
-    """What was run, in that order; a job that ran twice is there twice."""
+    """The jobs that ran, in that order; a job that ran twice is there twice."""
 
     runs: list[Run]
 
@@ -270,7 +270,7 @@ def inline(ledger: Ledger, *, jobs_max: int = JOBS_MAX) -> Iterator[None]:
 
     - Never before, and not at all if it rolls back; in the order it was enqueued, then what those
       enqueue themselves.
-    - What a job raises is raised where the transaction ended, after it was written. What was
+    - An error of a job is raised where the transaction ended, after it was written. A job that was
       enqueued behind it stays queued.
     - What is not due yet stays queued, for `drain`.
     - AssertionError if one commit leads to more than `jobs_max` jobs.
@@ -352,7 +352,7 @@ class _InlineSignals(WakeSignals):
             with ExitStack() as hands:
                 self._run_all(hands)
         except StoreBusy as error:
-            # What enqueued it has committed, and must not be done again because of this.
+            # The enqueuing transaction has committed, and must not run again because of this.
             message = "a job that was run inline met another transaction"
             raise AssertionError(message) from error
 
@@ -373,7 +373,7 @@ class _InlineSignals(WakeSignals):
         except BaseException:
             with self._turn:
                 self._running = self._news = False
-            # What stays queued is not taken for new when the next transaction commits.
+            # Jobs that stay queued are not taken for new ones when the next transaction commits.
             self._new()
             raise
 

@@ -6,7 +6,7 @@
 
 Each can be replaced by a fixture of the same name in a `conftest.py`. There are no hooks, and no
 other names are taken: `ledgerstone.testing.fixtures`, the fixtures of the contracts, can be loaded
-beside it. What a fixture needs is imported when it is first used, so that a run of tests that uses
+beside it. A fixture imports its parts when it is first used, so that a run of tests that uses
 none of them is not slowed down.
 """
 

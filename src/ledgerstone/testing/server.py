@@ -177,7 +177,7 @@ def find_program(name: str, *, folders: Iterable[Path] = (), install: str) -> Pa
 def ask(
     command: Iterable[object], *, environment: Mapping[str, str] | None = None, told: str = ""
 ) -> str:
-    """What a client program that is told this prints; `ServerFailed` in its words when it fails."""
+    """The output of a client program with this input; `ServerFailed` in its words when it fails."""
     arguments = [str(argument) for argument in command]
     try:
         answer = subprocess.run(
@@ -197,7 +197,7 @@ def ask(
 
 
 def _clean_environment() -> dict[str, str]:
-    """What a program may know of ours: a PGHOST or MYSQL_HOME of the user must not matter."""
+    """The environment of a program: a PGHOST or MYSQL_HOME of the user must not matter."""
     kept = {name: os.environ[name] for name in ENVIRONMENT_KEPT if name in os.environ}
     return kept | {"LC_ALL": "C", "TZ": "UTC"}
 
@@ -290,7 +290,7 @@ class Machine:
             raise
         if code != 0:
             raise self._failure(f"could not be prepared (exit code {code})")
-        # What went well would only push the server's own words out of the tail.
+        # Successful steps would only push the server's own words out of the tail.
         self._log().unlink()
 
     def boot(

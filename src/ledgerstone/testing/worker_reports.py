@@ -1,4 +1,4 @@
-"""What a worker that is not there reported last, for clauses about rescue."""
+"""The last report of a worker that is not there, for clauses about rescue."""
 
 from __future__ import annotations
 

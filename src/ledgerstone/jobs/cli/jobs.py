@@ -78,7 +78,7 @@ def enqueue(
         int | None, typer.Option("--max-attempts", metavar="N", help="Give up after so many.")
     ] = None,
     requested_by: Annotated[
-        str | None, typer.Option("--requested-by", metavar="WHO", help="Who wants it.")
+        str | None, typer.Option("--requested-by", metavar="WHO", help="The requester.")
     ] = None,
 ) -> None:
     """Accept a job. With -A its type and arguments are checked first, without they are not.

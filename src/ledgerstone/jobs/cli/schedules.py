@@ -112,7 +112,7 @@ def preview(
         str, typer.Argument(metavar="CRON", help='Five fields in quotes: "30 6 * * MON-FRI".')
     ],
     time_zone: Annotated[
-        str, typer.Option("--time-zone", metavar="ZONE", help="Whose clocks it goes by.")
+        str, typer.Option("--time-zone", metavar="ZONE", help="The time zone of the expression.")
     ] = "UTC",
     count: Annotated[
         int, typer.Option("--count", metavar="COUNT", help="How many moments are shown.")

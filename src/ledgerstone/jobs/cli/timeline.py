@@ -1,4 +1,4 @@
-"""What happened to a job, as people see it: the newest of it, and where it failed last."""
+"""The timeline of a job for people: its newest events, and where it failed last."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _told(row: _Row) -> str:
 
 
 def _words(detail: dict[str, Any]) -> str:
-    """What the detail of an event says; what it holds beside the known is said by its name."""
+    """The detail of an event in words; an unknown key is shown by its name."""
     rest = dict(detail)
     verdict = rest.pop("verdict", None)
     error = rest.pop("error", None)

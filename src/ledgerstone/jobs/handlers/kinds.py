@@ -79,7 +79,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
         return {name: getattr(found, name) for name in self.arguments.__struct_fields__}
 
     def checked(self, payload: str) -> str | None:
-        """What a job with this payload, as JSON, is limited by; BadInput if it does not fit."""
+        """The limit key of a job with this payload, as JSON; BadInput if it does not fit."""
         found = self._decoded(payload)
         return self._limit_key(found) if self.limit is not None else None
 
@@ -96,7 +96,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
         return not is_of(error, self.retry_on)
 
     def terms(self, limit_key: str | None = None) -> Terms:
-        """What it says of a job that is limited by this."""
+        """The columns of a job with this limit."""
         limit = self.limit if limit_key is not None else None
         return Terms(
             queue=self.queue,
@@ -182,7 +182,7 @@ class Kinds:
         self._by_name: dict[str, Kind] = {kind.name: kind for kind in known}
         self._names: dict[Callable[..., Any], str] = {}
         self.shapes: dict[Any, Any] = {}
-        """What `accepting` has worked out from these."""
+        """The values that `accepting` has derived from these options."""
 
     def __len__(self) -> int:
         return len(self._by_name)

@@ -1,7 +1,7 @@
-"""What a function's signature says of a job: its arguments, and whether it is given the job.
+"""The signature of a handler: its arguments, and whether it takes the job.
 
-What could never work is refused here, when the function is made a job: the alternative is that each
-of its jobs is refused or fails, one by one and much later.
+A signature that can never work is refused here, when the function is made a job: otherwise each
+of its jobs would be refused or fail, one by one and much later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Signature(msgspec.Struct, frozen=True):
     decoder: msgspec.json.Decoder[msgspec.Struct]
     takes_job: bool
     job_type: Any
-    """What the parameter for the job is annotated with, if that can be told."""
+    """The annotation of the parameter for the job, if it can be read."""
     is_async: bool
 
 
@@ -69,7 +69,7 @@ def _function(call: Any) -> Any:
 
 
 def _annotated(function: Any, parameter: inspect.Parameter) -> Any:
-    """What a parameter is annotated with, looked up where the function stands."""
+    """The annotation of a parameter, resolved in the module of the function."""
     if parameter.annotation is parameter.empty:
         return Any
     # `get_type_hints` would look up the others too, and what is returned: they may not be known.

@@ -1,6 +1,6 @@
 """Cron expressions: five fields, read in a time zone, as moments in milliseconds since 1970.
 
-What happens when clocks are changed depends on the hour field alone:
+The behaviour at a change of clocks depends on the hour field alone:
 
 - An expression that names hours means times of the day. A time that is skipped runs once, at the
   next one that exists; several that are skipped together run once together. A time that comes twice

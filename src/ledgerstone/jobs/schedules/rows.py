@@ -1,4 +1,4 @@
-"""What is kept of schedules: the table, its rows as values, and the statements about them."""
+"""The table of schedules, its rows as values, and the statements about them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ job_schedule = Table(
     CheckConstraint(f"misfire IN ({_MISFIRES})", name=conv("ck_job_schedule__misfire")),
     **MYSQL_TABLE,
 )
-"""What has no queue or priority of its own takes that of its kind, at each run.
+"""A schedule without a queue or priority of its own takes that of its kind, at each run.
 
 `terms` are those of its kind as it was put (see `kinds.Terms`), for whoever does not know the kind.
 """
@@ -93,7 +93,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
 
 class Content(msgspec.Struct, frozen=True):
-    """What makes a schedule another one, as it is kept; payload and terms as JSON text."""
+    """The columns that tell schedules apart, as stored; payload and terms as JSON text."""
 
     type: str
     payload: str

@@ -1,4 +1,4 @@
-"""What the commands of messaging share: checks of tables, and pages of filtered lists."""
+"""The parts that commands of messaging share: checks of tables, and pages of filtered lists."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Relay = OrderedRelay | CompetingRelay
 
 
 class CarriedFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a relay has done so far, in messages; `trouble` is its current outage."""
+    """The counters of a relay, in messages; `trouble` is its current outage."""
 
     destination: str
     to: str
@@ -71,7 +71,7 @@ def relays_of(ledger: Ledger, destinations: Sequence[str]) -> list[Relay]:
 
 
 def facts_of(ledger: Ledger, relay: Relay) -> CarriedFacts:
-    """What a relay of this process has done so far."""
+    """The counters of the relays of this process."""
     counters, transport = relay.counters, relay.transport
     return CarriedFacts(
         destination=relay.queue,

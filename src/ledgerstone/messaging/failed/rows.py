@@ -140,7 +140,7 @@ def cause_of(headers: str) -> Cause:
 
 
 def raw_of(delivery: Delivery) -> Raw:
-    """What is kept of a delivery that could not be parsed."""
+    """The row of a delivery that could not be parsed."""
     return Raw(
         body=delivery.body,
         content_type=delivery.content_type,

@@ -67,7 +67,7 @@ _log = logging.getLogger("ledgerstone.messaging")
 
 
 class Received(msgspec.Struct):
-    """What was done with deliveries so far. A message counts once for each of its consumers."""
+    """The counters of deliveries. A message counts once for each of its consumers."""
 
     received: int = 0
     """Deliveries that arrived."""

@@ -1,4 +1,4 @@
-"""What both relays use: pauses, refusals, the marking of rows, and counters."""
+"""The parts that both relays use: pauses, refusals, the marking of rows, and counters."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class DeliveryMarks:
 
 
 class RelayCounters(msgspec.Struct):
-    """What a relay has done so far, in messages."""
+    """The counters of a relay, in messages."""
 
     delivered: int = 0
     refused: int = 0

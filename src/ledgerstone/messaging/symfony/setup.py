@@ -131,7 +131,7 @@ class Setup:
         return self._plan(connection, names, self.tables)
 
     def lost(self, database: Database[Any]) -> str | None:
-        """What Symfony's setup() has dropped from the outbox; None if it has not run there."""
+        """The columns and indexes that Symfony's setup() has dropped from the outbox, or None."""
         with database.reading() as tx:
             return self._lost(tx.connection, database.namespace)
 

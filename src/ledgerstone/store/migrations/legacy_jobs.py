@@ -8,7 +8,7 @@
     failed, anything else ─▶ dead_letter, with the reason
 
 Every row is a job of type `legacy` in the queue `legacy`, of the organisation of those who have
-only one, with one event that says where it came from. What the old table did not know stays empty.
+only one, with one event that says where it came from. Other columns stay empty.
 Its progress was in percent where its column holds whole numbers or more than 1; ours is 0 to 1, and
 what lay beyond is 0 or 1. Retention counts from the day of the migration, whenever a row ended.
 
@@ -258,7 +258,7 @@ def _facts(words: SqlWords, facts: Mapping[str, str]) -> str:
 
 
 def _said(words: SqlWords) -> str:
-    """What the old table says of the status, in small letters."""
+    """The status in the old table, in lower case."""
     return f"LOWER(COALESCE({words.text.format('jobs.status')}, ''))"
 
 

@@ -1,4 +1,4 @@
-"""What migrations are made of: repeatable steps, and triggers in each database's words."""
+"""The steps of migrations: repeatable, with triggers in the SQL of each database."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PERMITTED = f"EXISTS (SELECT 1 FROM {PERMIT})"  # noqa: S608 - a name of ours
 PERMITTED_BY_PARTITION = f"EXISTS (SELECT 1 FROM {PERMIT} PARTITION (p0))"  # noqa: S608 - as above
 """For MySQL: a temporary table hides the one of its name, and no temporary table has partitions."""
 ROW_NUMBERS = ("rowid", "_rowid_", "oid")
-"""What SQLite calls the number of a row."""
+"""The name of SQLite's row number."""
 _MYSQL = ("mysql", "mariadb")
 
 
@@ -160,7 +160,7 @@ def keep_from_replace(table: str, words: str, *, unique: Sequence[str] = ()) -> 
 
     - `OR REPLACE` fires no trigger for the row that it removes: so a row with a taken id or row
       number is refused before it is added, and a row never gets another's by a change.
-    - `unique`: the columns of its unique index. What is added may meet it, as `OR IGNORE` does.
+    - `unique`: the columns of its unique index. `OR IGNORE` may meet it.
     """
     if dialect() != "sqlite":
         return

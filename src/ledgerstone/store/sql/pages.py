@@ -236,7 +236,7 @@ def _sealed(values: Sequence[Any], key: bytes) -> str:
 
 
 def _check(body: bytes, key: bytes) -> bytes:
-    """What only this database's key makes of a cursor; BLAKE2 takes a fraction of HMAC's time."""
+    """The signature of a cursor, by this database's key; BLAKE2 takes a fraction of HMAC's time."""
     return hashlib.blake2b(body, digest_size=_CHECK_BYTES, key=key).digest()
 
 

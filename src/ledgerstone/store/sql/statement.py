@@ -112,7 +112,7 @@ class Statement:
         self._writes = isinstance(expression, UpdateBase) if writes is None else writes
         self._compiled: dict[Any, Compiled] = {}
         self._last: tuple[DriverDialect, Namespace, Compiled] | None = None
-        """What was used last, as one value: threads may change it at any time."""
+        """The last used entry, as one value: threads may change it at any time."""
 
     def rows(self, tx: Transaction, **values: Any) -> list[Row]:
         """Run it and return all its rows."""

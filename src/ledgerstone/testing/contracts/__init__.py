@@ -1,4 +1,4 @@
-"""What third parties implement has a contract: subclass its classes in a test module.
+"""Contracts of parts that third parties implement: subclass their classes in a test module.
 
     from ledgerstone.testing.contracts.source import SourceContract
 

@@ -11,7 +11,7 @@ a class for each thing that a source may have:
     DeathsContract     an item that kills workers is dead in the end  those that run handlers
     AttemptsContract   attempts are counted by claim, all on record   those with a history of items
 
-What is promised of every source, also of one without claims, is in `contract/effects.py`.
+The promises of every source, also of one without claims, are in `contract/effects.py`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class FencedContract(SubjectContract):
     def test_a_lost_claim_is_refused(
         self, ledger: Ledger, clock: ManualClock, subject: Subject
     ) -> None:
-        """Whoever lost the claim changes nothing, is told so, and that it tried is on record."""
+        """A worker that lost the claim changes nothing, is told so, and is on record."""
         (key,) = added(ledger, subject, 1)
         (late,) = claim(ledger, subject)
         outcome = subject.outcome(late, OutcomeKind.DONE)
@@ -504,7 +504,7 @@ class AttemptsContract(SubjectContract):
     def test_settling_again_is_no_move(
         self, ledger: Ledger, clock: ManualClock, subject: CountedSubject
     ) -> None:
-        """What is settled again, because the answer to the commit was lost, is on record once."""
+        """A claim that is settled again, because a commit's answer was lost, is on record once."""
         keys = added(ledger, subject, 3)
         verdicts = (OutcomeKind.DONE, OutcomeKind.FAILED, OutcomeKind.RETURNED)
         outcomes = [

@@ -1,4 +1,4 @@
-"""What the source contract asks of a source: its subject, and the calls that every clause makes."""
+"""The subject of the source contract, and the calls that every clause makes."""
 
 from __future__ import annotations
 
@@ -131,5 +131,5 @@ class SubjectContract:
 
     @pytest.fixture(autouse=True)
     def emptied(self, ledger: Ledger, subject: Subject) -> None:
-        """What the clause before has left is gone."""
+        """Nothing of the clause before is left."""
         ledger.run(subject.clear)

@@ -31,7 +31,7 @@ from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 NAME = "order.placed"
 SECONDS_MAX = WAIT_SECONDS_MAX
 IMPATIENT_SECONDS = 0.5
-# What a call may take beyond its limit: minutes, for the machine may be busy with anything.
+# The time that a call may take beyond its limit: minutes, because the machine may be busy.
 LATE_SECONDS_MAX = WAIT_SECONDS_MAX
 THREADS = 4
 BATCH = 20
@@ -151,7 +151,7 @@ class TransportContract:
             assert sent.headers.items() <= came.headers.items()
 
     def test_sent_again(self, place: Endpoint) -> None:
-        """What is sent again is delivered again under the same id, or recognised by it."""
+        """A message that is sent again is delivered under the same id, or recognised by it."""
         messages = made(2)
         place.transport.send(messages, seconds_max=SECONDS_MAX)
 
@@ -271,7 +271,7 @@ class OutageContract:
         assert ids(place.received()) == ids(messages)
 
     def test_gone_in_the_middle(self, place: Fragile) -> None:
-        """What was DELIVERED is kept; the rest is UNKNOWN, and the next call raises."""
+        """DELIVERED messages are kept; the rest is UNKNOWN, and the next call raises."""
         sent: list[Message] = []
         answers: list[Answer] = []
 
@@ -300,7 +300,7 @@ class OutageContract:
         assert set(kept) <= set(ids(place.received()))
 
     def test_silence(self, place: Fragile) -> None:
-        """What has no answer after seconds_max is UNKNOWN, and the call returns."""
+        """A message without an answer after seconds_max is UNKNOWN, and the call returns."""
         place.transport.send(made(1), seconds_max=SECONDS_MAX)
         place.pause()
         began = time.monotonic()
@@ -356,7 +356,7 @@ def _parts(message: Message) -> tuple[object, ...]:
 def _verdicts(
     place: Endpoint, messages: Sequence[Message], *, seconds_max: float = SECONDS_MAX
 ) -> list[SendResult] | None:
-    """What was answered; nothing if the place is out of reach."""
+    """The answers; none if the place is out of reach."""
     try:
         answers = place.transport.send(messages, seconds_max=seconds_max)
     except TargetDown:

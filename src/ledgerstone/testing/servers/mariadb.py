@@ -148,7 +148,7 @@ class PrivateMariaDB:
         return self._url(name)
 
     def _dumped(self, database: str) -> str:
-        """What makes a copy of it; kept, so that it is asked for once."""
+        """The statements that make a copy of it; kept, so that the server is asked once."""
         if database not in self._dumps:
             dump = self._ask("mariadb-dump", *DUMP, database_name(database))
             # Only the client program knows DELIMITER; the server finds the end of a trigger itself.

@@ -108,7 +108,7 @@ class PrivateNats:
 
 
 def greeting(port: int, *, seconds_max: float = CONNECT_SECONDS_MAX) -> dict[str, Any]:
-    """What the server says of itself first; `OSError` or `ValueError` when it does not."""
+    """The server's greeting about itself; `OSError` or `ValueError` without one."""
     with socket.create_connection((HOST, port), timeout=seconds_max) as connection:
         line = connection.makefile("rb").readline(GREETING_BYTES_MAX)
     word, _, found = line.partition(b" ")

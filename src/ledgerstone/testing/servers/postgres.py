@@ -160,7 +160,7 @@ class PrivatePostgres:
         self._administration.run(f"DROP DATABASE IF EXISTS {database_name(name)} WITH (FORCE)")
 
     def psql(self, statement: str, *, database: str = "postgres", port: int | None = None) -> str:
-        """What psql prints for one statement; `port` for a pooler in front of this server."""
+        """The output of psql for one statement; `port` for a pooler in front of this server."""
         where = ["-h", HOST, "-p", port or self.port, "-U", "postgres", "-d", database]
         return ask(
             [self._programs / "psql", "-XAtq", *where, "-c", statement],

@@ -25,7 +25,7 @@ from ledgerstone.testing.server import (
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 NOT_CONNECTED = "failed to connect"
-"""What erl_call says if it has not reached the node."""
+"""The message of erl_call if it has not reached the node."""
 INSTALL = "apt-get install rabbitmq-server"
 # The command on PATH of Debian is a wrapper that changes the user; the real one is here.
 SYSTEM_FOLDER = Path("/usr/lib/rabbitmq/bin")
@@ -46,7 +46,7 @@ FRAME_BYTES_MAX = 65_536
 
 
 class Certificates(msgspec.Struct, frozen=True, kw_only=True):
-    """What a broker shows and whom it trusts, as PEM; `authority` signs those it lets in."""
+    """The certificates that a broker shows and trusts, as PEM; `authority` signs its clients'."""
 
     authority: str
     certificate: str
@@ -125,13 +125,13 @@ class PrivateRabbitMQ:
         self._machine.boot([program], self._environment(), answers=self._answers)
 
     def control(self, *arguments: str) -> str:
-        """What rabbitmqctl prints; `ServerFailed` with its own words when it fails."""
+        """The output of rabbitmqctl; `ServerFailed` with its own words when it fails."""
         home = {"HOME": str(self.folder), "TMPDIR": str(self.folder)}
         program = self._program("rabbitmqctl")
         return ask([program, "--quiet", *arguments], environment=self._environment() | home)
 
     def evaluate(self, expression: str) -> str:
-        """What an Erlang expression is worth in the broker; `ServerFailed` when it fails.
+        """The value of an Erlang expression in the broker; `ServerFailed` when it fails.
 
         rabbitmqctl would start a second Erlang for it, which takes a second of the processor.
         """
@@ -143,7 +143,7 @@ class PrivateRabbitMQ:
         return said.removeprefix("{ok,").removesuffix("}").strip()
 
     def write_out(self) -> None:
-        """What was declared until now survives `kill`: it is written seconds later otherwise."""
+        """Let declarations survive `kill`: the broker writes them seconds later otherwise."""
         self.evaluate("mnesia:sync_log()")
 
     def _program(self, name: str) -> Path:
@@ -213,7 +213,7 @@ def _installations() -> Iterator[Path]:
 
 
 def _answered(command: Sequence[object], environment: Mapping[str, str], told: str) -> str:
-    """What the node answers; a busy one may not take part in the handshake in time."""
+    """The node's answer; a busy node may miss the handshake."""
     deadline = monotonic() + WAIT_SECONDS_MAX
     while True:
         try:

@@ -1,6 +1,6 @@
 """The tables lie in a schema of their own, or where `store.schema` says.
 
-A ledger of before was moved there. What knew the old place learns the new one: a function of
+A ledger of before was moved there. Code that names the old place gets the new one: a function of
 PostgreSQL that names its table, and the triggers, without which MySQL moves a table.
 """
 
