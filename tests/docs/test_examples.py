@@ -23,11 +23,14 @@ from tests.cli.program import Ended, Program, open_streams, run_forked
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PROTOCOL = "docs/how-to/write-a-protocol.md"
+"""Its blocks are files of one folder, and run together."""
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
     if BLOCK.search(path.read_text(encoding="utf-8"))
 )
+ALONE = [document for document in DOCUMENTS if document != PROTOCOL]
 SHOP_URL = "sqlite:///shop.db"
 
 
@@ -57,7 +60,7 @@ def be_the_example() -> None:
     sys.stdout.flush()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", ALONE)
 @pytest.mark.slow
 def test_examples_run(document: str, tmp_path: Path) -> None:
     """Each example of a document runs as it stands, in a folder where nothing is."""
@@ -178,6 +181,32 @@ def test_what_is_enqueued_elsewhere_is_found(tmp_path: Path) -> None:
     with Ledger(f"sqlite:///{tmp_path}/shop.db") as ledger, ledger.reading() as tx:
         queues = tx.connection.execute(text("SELECT queue, COUNT(*) FROM job GROUP BY queue"))
         assert [tuple(row) for row in queues] == [("mail", 1001)]
+
+
+@pytest.mark.slow
+def test_the_protocol_of_the_how_to(tmp_path: Path) -> None:
+    """Its files as they are written make a protocol that runs, and whose own case holds."""
+    words = (ROOT / PROTOCOL).read_text(encoding="utf-8")
+
+    def blocks(language: str) -> list[str]:
+        found = rf"^```{language}\n(.*?)^```$"
+        return re.findall(found, words, re.MULTILINE | re.DOTALL)
+
+    functions, program = blocks("python")
+    folder = tmp_path / "notes"
+    (folder / "tests").mkdir(parents=True)
+    (folder / "__init__.py").write_text(functions, encoding="utf-8")
+    (folder / "schema.sql").write_text(*blocks("sql"), encoding="utf-8")
+    (folder / "tests" / "notes.json").write_text(*blocks("json"), encoding="utf-8")
+    (tmp_path / "ledgerstone.toml").write_text("".join(blocks("toml")), encoding="utf-8")
+
+    ran = run(program, tmp_path)
+    tested = Program(tmp_path).run("protocols", "test", "notes")
+    listed = Program(tmp_path).run("protocols", "list", "--json")
+
+    assert ran.returncode == 0, ran.stderr
+    assert (tested.code, tested.out) == (0, "1 cases in 4 runs, 0 failed\n"), tested.out
+    assert [(each["protocol"], each["parked"]) for each in listed.json] == [("notes", 0)]
 
 
 @pytest.mark.slow

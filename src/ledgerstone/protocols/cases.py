@@ -13,6 +13,8 @@
 - All orders of the events end in the same tables; beyond `orders_max` a sample of them, the same at
   every run.
 - `concurrent`: the events are applied by several threads and by several processes at once.
+- Commands run after the events, in the first run only. An event without a moment gets
+  `UNDATED_MS`, the same in each run.
 
 Every run has a database of its own, a copy of one that is empty.
 """
@@ -50,6 +52,8 @@ ORDERS_MAX = 120
 WORKERS = 3
 JOIN_SECONDS_MAX = 300.0
 ANY = "*"
+UNDATED_MS = 1_735_689_600_000
+"""The moment of events that bring none: the first of January 2025."""
 _EVENTS_READ = 1_000_000
 
 
@@ -163,29 +167,30 @@ class opened:  # noqa: N801 - read as a function
 
 def _run(bench: Bench, case: Case, orders_max: int) -> CaseResult:
     problems: list[str] = []
+    events = [log.dated(each, UNDATED_MS) for each in case.events]
     with opened(bench.file()) as database:
         running = Running(bench.protocol, database, Settings())
-        _arrive(running, case.events)
+        _arrive(running, events)
+        of_events = state_of(running)
         problems += [words for each in case.commands for words in _commanded(running, each)]
         problems += _compared(running, case.then)
         expected = state_of(running)
-        _arrive(running, case.events)
+        _arrive(running, events)
         if state_of(running) != expected:
             problems.append("an event that arrives twice changes something")
         problems += _projected_again(running, expected)
     runs = 1
-    if not case.commands:
-        for order in _orders(case.events, orders_max):
-            runs += 1
-            if _ended(bench, order) != expected:
-                names = ", ".join(each.type for each in order)
-                problems.append(f"another order ends otherwise: {names}")
-                break
+    for order in _orders(events, orders_max):
+        runs += 1
+        if _ended(bench, order) != of_events:
+            names = ", ".join(each.type for each in order)
+            problems.append(f"another order ends otherwise: {names}")
+            break
     if case.concurrent:
         runs += 2
-        if _by_threads(bench, case.events) != expected:
+        if _by_threads(bench, events) != of_events:
             problems.append(f"{WORKERS} threads at once end otherwise")
-        if _by_processes(bench, case.events) != expected:
+        if _by_processes(bench, events) != of_events:
             problems.append(f"{WORKERS} processes at once end otherwise")
     return CaseResult(case.name, runs, problems)
 
