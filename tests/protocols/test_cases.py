@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import Event, current_thread
 
 import pytest
 
 from ledgerstone import errors
-from ledgerstone.protocols import Envelope, Projecting, Protocol, Result, cases
+from ledgerstone.protocols import Envelope, Projecting, Protocol, Result, cases, load
 from ledgerstone.protocols.connection import Reading
 from ledgerstone.protocols.example import protocol as example
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 
 SCHEMA = """
 CREATE TABLE sum (name TEXT PRIMARY KEY, total INTEGER NOT NULL);
@@ -63,6 +65,84 @@ def test_a_projector_that_depends_on_the_order(tmp_path: Path) -> None:
     (verdict,) = cases.run_cases(protocol)
 
     assert verdict.problems == ["another order ends otherwise: add, add, add"]
+
+
+def test_values_are_compared(tmp_path: Path) -> None:
+    """A counter that counts each call is found, and a value that depends on the order."""
+    protocol = adding(tmp_path, {})
+
+    @protocol.projector("add")
+    def add(db: Projecting, event: Envelope) -> None:
+        db.values.add("calls")
+        db.values.set("last", event.data["n"])
+
+    (verdict,) = cases.run_cases(protocol)
+
+    assert verdict.problems == [
+        "a projector that is called twice with an event changes something",
+        "another order ends otherwise: add, add, add",
+    ]
+
+
+def test_commands_of_a_concurrent_case(tmp_path: Path) -> None:
+    """The concurrent runs are compared with what the events alone lead to, without the commands."""
+    protocol = shared(tmp_path, commands=[{"name": "add.three"}])
+
+    (verdict,) = cases.run_cases(protocol)
+
+    assert verdict.problems == []
+
+
+def test_processes_that_crash(tmp_path: Path) -> None:
+    """A case whose workers do not come so far as to apply something does not pass."""
+    protocol = shared(tmp_path)
+    (tmp_path / "__init__.py").write_text("raise RuntimeError('not in this process')\n")
+
+    (verdict,) = cases.run_cases(protocol)
+
+    assert verdict.problems == ["a process ended with exit status 1"] * 3
+
+
+def test_threads_that_do_not_end(tmp_path: Path) -> None:
+    """Workers that hang are told, and those that fail."""
+    protocol, go_on = adding(tmp_path, {}, concurrent=True), Event()
+    (tmp_path / "__init__.py").write_text(
+        "from ledgerstone.protocols import Protocol\nprotocol = Protocol('adding')\n"
+    )
+
+    @protocol.projector("add")
+    def add(_db: Projecting, _event: Envelope) -> None:
+        if current_thread().name.startswith("Thread"):
+            go_on.wait(WAIT_SECONDS_MAX)
+
+    (verdict,) = cases.run_cases(protocol, orders_max=1, join_seconds_max=0.5)
+
+    go_on.set()
+    assert "a thread did not end within 0.5 s" in verdict.problems
+
+
+SHARED = """
+from pathlib import Path
+from ledgerstone.protocols import Envelope, Protocol, Result
+protocol = Protocol("adding", folder=Path(__file__).parent)
+
+@protocol.projector("add")
+def add(db, event):
+    db.insert("seen", event_id=event.event_id, total=event.data["n"])
+
+@protocol.command("add.three")
+def three(db):
+    return Result(envelopes=[Envelope(type="add", data={"n": 3}, created_at_ms=1)])
+"""
+
+
+def shared(folder: Path, **case: object) -> Protocol:
+    """A protocol in a folder, which processes can load, with one concurrent case."""
+    (folder / "__init__.py").write_text(SHARED)
+    (folder / "schema.sql").write_text(SCHEMA)
+    case = {"events": [{"type": "add", "data": {"n": n}} for n in (1, 2)], **case}
+    adding(folder, {}, concurrent=True, **case)
+    return load(folder)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@
 - A row of `then` names the columns that matter; "*" stands for any value. Rows have no order.
 - Each event arrives twice, and each projector is called once more with what the log holds: both
   change nothing.
-- All orders of the events end in the same tables; beyond `orders_max` a sample of them, the same at
+- All orders of the events end in the same tables and values; beyond `orders_max` a sample of them, the same at
   every run.
 - `concurrent`: the events are applied by several threads and by several processes at once.
 - Commands run after the events, in the first run only. An event without a moment gets
@@ -118,14 +118,15 @@ def run_cases(
     protocol: Protocol,
     *,
     orders_max: int = ORDERS_MAX,
+    join_seconds_max: float = JOIN_SECONDS_MAX,
     progress: Callable[[CaseResult], None] = lambda _: None,
 ) -> list[CaseResult]:
-    """Run all cases of a protocol."""
+    """Run all cases of a protocol; each worker of a concurrent case has so many seconds."""
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(protocol, Path(folder))
         verdicts = []
         for case in cases_of(protocol):
-            verdicts.append(_run(bench, case, orders_max))
+            verdicts.append(_run(bench, case, orders_max, join_seconds_max))
             progress(verdicts[-1])
     return verdicts
 
@@ -165,7 +166,7 @@ class opened:  # noqa: N801 - read as a function
         self._database.close()
 
 
-def _run(bench: Bench, case: Case, orders_max: int) -> CaseResult:
+def _run(bench: Bench, case: Case, orders_max: int, join_seconds_max: float) -> CaseResult:
     problems: list[str] = []
     events = [log.dated(each, UNDATED_MS) for each in case.events]
     with opened(bench.file()) as database:
@@ -188,10 +189,7 @@ def _run(bench: Bench, case: Case, orders_max: int) -> CaseResult:
             break
     if case.concurrent:
         runs += 2
-        if _by_threads(bench, events) != of_events:
-            problems.append(f"{WORKERS} threads at once end otherwise")
-        if _by_processes(bench, events) != of_events:
-            problems.append(f"{WORKERS} processes at once end otherwise")
+        problems += _at_once(bench, events, of_events, join_seconds_max)
     return CaseResult(case.name, runs, problems)
 
 
@@ -269,48 +267,71 @@ def _orders(events: Sequence[Envelope], most: int) -> Iterator[Sequence[Envelope
 
 def _ended(bench: Bench, events: Sequence[Envelope]) -> State:
     with opened(bench.file()) as database:
-        running = Running(bench.protocol, database, Settings())
-        running.receive([_wire(each) for each in events])
-        running.work()
-        return state_of(running)
+        return _applied(Running(bench.protocol, database, Settings()), events)
 
 
-def _by_threads(bench: Bench, events: Sequence[Envelope]) -> State:
-    file = bench.file()
-    with opened(file) as database:
-        running = Running(bench.protocol, database, Settings())
-        running.receive([_wire(each) for each in events])
+def _applied(running: Running, events: Sequence[Envelope]) -> State:
+    """The state when these events, and what has come in before, are applied."""
+    running.receive([_wire(each) for each in events])
+    running.work()
+    return state_of(running)
 
-        def work() -> None:
+
+def _at_once(
+    bench: Bench, events: Sequence[Envelope], expected: State, seconds: float
+) -> Iterator[str]:
+    """What is wrong where threads, and then processes, apply the events together."""
+    for workers, start in (("threads", _threads), ("processes", _processes)):
+        file = bench.file()
+        with opened(file) as database:
+            running = Running(bench.protocol, database, Settings())
+            running.receive([_wire(each) for each in events])
+            failed = start(bench.protocol, file, seconds)
+            if failed:
+                yield from failed
+            elif _applied(running, ()) != expected:
+                yield f"{WORKERS} {workers} at once end otherwise"
+
+
+def _threads(protocol: Protocol, file: Path, seconds: float) -> list[str]:
+    """Have threads apply what came in; how those failed that did."""
+    failed: list[str] = []
+
+    def work() -> None:
+        try:
             with opened(file) as own:
-                Running(bench.protocol, own, Settings()).work()
+                Running(protocol, own, Settings()).work()
+        except Exception as error:  # noqa: BLE001 - a projector may raise anything
+            failed.append(f"a thread failed: {type(error).__name__}: {error}")
 
-        threads = [threading.Thread(target=work) for _ in range(WORKERS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(JOIN_SECONDS_MAX)
-        running.work()
-        return state_of(running)
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(WORKERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+    late = [thread for thread in threads if thread.is_alive()]
+    return failed + [f"a thread did not end within {seconds:g} s" for _ in late]
 
 
-def _by_processes(bench: Bench, events: Sequence[Envelope]) -> State:
-    file = bench.file()
-    with opened(file) as database:
-        running = Running(bench.protocol, database, Settings())
-        running.receive([_wire(each) for each in events])
-        context = multiprocessing.get_context("spawn")
-        folder = str(bench.protocol.folder)
-        processes = [
-            context.Process(target=work_in_process, args=(folder, str(file)))
-            for _ in range(WORKERS)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(JOIN_SECONDS_MAX)
-        running.work()
-        return state_of(running)
+def _processes(protocol: Protocol, file: Path, seconds: float) -> list[str]:
+    """The same with processes."""
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=work_in_process, args=(str(protocol.folder), str(file)))
+        for _ in range(WORKERS)
+    ]
+    for process in processes:
+        process.start()
+    failed = []
+    for process in processes:
+        process.join(seconds)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            failed.append(f"a process did not end within {seconds:g} s")
+        elif process.exitcode:
+            failed.append(f"a process ended with exit status {process.exitcode}")
+    return failed
 
 
 def work_in_process(folder: str, file: str) -> None:
@@ -320,7 +341,7 @@ def work_in_process(folder: str, file: str) -> None:
 
 
 def state_of(running: Running) -> State:
-    """The protocol's tables without the numbers that the database counts, and what waits."""
+    """The protocol's tables without the numbers that the database counts, its values, what waits."""
     state: dict[str, list[str]] = {}
     for definition in running.protocol.schema.tables:
         counted = {field.name for field in definition.columns if field.counts}
@@ -331,6 +352,8 @@ def state_of(running: Running) -> State:
     # An event that lacks several things may wait for another of them, by the order they came in.
     state["blocked"] = _column(running, "SELECT event_id FROM blocked")
     state["events"] = _column(running, "SELECT event_id FROM events")
+    values = _read(running, "SELECT name, value FROM protocol_value ORDER BY name")
+    state["values"] = [repr(tuple(row)) for row in values]
     return state
 
 
