@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from queue import SimpleQueue
+from threading import Event
+
 import pytest
 
 from ledgerstone import Ledger
 from ledgerstone.engine import worker_rows as workers
 from ledgerstone.engine.duties import Duties, Duty
 from ledgerstone.engine.worker_rows import WorkerReport
-from ledgerstone.errors import StoreBusy, StoreError
+from ledgerstone.errors import Interrupted, StoreBusy, StoreError
 from ledgerstone.ids import new_id
+from ledgerstone.settings import Settings
 from ledgerstone.store.transaction import Transaction
 from ledgerstone.testing.clock import ManualClock
+from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 
 EVERY_SECONDS = 10.0
 DAY_SECONDS = 86_400.0
@@ -106,3 +112,37 @@ def test_who_is_remembered(ledger: Ledger, clock: ManualClock) -> None:
 
     assert seen == [{ended, died}, {ended, died}, {died}, set()]
     assert alive == [{died}, set(), set(), set()]
+
+
+def test_a_long_duty_delays_no_other(ledger: Ledger, home: Home) -> None:
+    """It has a thread of its own; a worker that stops interrupts it, and does not wait for it."""
+    ledger.close()
+    begun, go_on, ended, turns = Event(), Event(), SimpleQueue[str](), list[int]()
+
+    def take_long() -> int:
+        begun.set()
+        go_on.wait(WAIT_SECONDS_MAX)
+        try:
+            made.run(lambda tx: tx.connection)
+        except Interrupted:
+            ended.put("interrupted")
+        return 1
+
+    def count(_: Transaction) -> int:
+        turns.append(1)
+        return 1
+
+    engine = {"notice_seconds": 0.01}
+    with Ledger(settings=Settings.load(url=home.url, environ={}, engine=engine)) as made:
+        long, short = Duty("long", 0.1, rounds=take_long), Duty("short", 0.1, count)
+        worker = made.worker(duties=[long, short])
+        worker.start()
+        assert begun.wait(WAIT_SECONDS_MAX)
+        before = len(turns)
+
+        until(lambda: len(turns) >= before + 2)
+        worker.stop(grace_seconds=0)
+        still_runs = ended.empty()
+        go_on.set()
+
+        assert (still_runs, ended.get(timeout=WAIT_SECONDS_MAX)) == (True, "interrupted")

@@ -8,8 +8,11 @@ import pytest
 from ledgerstone import Ledger, errors
 from ledgerstone.protocols import Envelope, Protocol, Reading, Result, Running
 from ledgerstone.protocols.commands import Transactions
+from ledgerstone.settings import Settings
 from ledgerstone.store import leases
 from ledgerstone.testing.clock import ManualClock
+from ledgerstone.testing.fixtures import Home
+from ledgerstone.testing.waiting import until
 from tests.protocols.letters import arrive, count, given_key, letters, rows, words_of, written
 
 
@@ -139,6 +142,63 @@ def test_one_tick_at_a_time(ledger: Ledger, clock: ManualClock) -> None:
 
     assert (others, ticked.held) == ([True, False], True)
     assert count(running, "seat") == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_job_that_is_longer_than_its_lease(
+    ledger: Ledger, clock: ManualClock, fails: bool
+) -> None:
+    """It is run once and on record, whether it succeeds or fails, and nobody ticks meanwhile."""
+    protocol, held = letters(), list[bool]()
+
+    @protocol.job("long", every_seconds=3600)
+    def long(_db: Reading) -> Result:
+        clock.advance(61)
+        if not ledger.database.dialect.one_writer:
+            with Ledger(str(ledger.settings.url), clock=clock) as other:
+                held.append(other.protocol(letters_with_job()).tick().held)
+        if fails:
+            raise RuntimeError("no")
+        return Result(envelopes=[given_key()])
+
+    running = ledger.protocol(protocol)
+
+    ticked = [running.tick() for _ in range(3)]
+
+    assert [len(each.ran) for each in ticked] == [1, 0, 0]
+    assert (all(held), [each.held for each in ticked]) == (True, [False] * 3)
+    kept = rows(running, "SELECT runs, failures, last_error FROM protocol_job WHERE name = 'long'")
+    assert kept == [(1, int(fails), "RuntimeError: no" if fails else None)]
+    assert count(running, "events") == int(not fails)
+
+
+def test_a_job_with_its_own_transactions_that_is_longer_than_its_lease(
+    ledger: Ledger, home: Home
+) -> None:
+    """Its lease is renewed while it runs, and what it answers is applied with its settlement."""
+    ledger.close()
+    protocol = letters()
+
+    @protocol.job("long", every_seconds=3600, manages_transactions=True)
+    def long(at: Transactions) -> Result:
+        def moment(db: Reading) -> int:
+            return db.now_ms
+
+        ends = at.reading(moment) + 1100
+        until(lambda: at.reading(moment) > ends)
+        at.run(lambda db: db.insert("seat", name="in time", after=""))
+        return Result(envelopes=[given_key()], again_seconds=7200)
+
+    settings = Settings.load(url=home.url, environ={}, protocols={"tick_lease_seconds": 1.0})
+    with Ledger(settings=settings) as made:
+        running = made.protocol(protocol)
+
+        ticked = running.tick()
+
+        assert (ticked.held, [each.error for each in ticked.ran]) == (False, [None])
+        assert (count(running, "seat"), count(running, "events")) == (1, 1)
+        pause = "SELECT runs, next_at_ms - succeeded_at_ms FROM protocol_job"
+        assert rows(running, pause) == [(1, 7_200_000)]
 
 
 def letters_with_job() -> Protocol:

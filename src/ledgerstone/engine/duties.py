@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ledgerstone.engine.duty_schedule import DutySchedule
-from ledgerstone.errors import LeaseLost, LedgerstoneError
+from ledgerstone.errors import Interrupted, LeaseLost, LedgerstoneError
 from ledgerstone.failpoints import hit
 from ledgerstone.ids import new_id
 from ledgerstone.store import leases
@@ -31,7 +31,8 @@ class Duty(msgspec.Struct, frozen=True):
 
     - `every_seconds`: the time between two turns.
     - `do`: one step, in a transaction that holds the lease of the duty; answers how much it did.
-    - `rounds`: a step that opens and fences its own transactions, in place of `do`.
+    - `rounds`: a step that opens and fences its own transactions, in place of `do`. It may be long:
+      a worker runs it in a thread of its own, and interrupts it when the worker stops.
     - `needed`: called first, in a transaction that only reads. If it answers False, nothing is
       written and the lease is not acquired.
     """
@@ -105,7 +106,7 @@ class Duties:
                 return duty.do(tx)
 
             amount = self._database.run(work) if duty.rounds is None else duty.rounds()
-        except LeaseLost:
+        except (Interrupted, LeaseLost):
             return None
         except LedgerstoneError as error:
             self._turns.failed(duty.name, error)

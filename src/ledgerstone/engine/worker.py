@@ -20,6 +20,7 @@ from time import perf_counter
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ledgerstone.cancellation import Cancellation
 from ledgerstone.engine.counters import Tick
 from ledgerstone.engine.duties import Duties, Duty
 from ledgerstone.engine.heartbeat import Heartbeat
@@ -28,7 +29,7 @@ from ledgerstone.engine.quarantine import Quarantine
 from ledgerstone.engine.source import Source, Work
 from ledgerstone.engine.store_duties import StoreDuties
 from ledgerstone.engine.worker_rows import ALIVE_SECONDS, WorkerReport, prune, sign_in, sign_off
-from ledgerstone.errors import LedgerstoneError
+from ledgerstone.errors import Interrupted, LedgerstoneError
 from ledgerstone.ids import new_id
 
 if TYPE_CHECKING:
@@ -79,10 +80,11 @@ class Worker:
         self.id = new_id()
         self._settings = settings
         self._handlers_database = database
+        long = [duty for duty in duties if duty.rounds is not None]
         # A worker that is paused in a transaction must not hold its items for longer than a lease.
         idle = math.ceil(settings.lease_seconds)
         self._database = database.sibling(
-            connections=2 * len(sources) + 3,
+            connections=2 * len(sources) + len(long) + 3,
             idle_seconds_max=idle,
             call_seconds_max=max(settings.lease_seconds / 3, CALL_SECONDS_MIN),
         )
@@ -92,16 +94,20 @@ class Worker:
         self._signals = 0
         self._failure: BaseException | None = None
         self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[threading.Thread, float] = {}
         self._reporting = threading.Lock()
         self._beaten_at = float("inf")
         self._late_at = float("-inf")
         self._quarantine = Quarantine(self._say, database.clock.monotonic)
         self.pumps = [self._pump(source) for source in sources]
         self._heartbeat = Heartbeat(self._database, self.pumps, settings)
-        self._duties = Duties(self._database, [*self._own_duties(), *duties])
+        short = [duty for duty in duties if duty not in long]
+        self._duties = Duties(self._database, [*self._own_duties(), *short])
+        self._long_duties = [Duties(self._database, [duty]) for duty in long]
+        self._stopping = Cancellation()
         self._stores = stores
-        self._all_duties: list[Duties | StoreDuties[Any]] = [self._duties, *stores]
+        self._all_duties: list[Duties | StoreDuties[Any]] = [self._duties, *self._long_duties]
+        self._all_duties += stores
 
     def run(
         self,
@@ -153,6 +159,11 @@ class Worker:
         # Not in the thread of the duties, which waits for the database.
         self._spawn("timer", self._look_at_the_time, TIME_SECONDS)
         self._spawn("keeper", self._duties.tick, KEEP_SECONDS)
+        for number, long in enumerate(self._long_duties, 1):
+            # One thread for each: it delays no other duty, and the end of the worker only as a
+            # handler does that takes no notice.
+            notice = self._settings.notice_seconds
+            self._spawn(f"duty-{number}", partial(self._tick_long, long), KEEP_SECONDS, notice)
         for number, store in enumerate(self._stores, 1):
             # One thread for each store: a slow store delays no other one.
             self._spawn(f"keeper-{number}", partial(_keep, store), 0.0)
@@ -176,6 +187,7 @@ class Worker:
         self._await_handlers(grace, look)
         for pump in self.pumps:
             pump.interrupt()
+        self._stopping.cancel(Interrupted("the worker is stopping"))
         for pump in self.pumps:
             pump.await_notice()
         # Also if the network is silent. A claim that is not settled then is rescued after its
@@ -188,8 +200,8 @@ class Worker:
         # Until here leases were kept alive.
         self._stop.set()
         self._news.put(None)
-        for thread in self._threads:
-            thread.join(JOIN_SECONDS_MAX)
+        for thread, seconds in self._threads.items():
+            thread.join(seconds)
         if self._watcher is not None:
             self._watcher.stop()
         try:
@@ -315,7 +327,21 @@ class Worker:
             pump.expire_overdue()
             pump.return_late()
 
-    def _spawn(self, name: str, step: Callable[[], object], every: float) -> None:
+    def _tick_long(self, duties: Duties) -> None:
+        """One turn of a long duty, whose next call of the database raises when the worker stops."""
+        token = self._stopping.begin()
+        try:
+            duties.tick()
+        finally:
+            Cancellation.leave(token)
+
+    def _spawn(
+        self,
+        name: str,
+        step: Callable[[], object],
+        every: float,
+        join_seconds: float = JOIN_SECONDS_MAX,
+    ) -> None:
         def loop() -> None:
             while not self._stop.wait(every):
                 try:
@@ -326,7 +352,7 @@ class Worker:
                     return
 
         thread = threading.Thread(target=loop, name=f"ledgerstone-{name}", daemon=True)
-        self._threads.append(thread)
+        self._threads[thread] = join_seconds
         thread.start()
 
     def _await_handlers(self, grace: float, look: Callable[[bool], None]) -> None:

@@ -36,12 +36,16 @@ from ledgerstone.store.transaction import Transaction
 T = TypeVar("T")
 SliceKeeper = Callable[[Transaction, BlobAppendSlice], None]
 Fence = Callable[[Transaction], None]
+Settle = Callable[[Transaction, Result], None]
 INTENTS_MAX = 10_000
 """Envelopes and intents of one result."""
 
 
 class Transactions:
-    """What a command is given that manages its transactions: each call of `run` is one."""
+    """What a command is given that manages its transactions: each call of `run` is one.
+
+    What it answers is applied in a last one.
+    """
 
     def __init__(self, database: Database[Any], protocol: Protocol, fence: Fence | None) -> None:
         self._database = database
@@ -91,23 +95,36 @@ class Commands:
         *,
         key: str | None = None,
         fence: Fence | None = None,
+        settle: Settle = lambda _tx, _result: None,
     ) -> Result:
         """Run a command; with a key once, whose answer is answered again.
 
-        `fence` is called first in each transaction, and raises if it must not go on.
+        - `fence` is called first in each transaction, and raises if it must not go on.
+        - `settle` is called last in the transaction that applies the result.
         """
         command = self._protocol.found(name)
         given = command.bound(params or {})
+
+        def pure(tx: Transaction) -> Result:
+            result = self.run_in(tx, command, given, key, fence=fence)
+            settle(tx, result)
+            return result
+
         if not command.manages:
-            return self._database.run(lambda tx: self.run_in(tx, command, given, key, fence=fence))
+            return self._database.run(pure)
         if key is not None:
             message = f"{name} manages its own transactions: a key cannot be one with them"
             raise BadInput(message, hint="call it without a key")
         result = command.call(Transactions(self._database, self._protocol, fence), **given)
         checked = _checked(command, result)
-        if checked.envelopes or checked.per_item or checked.intents:
-            message = f"{name} manages its own transactions: nothing of its result is applied"
-            raise BadInput(message, hint="answer only `answer`")
+
+        def last(tx: Transaction) -> None:
+            if fence is not None:
+                fence(tx)
+            self._apply(tx, checked, log.now_of(tx))
+            settle(tx, checked)
+
+        self._database.run(last)
         return checked
 
     def run_in(

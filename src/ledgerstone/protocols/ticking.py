@@ -1,27 +1,34 @@
 """The tick: the jobs of a protocol that are due, one after the other, by one process at a time.
 
-    lease ──▶ each job that is due: BEGIN; fence; run; COMMIT ──▶ when it comes again
+    lease ──▶ each job that is due: BEGIN; fence; run; when it comes again; COMMIT
       │                     └─ failed: on record, and the next job follows
       └─ held by another: nothing happens
 
 Each transaction of a job compares the token of the lease: a process that was paused, and whose
-lease another took, commits nothing more.
+lease another took, commits nothing more. A job may be longer than the lease: one in a transaction
+of ours keeps the row of the lease locked, and for one that manages its transactions a thread renews
+the lease.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import Context
 from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import BigInteger, and_, bindparam, null, select, update
 
 from ledgerstone.engine.outcomes import failure_of
-from ledgerstone.errors import Interrupted, LeaseLost
+from ledgerstone.errors import Interrupted, LeaseLost, LedgerstoneError
 from ledgerstone.failpoints import hit
 from ledgerstone.ids import new_id
 from ledgerstone.protocols.commands import Commands
 from ledgerstone.protocols.incoming import ERROR_CHARS_MAX
 from ledgerstone.protocols.protocol import Command, Protocol
+from ledgerstone.protocols.results import Result
 from ledgerstone.protocols.tables import protocol_job as job
 from ledgerstone.store import leases
 from ledgerstone.store.database import Database
@@ -33,6 +40,10 @@ from ledgerstone.store.transaction import Transaction
 
 LEASE = "protocols.tick:{}"
 AGAIN_SECONDS_MAX = 366 * 86_400.0
+JOB_SECONDS_MAX = 86_400.0
+"""A job that manages its transactions keeps the lease for so long at most."""
+RENEWALS = 3
+"""So often in the time of a lease it is renewed."""
 
 _ms = bindparam("wait_ms", type_=BigInteger())
 _error = bindparam("error_", type_=job.c.last_error.type)
@@ -117,11 +128,29 @@ class Ticker:
             for command in self._due():
                 ran.append(self._run(command, lease))
                 hit("protocols.job_ran")
-                self._database.run(lambda tx: leases.renew(tx, lease, seconds=self._lease_seconds))
+                lease = self._held(lease)
         except LeaseLost:
             return Ticked(ran, held=True)
-        self._database.run(lambda tx: leases.release(tx, lease))
+        except Interrupted:
+            # Outside of the context that is canceled: another process ticks at once.
+            Context().run(self._release, lease)
+            raise
+        self._release(lease)
         return Ticked(ran)
+
+    def _held(self, lease: Lease) -> Lease:
+        """The lease, renewed, or taken again if it ran out in a long job; LeaseLost otherwise."""
+        held = self._database.run(
+            lambda tx: leases.acquire(
+                tx, lease.name, lease.owner, seconds=self._lease_seconds, wait=False
+            )
+        )
+        if held is None:
+            raise LeaseLost(f"another process ticks {self._protocol.name}")
+        return held
+
+    def _release(self, lease: Lease) -> None:
+        self._database.run(lambda tx: leases.release(tx, lease))
 
     def _due(self) -> list[Command]:
         protocol = self._protocol
@@ -144,27 +173,53 @@ class Ticker:
             fence(tx)
             _begin.run(tx, **named)
 
-        def end(tx: Transaction, seconds: float) -> None:
-            fence(tx)
-            _succeed.run(tx, wait_ms=round(seconds * 1000), **named)
-
         def fail(tx: Transaction, words: str) -> None:
             fence(tx)
             _fail.run(tx, wait_ms=round(self._pause(command, None) * 1000), error_=words, **named)
 
+        def end(tx: Transaction, result: Result) -> None:
+            pause = self._pause(command, result.again_seconds)
+            _succeed.run(tx, wait_ms=round(pause * 1000), **named)
+
         self._database.run(begin)
         try:
-            result = self._commands.run(command.name, fence=fence)
+            with self._renewed(lease) if command.manages else nullcontext():
+                self._commands.run(command.name, fence=fence, settle=end)
         except (LeaseLost, Interrupted):
             raise
         except Exception as error:  # noqa: BLE001 - a job may raise anything; the next one follows
             failure = failure_of(error)
             words = f"{failure.code}: {failure.message}"[:ERROR_CHARS_MAX]
+            lease = self._held(lease)
             self._database.run(lambda tx: fail(tx, words))
             return Ran(command.name, words)
-        pause = self._pause(command, result.again_seconds)
-        self._database.run(lambda tx: end(tx, pause))
         return Ran(command.name)
+
+    @contextmanager
+    def _renewed(self, lease: Lease) -> Iterator[None]:
+        """Renew the lease while a job begins its own transactions, for JOB_SECONDS_MAX at most."""
+        done = threading.Event()
+        every = self._lease_seconds / RENEWALS
+
+        def renew() -> None:
+            for _ in range(round(JOB_SECONDS_MAX / every)):
+                if done.wait(every):
+                    return
+                try:
+                    self._database.run(
+                        lambda tx: leases.renew(tx, lease, seconds=self._lease_seconds)
+                    )
+                except LedgerstoneError as error:
+                    if not error.retryable:
+                        return
+
+        thread = threading.Thread(target=renew, name="ledgerstone-tick-lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     @staticmethod
     def _pause(command: Command, again: float | None) -> float:
