@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from sqlalchemy import text
 
@@ -12,6 +13,7 @@ from ledgerstone.protocols import (
     Projecting,
     Protocol,
     Reading,
+    Result,
     Running,
     Wire,
 )
@@ -43,6 +45,82 @@ def test_an_event_is_applied_once_for_each_identity(running: Running) -> None:
 
     assert (words_of(running), words_of(running, "bob")) == (["hello"], ["hello"])
     assert (count(running, "events"), count(running, "incoming")) == (4, 0)
+
+
+def told(words: str, event_id: str = "e-1", room: str = "hall") -> Envelope:
+    """A letter that brings an identity."""
+    return msgspec.structs.replace(written(words, room=room), event_id=event_id)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_identity_with_other_content(running: Running, known: bool) -> None:
+    """It is parked with its reason, also while the first one waits; the same content is known."""
+    arrive(running, *([given_key()] if known else []))
+    arrive(running, told("first"), told("first"), told("second"))
+    running.work()
+
+    arrive(running, *([] if known else [given_key()]))
+    running.work()
+
+    assert words_of(running) == ["first"]
+    kept = rows(running, "SELECT status, attempts, last_error FROM incoming")
+    assert kept == [("parked", 1, "key_conflict: the event e-1 came before with other content")]
+
+
+def test_an_identity_with_other_content_that_did_not_wait(running: Running) -> None:
+    """Of two contents the one that is applied first stays; the one that waited is parked."""
+    arrive(running, told("waits"), given_key("attic"), told("at once", room="attic"))
+    running.work()
+
+    arrive(running, given_key())
+    running.work()
+
+    assert rows(running, "SELECT words FROM letter") == [("at once",)]
+    ((status, error),) = rows(running, "SELECT status, last_error FROM incoming")
+    assert error.startswith("key_conflict")
+    assert (status, count(running, "blocked")) == ("parked", 0)
+
+
+@pytest.mark.parametrize("way", ["command", "import", "deferred", "together"])
+def test_other_content_on_every_way(ledger: Ledger, way: str) -> None:
+    """A command is refused; what is imported, deferred or applied in a batch is parked."""
+    protocol = letters()
+
+    @protocol.command("tell")
+    def tell(_db: Reading) -> Result:
+        return Result(envelopes=[told("second")])
+
+    running = ledger.protocol(protocol)
+    arrive(running, given_key(), told("first"))
+    running.work()
+
+    match way:
+        case "command":
+            with pytest.raises(errors.KeyConflict):
+                running.command("tell")
+        case "import":
+            running.import_events([told("other", "e-2"), told("second")])
+        case "deferred":
+            ledger.run(lambda tx: tx.protocols.defer(told("second"), partition="p"))
+        case _:
+            arrive(running, told("other", "e-2"), told("second"))
+    running.work(together=10)
+
+    assert "second" not in words_of(running)
+    parked = rows(running, "SELECT status FROM incoming WHERE last_error LIKE 'key_conflict%'")
+    assert parked == ([] if way == "command" else [("parked",)])
+
+
+def test_the_identity_that_a_protocol_makes(ledger: Ledger) -> None:
+    """It is the event's identity, and other content under it is a conflict."""
+    running = ledger.protocol(letters(identify=lambda event: event.data.get("room")))
+    arrive(running, given_key("attic"), written("a", room="hall"), written("b", room="hall"))
+
+    running.work()
+
+    assert rows(running, "SELECT event_id FROM events") == [("attic",)]
+    assert rows(running, "SELECT event_id FROM blocked") == [("hall",)]
+    assert rows(running, "SELECT status FROM incoming") == [("parked",)]
 
 
 def test_what_waits_is_applied_when_its_key_comes(running: Running) -> None:

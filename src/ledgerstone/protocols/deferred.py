@@ -265,7 +265,8 @@ class DeferredSource(ItemSource):
 
     def _failed(self, tx: Transaction, protocol: str, head: Head, error: Exception) -> None:
         wait = self._registry.backoff.after(head.attempts + 1)
-        if head.attempts + 1 < self._registry.settings.attempts_max:
+        hopeless = isinstance(error, incoming.NEVER)
+        if head.attempts + 1 < self._registry.settings.attempts_max and not hopeless:
             failure = failure_of(error)
             words = f"{failure.code}: {failure.message}"[: incoming.ERROR_CHARS_MAX]
             _fail.run(tx, id_=head.id, delay_ms=round(wait * 1000), error_=words)

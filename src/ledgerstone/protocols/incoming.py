@@ -19,7 +19,9 @@ from ledgerstone.engine.outcomes import failure_of, of_error
 from ledgerstone.engine.source import Batch, Batches, Claim, Handler, Outcome, OutcomeKind
 from ledgerstone.errors import (
     BadInput,
+    Hopeless,
     Interrupted,
+    KeyConflict,
     LeaseLost,
     StoreBusy,
     StoreUnavailable,
@@ -48,6 +50,8 @@ BATCH_ITEMS_MAX = 1000
 LOCK_SECONDS_MAX = 1
 """How long an item waits for what another transaction holds: those behind it wait so long, too."""
 ERROR_CHARS_MAX = 2000
+NEVER = (BadInput, Hopeless, KeyConflict)
+"""Errors that no retry changes: the item is parked at once."""
 
 _mine = or_(incoming.c.protocol == bindparam("protocol_"), incoming.c.protocol == "")
 _DELAY = bindparam("delay_ms", type_=BigInteger())
@@ -156,6 +160,9 @@ def take_back(
     tx: Transaction, protocol: str, envelope: bytes, error: BaseException, *, delay_seconds: float
 ) -> None:
     """An event that failed elsewhere: it is retried here, and parked if it goes on to fail."""
+    if isinstance(error, NEVER):
+        park(tx, protocol, envelope, error)
+        return
     delay_ms = round(delay_seconds * 1000)
     _put_back(tx, protocol, envelope, error, state=ItemState.QUEUED, delay_ms=delay_ms)
     tx.wake(CHANNEL)
@@ -291,7 +298,7 @@ class IncomingSource(ItemSource):
         except (StoreBusy, StoreUnavailable) as error:
             returned = OutcomeKind.RETURNED
             return Outcome(claim, returned, failure=failure_of(error), delay_seconds=1.0)
-        except BadInput as error:
+        except NEVER as error:
             return Outcome(claim, OutcomeKind.DEAD, failure=failure_of(error))
         except Exception as error:  # noqa: BLE001 - a projector may raise anything
             return of_error(claim, error)

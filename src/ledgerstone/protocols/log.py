@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import BigInteger, bindparam, select
 
-from ledgerstone.errors import EventsPruned
+from ledgerstone.errors import EventsPruned, KeyConflict
 from ledgerstone.items.sequence import Sequence
 from ledgerstone.protocols.events import Envelope, data_of, identity_of, payload_of
 from ledgerstone.protocols.protocol import Protocol
@@ -42,6 +42,14 @@ _COLUMNS = (
     "event_id",
 )
 _append = InsertRows("protocols.append", events, columns=_COLUMNS)
+_content = Statement(
+    "protocols.content",
+    select(events.c.event_type, events.c.payload).where(
+        events.c.event_id == bindparam("event_id_"),
+        events.c.received_by == bindparam("received_by_"),
+        events.c.protocol == bindparam("protocol_"),
+    ),
+)
 _now = Statement("protocols.now", select(now_ms()))
 _READ = (
     events.c.id,
@@ -106,9 +114,21 @@ def dated(envelope: Envelope, now: int) -> Envelope:
 
 
 def append(tx: Transaction, protocol: str, event: Envelope, payload: bytes) -> bool:
-    """Write down an event; False if it is there already."""
-    moment = event.created_at_ms
-    return bool(_append.run(tx, [_row(protocol, event, payload, event.event_id, moment)]))
+    """Write down an event; False if it is there already, KeyConflict if with other content."""
+    row = _row(protocol, event, payload, event.event_id, event.created_at_ms)
+    if _append.run(tx, [row]):
+        return True
+    named = {name: row[name] for name in ("event_id_", "received_by_", "protocol_")}
+    for kind, kept in _content.rows(tx, **named):
+        # The content of an event that was pruned cannot be compared.
+        check_same(event, kind, bytes(kept) or payload)
+    return False
+
+
+def check_same(event: Envelope, kind: str, payload: bytes) -> None:
+    """KeyConflict unless the event that has the identity of this one has its content, too."""
+    if (event.type, payload_of(event)) != (kind, payload):
+        raise KeyConflict(f"the event {event.event_id} came before with other content")
 
 
 def append_all(

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import BigInteger, bindparam, delete, select, update
 
-from ledgerstone.protocols.events import Envelope, encode
+from ledgerstone.protocols import log
+from ledgerstone.protocols.events import Envelope, decode, encode, payload_of
 from ledgerstone.protocols.results import Reason
 from ledgerstone.protocols.tables import blocked
 from ledgerstone.store.sql.rows import InsertRows
@@ -31,6 +32,14 @@ _keep = InsertRows(
     columns=(
         *("reason_type", "reason_key", "envelope", "created_at_ms", "event_id", "protocol"),
         *("received_by", "event_type", "also"),
+    ),
+)
+_content = Statement(
+    "protocols.blocked_content",
+    select(blocked.c.envelope).where(
+        blocked.c.event_id == bindparam("event_id_"),
+        blocked.c.received_by == bindparam("received_by_"),
+        blocked.c.protocol == bindparam("protocol_"),
     ),
 )
 _rekey = Statement(
@@ -67,7 +76,10 @@ def keep(
     *,
     kept_as: int | None,
 ) -> None:
-    """Keep an event until its first reason is gone; one that waits already is left as it is."""
+    """Keep an event until its first reason is gone; one that waits already is left as it is.
+
+    KeyConflict if the one that waits has the same identity and other content.
+    """
     first, *others = reasons
     also = msgspec.json.encode([[each.type, each.key] for each in others]).decode()
     named = {
@@ -87,7 +99,11 @@ def keep(
         "received_by_": event.received_by,
         "event_type_": event.type,
     }
-    _keep.run(tx, [row])
+    if not _keep.run(tx, [row]):
+        named = {name: row[name] for name in ("event_id_", "received_by_", "protocol_")}
+        for (kept,) in _content.rows(tx, **named):
+            there = decode(bytes(kept))
+            log.check_same(event, there.type, payload_of(there))
 
 
 def waiting_for(

@@ -9,6 +9,7 @@ identity (`received_by`) by itself.
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ protocol = Protocol("groups", folder=Path(__file__).parent)
 """What `ledgerstone` loads."""
 
 PAGE = 50
+NONCE_BYTES = 16
 
 
 def _require(db: Projecting, kind: str, table: str, event: Envelope, key: str) -> None:
@@ -135,12 +137,17 @@ def join_group(db: Reading, *, group: str, invite: str, by: str) -> Result:
 
 @protocol.command("message.create")
 def create_message(db: Reading, *, group: str, words: str, by: str) -> Result:
-    """Say something, with the newest key of the group; the sender sees it at once."""
+    """Say something, with the newest key of the group; the sender sees it at once.
+
+    The nonce tells the same words, said twice, from an event that arrives twice.
+    """
     newest = (
         "SELECT id FROM chat_key WHERE group_id = :group AND received_by = :by ORDER BY id DESC"
     )
     found = db.one(newest, group=group, by=by)
-    data = {"group": group, "key": found[0] if found else f"{group}-1", "by": by, "words": words}
+    key = found[0] if found else f"{group}-1"
+    nonce = secrets.token_hex(NONCE_BYTES)
+    data = {"group": group, "key": key, "by": by, "words": words, "nonce": nonce}
     return _told(db, by, [("message", data)])
 
 
