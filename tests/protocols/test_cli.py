@@ -77,6 +77,30 @@ def test_export_and_import(program: Program) -> None:
     assert [json.loads(line)["type"] for line in followed.out.splitlines()] == ["group", "key"]
 
 
+def test_what_is_parked(program: Program) -> None:
+    """It is listed with its reason, as doctor says, queued again or dropped."""
+    (program.folder / "all.jsonl").write_text('{"type":"poem"}\n{"type":"song"}\n')
+    program.run("events", "import", "all.jsonl")
+
+    doctor = program.run("doctor", "--json")
+    listed = program.run("protocols", "parked", "groups", "--json")
+    first, second = [str(row["id"]) for row in listed.json["rows"]]
+    shown = program.run("protocols", "parked")
+    outgoing = program.run("protocols", "parked", "--outgoing")
+    retried = program.run("protocols", "retry", "--id", first)
+    dropped = program.run("protocols", "drop", "--id", second)
+    left = program.run("protocols", "parked")
+
+    (check,) = [each for each in doctor.json["checks"] if each["name"] == "protocol groups"]
+    assert "`ledgerstone protocols parked groups`" in check["todo"]
+    assert "knows no event 'poem'" in listed.json["rows"][0]["last_error"]
+    assert "Parked in incoming" in shown.out
+    assert "nothing is parked in outgoing" in outgoing.out
+    assert "1 items are queued again" in retried.out
+    assert "1 items are removed" in dropped.out
+    assert "nothing is parked in incoming" in left.out
+
+
 def test_tests(program: Program) -> None:
     """A protocol whose cases fail is told, and ends with exit code 1."""
     folder = program.folder / "broken"

@@ -93,6 +93,51 @@ def test_what_goes_out(ledger: Ledger, clock: ManualClock) -> None:
     assert (sent[-1], count(running, "outgoing")) == (("b", b"x"), 0)
 
 
+def test_what_is_parked(ledger: Ledger, clock: ManualClock) -> None:
+    """Items of both queues are listed with their errors, queued again, and dropped by number."""
+    protocol, sent, down = letters(), list[str](), [True]
+
+    @protocol.sender
+    def send(address: str, _blob: bytes) -> None:
+        if down:
+            raise RuntimeError("down")
+        sent.append(address)
+
+    running = ledger.protocol(protocol)
+    running.receive([b"{nonsense", b"{more"], received_by="ann")
+    with ledger.transaction() as tx:
+        for address in "abc":
+            tx.protocols.send(b"xy", address=address)
+    for _ in range(6):
+        running.work()
+        clock.advance(2000)
+    with ledger.reading() as tx:
+        inside, outside = tx.protocols.parked(), tx.protocols.parked(queue="outgoing")
+    down.clear()
+
+    with ledger.transaction() as tx:
+        first = [each.id for each in outside.rows if each.to == "a"]
+        one = tx.protocols.retry_parked(queue="outgoing", ids=first)
+        second = [each.id for each in outside.rows if each.to == "b"]
+        dropped = tx.protocols.drop_parked(second * 2, queue="outgoing")
+        never = tx.protocols.drop_parked(first, queue="outgoing")
+    running.work()
+    others = ledger.run(lambda tx: tx.protocols.retry_parked())
+    running.work()
+
+    assert [(each.to, each.bytes, each.attempts) for each in inside.rows] == [
+        ("ann", 9, 1),
+        ("ann", 5, 1),
+    ]
+    assert {(each.to, each.bytes, each.attempts, each.last_error) for each in outside.rows} == {
+        (address, 2, 5, "RuntimeError: down") for address in "abc"
+    }
+    assert (one, dropped, never, others, sent) == (1, 1, 0, 3, ["a", "c"])
+    assert (count(running, "outgoing"), count(running, "incoming")) == (0, 2)
+    with pytest.raises(errors.BadInput, match="name it"), ledger.transaction() as tx:
+        tx.protocols.retry_parked(ids=[1])
+
+
 def test_the_tick(ledger: Ledger, clock: ManualClock) -> None:
     """Each job that is due runs; one that fails is on record, and keeps no other from running."""
     protocol = letters()

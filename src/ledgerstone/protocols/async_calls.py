@@ -14,4 +14,6 @@ class AsyncProtocols(AsyncCalls[Protocols]):
     put = awaited(Protocols.put)
     defer = awaited(Protocols.defer)
     send = awaited(Protocols.send)
+    parked = awaited(Protocols.parked)
     retry_parked = awaited(Protocols.retry_parked)
+    drop_parked = awaited(Protocols.drop_parked)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ledgerstone.protocols import deferred, incoming, outgoing
+from ledgerstone.errors import BadInput
+from ledgerstone.protocols import deferred, incoming, outgoing, parked
 from ledgerstone.protocols.events import Envelope
 from ledgerstone.protocols.incoming import Wire
+from ledgerstone.protocols.parked import ParkedItem, Queue, page_of
 from ledgerstone.protocols.registry import Registry
 from ledgerstone.protocols.results import DeferredEnqueue, OutgoingEnqueue
 from ledgerstone.protocols.values import Values
+from ledgerstone.store.sql.pages import Page
 from ledgerstone.store.transaction import Transaction
+
+PARKED_ROWS = 50
 
 
 class Protocols:
@@ -56,9 +61,41 @@ class Protocols:
         name = self._registry.found(protocol).name
         outgoing.enqueue(self._tx, name, OutgoingEnqueue(blob, address), bytes_max=bytes_max)
 
-    def retry_parked(self, *, protocol: str = "") -> int:
-        """Queue what is parked again; how many items."""
-        return incoming.retry_parked(self._tx, self._registry.found(protocol).name)
+    def parked(
+        self,
+        *,
+        queue: Queue = "incoming",
+        protocol: str = "",
+        limit: int = PARKED_ROWS,
+        cursor: str | None = None,
+    ) -> Page[ParkedItem]:
+        """A page of what is parked in a queue, the oldest first."""
+        name = self._registry.found(protocol).name
+        return page_of(queue).read(self._tx, limit=limit, cursor=cursor, protocol_=name)
+
+    def retry_parked(
+        self,
+        *,
+        queue: Queue | None = None,
+        ids: Sequence[int] | None = None,
+        protocol: str = "",
+    ) -> int:
+        """Queue what is parked again; how many items.
+
+        - `queue` None: what is parked in both; `ids` are numbers of one queue.
+        """
+        name = self._registry.found(protocol).name
+        if queue is None:
+            if ids is not None:
+                raise BadInput("numbers of items belong to a queue: name it")
+            return sum(parked.retry(self._tx, name, each) for each in parked.QUEUES)
+        return parked.retry(self._tx, name, queue, numbers=ids)
+
+    def drop_parked(
+        self, ids: Sequence[int], *, queue: Queue = "incoming", protocol: str = ""
+    ) -> int:
+        """Remove parked items for good; how many."""
+        return parked.drop(self._tx, self._registry.found(protocol).name, queue, ids)
 
     def values(self, *, protocol: str = "") -> Values:
         """The flags and counters of a protocol."""

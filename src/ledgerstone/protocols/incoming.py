@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import BigInteger, bindparam, delete, or_, update
+from sqlalchemy import BigInteger, bindparam, delete, or_
 
 from ledgerstone.engine.outcomes import failure_of, of_error
 from ledgerstone.engine.source import Batch, Batches, Claim, Handler, Outcome, OutcomeKind
@@ -76,15 +76,6 @@ _drop = Statement(
         incoming.c.id == bindparam("id_", type_=BigInteger()),
         _mine,
     ),
-)
-_retry = Statement(
-    "protocols.retry_parked",
-    update(incoming)
-    .where(
-        incoming.c.status == ItemState.PARKED.value,
-        _mine,
-    )
-    .values(status=ItemState.QUEUED.value, attempts=0, crashes=0, available_at_ms=now_ms()),
 )
 _HELD = (
     incoming.c.protocol,
@@ -202,14 +193,6 @@ def _put_back(
 def remove(tx: Transaction, protocol: str, number: int) -> bool:
     """Take an item out; False if it is not there."""
     return bool(_drop.run(tx, id_=number, protocol_=protocol))
-
-
-def retry_parked(tx: Transaction, protocol: str) -> int:
-    """Queue what is parked again, with all its attempts; how many items."""
-    count = _retry.run(tx, protocol_=protocol)
-    if count:
-        tx.wake(CHANNEL)
-    return count
 
 
 class IncomingSource(ItemSource):

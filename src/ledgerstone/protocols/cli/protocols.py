@@ -20,6 +20,7 @@ from ledgerstone.protocols import cases, load
 from ledgerstone.protocols.cases import CaseResult
 from ledgerstone.protocols.cli import retention
 from ledgerstone.protocols.cli.arguments import NameArgument, registry_of
+from ledgerstone.protocols.parked import Queue
 from ledgerstone.protocols.read.status import BLOCKED, QueueFacts, Waiting, facts_of
 
 ParamsOption = Annotated[
@@ -32,6 +33,13 @@ KeyOption = Annotated[
 FollowOption = Annotated[
     float | None,
     typer.Option("--seconds", metavar="N", min=0, help="How long to follow; otherwise for ever."),
+]
+OutgoingOption = Annotated[
+    bool, typer.Option("--outgoing", help="Items that go out, in place of those that came in.")
+]
+IdsOption = Annotated[
+    list[int] | None,
+    typer.Option("--id", metavar="ID", help="One item; may be repeated. Otherwise all."),
 ]
 AfterOption = Annotated[
     int, typer.Option("--after", metavar="POSITION", min=0, help="Begin behind this position.")
@@ -141,15 +149,63 @@ def blocked(
     output.say_next(page.next, json=call.json)
 
 
-def retry(call: Call, name: NameArgument = "") -> None:
-    """Queue the parked items of a protocol again.
+def parked(
+    call: Call,
+    name: NameArgument = "",
+    outgoing: OutgoingOption = False,
+    limit: LimitOption = LIST_ROWS,
+    cursor: CursorOption = None,
+) -> None:
+    """List the parked items of a protocol, the oldest first, and why each failed.
 
-    Example: ledgerstone protocols retry groups
+    Example: ledgerstone protocols parked groups
     """
+    queue = _queue(outgoing)
+    with ledger_of(call) as ledger, ledger.reading() as tx:
+        page = tx.protocols.parked(queue=queue, protocol=name, limit=limit, cursor=cursor)
+    columns = ("id", "to", "bytes", "attempts", "error")
+    shown = output.table(f"Parked in {queue}", *columns, numbers=("id", "bytes", "attempts"))
+    for each in page.rows:
+        error = output.visible(each.last_error or "")
+        shown.add_row(
+            *(str(each.id), output.visible(each.to), str(each.bytes), str(each.attempts), error)
+        )
+    output.show(page, shown if page.rows else Text(f"nothing is parked in {queue}"), json=call.json)
+    output.say_next(page.next, json=call.json)
+
+
+def retry(
+    call: Call,
+    name: NameArgument = "",
+    outgoing: OutgoingOption = False,
+    ids: IdsOption = None,
+) -> None:
+    """Queue the parked items of a protocol again: all, or those that are named.
+
+    Example: ledgerstone protocols retry groups --id 7
+    """
+    queue = _queue(outgoing) if ids or outgoing else None
     with ledger_of(call) as ledger:
-        found = registry_of(ledger).found(name).name
-        count = ledger.run(lambda tx: tx.protocols.retry_parked(protocol=found))
+        count = ledger.run(
+            lambda tx: tx.protocols.retry_parked(queue=queue, ids=ids or None, protocol=name)
+        )
     output.show({"retried": count}, Text(f"{count:,} items are queued again"), json=call.json)
+
+
+def drop(
+    call: Call,
+    ids: Annotated[list[int], typer.Option("--id", metavar="ID", help="An item; may be repeated.")],
+    name: NameArgument = "",
+    outgoing: OutgoingOption = False,
+) -> None:
+    """Remove parked items of a protocol for good.
+
+    Example: ledgerstone protocols drop groups --id 7
+    """
+    queue = _queue(outgoing)
+    with ledger_of(call) as ledger:
+        count = ledger.run(lambda tx: tx.protocols.drop_parked(ids, queue=queue, protocol=name))
+    output.show({"dropped": count}, Text(f"{count:,} items are removed"), json=call.json)
 
 
 def tail(
@@ -169,6 +225,10 @@ def tail(
                 typer.echo(msgspec.json.encode(line).decode())
             if until is not None and monotonic() >= until:
                 return
+
+
+def _queue(outgoing: bool) -> Queue:
+    return "outgoing" if outgoing else "incoming"
 
 
 def _object(words: str) -> dict[str, Any]:
@@ -196,7 +256,7 @@ app = group(
 )
 app.command("list")(command(listed))
 app.command("test")(command(run_tests))
-for function in (run, tick, blocked, retry, tail):
+for function in (run, tick, blocked, parked, retry, drop, tail):
     app.command(function.__name__)(command(function))
 for title, kept in retention.COMMANDS.items():
     app.command(title)(kept)

@@ -22,7 +22,10 @@ def protocols(opened: Opened[Registry]) -> Iterator[Check]:
         waiting = f"{counted(facts.blocked, facts.counted_max)} events wait for keys"
         if facts.parked:
             parked = f"{counted(facts.parked, facts.counted_max)} items are parked"
-            todo = f"look at last_error in `incoming`; then `protocols retry {facts.protocol}`"
+            todo = (
+                f"`ledgerstone protocols parked {facts.protocol}` (or with --outgoing) says why;"
+                " then `protocols retry` or `protocols drop`"
+            )
             yield Check(name, CheckStatus.WARNING, parked, todo)
         elif facts.failing_jobs:
             todo = f"`ledgerstone protocols tick {facts.protocol}` runs them and says why"
