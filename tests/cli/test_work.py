@@ -12,6 +12,7 @@ import msgspec
 import psutil
 import pytest
 
+from ledgerstone import protocols
 from ledgerstone.jobs import JobRow, Status
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
@@ -19,6 +20,7 @@ from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from tests.cli.program import Program, Running
 
+EXAMPLE = Path(protocols.__file__).parent / "example"
 STARTED = "work: ledgerstone"
 SHOP = """
 import os, time
@@ -155,6 +157,27 @@ def test_without_jobs_it_does_not_start(program: Program) -> None:
 
     assert ended.code == 1
     assert "error: empty:ledger has no jobs\nhint: decorate a function" in ended.err
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_protocols_alone_are_worked_off(program: Program, processes: int) -> None:
+    """A ledger that has protocols, and neither jobs nor consumers, has them run."""
+    (program.folder / "ledgerstone.toml").write_text(
+        f'url = "sqlite:///chat.db"\n[protocols]\nfolders = ["{EXAMPLE}"]\n'
+    )
+    (program.folder / "chat.py").write_text("from ledgerstone import Ledger\nledger = Ledger()\n")
+    with Ledger(f"sqlite:///{program.folder}/chat.db") as ledger:
+        ledger.migrate()
+        chat = ledger.protocol(EXAMPLE)
+        chat.receive([b'{"type":"group","data":{"id":"g","name":"Garden","by":"ann"}}'])
+
+        with program.start("work", "-A", "chat:ledger", "--processes", processes) as running:
+            until(lambda: chat.read(lambda db: db.rows("SELECT id FROM chat_group")) == [("g",)])
+            running.terminate()
+            code = running.ended()
+
+    assert code == 0
+    assert "runs the queues of protocols of chat:ledger" in running.said
 
 
 @pytest.mark.parametrize(

@@ -347,6 +347,8 @@ def test_a_decoder(ledger: Ledger) -> None:
         "DELETE FROM # it's\n incoming # '",
         "DELETE /* ' */ FROM incoming /* ' */",
         "SELECT 1 --1; COMMIT",
+        "WITH a AS (SELECT 1) -- \r UPDATE incoming SET attempts = 99",
+        "SELECT 1 -- \r ' \n; COMMIT -- '",
     ],
 )
 def test_a_projector_cannot_end_the_transaction(ledger: Ledger, sql: str) -> None:
@@ -377,6 +379,7 @@ def test_a_projector_cannot_end_the_transaction(ledger: Ledger, sql: str) -> Non
         "update seat set name = 'x' where name = 'y'",
         "DELETE FROM seat",
         "DELETE FROM seat WHERE name IN (SELECT 'update') ;",
+        "DELETE FROM seat -- all\r\nWHERE name = 'x'",
         "SELECT name FROM seat FOR UPDATE",
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 from ledgerstone import Ledger, errors
 from ledgerstone.protocols import Envelope, Protocol, Reading, Result, Running
 from ledgerstone.protocols.commands import Transactions
+from ledgerstone.protocols.read.status import facts_of
 from ledgerstone.settings import Settings
 from ledgerstone.store import leases
 from ledgerstone.testing.clock import ManualClock
@@ -164,6 +165,22 @@ def test_the_tick(ledger: Ledger, clock: ManualClock) -> None:
         ("writes", 1, 0, None),
     ]
     assert count(running, "events") == 1
+
+
+def test_a_job_that_was_removed_from_the_code(ledger: Ledger) -> None:
+    """Its last failure stays on record, and is no trouble any more."""
+    protocol = letters()
+
+    @protocol.job("old", every_seconds=10)
+    def old(_db: Reading) -> Result:
+        raise RuntimeError("no")
+
+    ledger.protocol(protocol).tick()
+
+    with ledger.reading() as tx:
+        (before,), (after,) = facts_of(tx, [protocol]), facts_of(tx, [letters()])
+
+    assert (before.failing_jobs, after.failing_jobs) == (["old"], [])
 
 
 def test_one_tick_at_a_time(ledger: Ledger, clock: ManualClock) -> None:

@@ -32,8 +32,10 @@ from ledgerstone.console.call import EXIT_REFUSED, EXIT_RETRYABLE
 from ledgerstone.engine.source import Source
 from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import LedgerstoneError
+from ledgerstone.jobs.room import JOBS
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging.cli.carrying import Relay, relays_of
+from ledgerstone.messaging.room import MESSAGING
 
 LOOK_SECONDS = 0.2
 """How often this process looks for signals and for processes to be started."""
@@ -63,13 +65,27 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
     level: str
     json: bool
+    rooms: tuple[str, ...] = ()
+    """Other rooms whose items are worked off, by their names."""
 
     def sources(self, ledger: Ledger) -> list[Source]:
         """All of it as sources; from now on the ledger's workers have this concurrency."""
         engine = msgspec.structs.replace(ledger.settings.engine, concurrency=self.concurrency)
         ledger.settings = msgspec.structs.replace(ledger.settings, engine=engine)
         jobs = [ledger.job_source(queue) for queue in self.queues]
-        return [*jobs, *relays_of(ledger, self.destinations)]
+        others = other_sources(ledger)
+        rest = [source for name in self.rooms for source in others[name]]
+        return [*jobs, *relays_of(ledger, self.destinations), *rest]
+
+
+def other_sources(ledger: Ledger) -> dict[str, list[Source]]:
+    """What workers claim from besides jobs and messages, by the names of the rooms."""
+    found = {
+        room.name: list(room.sources(ledger.rooms.opened(room, ledger.database)))
+        for room in ledger.rooms
+        if room not in (JOBS, MESSAGING)
+    }
+    return {name: sources for name, sources in found.items() if sources}
 
 
 class TeamCounters(msgspec.Struct, frozen=True, kw_only=True):

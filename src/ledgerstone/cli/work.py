@@ -20,7 +20,7 @@ import typer
 from rich.console import Group, RenderableType
 
 from ledgerstone import __version__
-from ledgerstone.cli.team import Team, TeamCounters, WorkOrder
+from ledgerstone.cli.team import Team, TeamCounters, WorkOrder, other_sources
 from ledgerstone.console import logs, output
 from ledgerstone.console.application import application_of, loaded
 from ledgerstone.console.call import Call
@@ -92,9 +92,10 @@ def work(
         ),
     ] = 1,
 ) -> None:
-    """Run the jobs and the consumers of your code until Ctrl-C or SIGTERM.
+    """Run the jobs, consumers and protocols of your code until Ctrl-C or SIGTERM.
 
-    A store of signing is looked after, too, every `signing.work_seconds`.
+    With --queue only jobs are run. A store of signing is looked after, too, every
+    `signing.work_seconds`.
 
     Example: ledgerstone work -A shop.jobs:ledger --queue mail --concurrency 20 --processes 2
     """
@@ -112,6 +113,7 @@ def work(
             concurrency=concurrency or ledger.settings.engine.concurrency,
             level=level,
             json=log.json,
+            rooms=() if queue else tuple(other_sources(ledger)),
         )
         if order.destinations:
             ready(ledger, *ledger.registry.setup.tables)
@@ -126,7 +128,7 @@ def work(
 
 def _queues(ledger: Ledger, application: str, named: list[str]) -> tuple[str, ...]:
     kinds = ledger.kinds.all().values()
-    if not kinds and (named or not _consumers(ledger)):
+    if not kinds and (named or not (_consumers(ledger) or other_sources(ledger))):
         hint = "decorate a function with @ledger.job(name) in it, or import the module that does"
         raise BadInput(f"{application} has no jobs", hint=hint)
     for name in named:
@@ -170,14 +172,14 @@ def _announce(ledger: Ledger, order: WorkOrder, processes: int, *, json: bool) -
 
 
 def _words(ledger: Ledger, order: WorkOrder, served: list[Kind]) -> str:
-    """The sources and schedules that are run, and their database."""
-    consumers = f"the consumers {', '.join(_consumers(ledger))}" if order.destinations else ""
+    """The sources that are run, and where they come from."""
+    others = [f"the consumers {', '.join(_consumers(ledger))}"] if order.destinations else []
+    others += [f"the queues of {', '.join(order.rooms)}"] if order.rooms else []
     if not order.queues:
-        return f"{consumers} of {order.application}"
+        return f"{', and '.join(others)} of {order.application}"
     jobs = ", ".join(kind.name for kind in served) or "nothing"
     where = "the queues " + ", ".join(order.queues) if order.queues[1:] else order.queues[0]
-    both = f", and {consumers}" if consumers else ""
-    return f"{jobs} of {order.application} from {where}{both}"
+    return ", and ".join([f"{jobs} of {order.application} from {where}", *others])
 
 
 def _jobs_table(

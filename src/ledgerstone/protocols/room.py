@@ -79,7 +79,7 @@ def _ticks(opened: Opened[Registry], name: str) -> Callable[[], int]:
 
 
 def _facts(opened: Opened[Registry], tx: Transaction | None) -> list[QueueFacts] | None:
-    return None if tx is None else facts_of(tx, [each.name for each in opened.state])
+    return None if tx is None else facts_of(tx, opened.state)
 
 
 def _begin(opened: Opened[Registry]) -> None:

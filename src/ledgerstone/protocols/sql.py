@@ -21,6 +21,7 @@ _AMBIGUOUS = (
     (re.compile(r"/\*M?!"), "a comment that MySQL carries out"),
     (re.compile(r"\\"), "a backslash: give the text as a parameter"),
     (re.compile(r"\$\w*\$"), "a text between dollars: give it as a parameter"),
+    (re.compile(r"\r(?!\n)"), "a carriage return, which ends a comment on PostgreSQL alone"),
     (re.compile(r"--(?![\s-]|\Z)"), "two hyphens that begin a comment on some databases"),
 )
 _READS = re.compile(r"\s*(?:SELECT|WITH)\b", re.IGNORECASE)

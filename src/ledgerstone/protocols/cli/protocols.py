@@ -52,7 +52,7 @@ def listed(call: Call) -> None:
     Example: ledgerstone protocols list
     """
     with ledger_of(call) as ledger, ledger.reading() as tx:
-        found = facts_of(tx, [each.name for each in registry_of(ledger)])
+        found = facts_of(tx, registry_of(ledger))
     names = ("incoming", "blocked", "deferred", "outgoing", "parked")
     shown = output.table("Protocols", "protocol", *names, numbers=names)
     for facts in found:

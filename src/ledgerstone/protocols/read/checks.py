@@ -16,7 +16,7 @@ def protocols(opened: Opened[Registry]) -> Iterator[Check]:
     with database.reading() as tx:
         if not revisions.look(tx.connection, database.namespace, database.rooms).up_to_date:
             return
-        found = facts_of(tx, [each.name for each in opened.state])
+        found = facts_of(tx, opened.state)
     for facts in found:
         name = f"protocol {facts.protocol}"
         waiting = f"{counted(facts.blocked, facts.counted_max)} events wait for keys"

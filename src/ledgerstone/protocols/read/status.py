@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import BigInteger, Table, bindparam, func, select
 from sqlalchemy.sql.elements import ColumnElement
 
+from ledgerstone.protocols.protocol import Protocol
 from ledgerstone.protocols.states import ItemState
 from ledgerstone.protocols.tables import (
     blocked,
@@ -137,18 +138,21 @@ EVENTS: Keyset[Logged] = Keyset.of(
 )
 
 
-def facts_of(tx: Transaction, protocols: Iterable[str]) -> list[QueueFacts]:
+def facts_of(tx: Transaction, protocols: Iterable[Protocol]) -> list[QueueFacts]:
     """Each of these protocols."""
-    return [_facts(tx, name) for name in protocols]
+    return [_facts(tx, protocol) for protocol in protocols]
 
 
-def _facts(tx: Transaction, name: str) -> QueueFacts:
+def _facts(tx: Transaction, protocol: Protocol) -> QueueFacts:
+    name = protocol.name
     counts: dict[str, Any] = {
         what: statement.rows(tx, protocol_=name, most_=COUNTED_MAX)[0][0]
         for what, statement in _COUNTS.items()
     }
     unsent = counts.pop("unsent")
-    failing = [row[0] for row in _failing.rows(tx, protocol_=name)]
+    # A job that is no more in the code cannot succeed again.
+    known = {each.name for each in protocol.jobs}
+    failing = [row[0] for row in _failing.rows(tx, protocol_=name) if row[0] in known]
     retention = _retention.one(tx, protocol_=name)
     parked = min(counts.pop("parked") + unsent, COUNTED_MAX)
     return QueueFacts(
