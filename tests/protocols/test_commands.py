@@ -239,6 +239,51 @@ def test_a_schema_that_cannot_be_reached(ledger: Ledger, change: tuple[str, str]
         other.protocol(Protocol("things", schema=SCHEMA.replace(*change)))
 
 
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"name": "a "}, "thing.name is in a key, and does not end in a space"),
+        ({"name": "a" * 191}, "thing.name takes 190 characters, not 191"),
+        ({"name": "a\0"}, "characters that are no text"),
+        ({"name": 1}, "thing.name takes a text, not int"),
+        ({"name": None}, "thing.name takes a text, not NoneType"),
+        ({"id": "text"}, "thing.id takes a whole number of 64 bits, not str"),
+        ({"id": 1.5}, "thing.id takes a whole number"),
+        ({"id": 1 << 63}, "thing.id takes a whole number"),
+        ({"weight": float("nan")}, "thing.weight takes a finite number"),
+        ({"seen": 2}, "thing.seen takes true or false"),
+        ({"data": "text"}, "thing.data takes bytes"),
+        ({"color": "red"}, "thing has no column color"),
+    ],
+)
+def test_a_value_of_another_type(ledger: Ledger, values: dict[str, object], why: str) -> None:
+    """It is refused on every database, where one would store it and another would change it."""
+    running = ledger.protocol(Protocol("things", schema=SCHEMA))
+
+    for change in (Projecting.insert, _put):
+        with pytest.raises(errors.BadInput, match=why), ledger.transaction() as tx:
+            change(Projecting(tx, running.protocol, 0), "thing", **values)
+
+    assert count(running, "thing") == 0
+
+
+def _put(db: Projecting, into: str, **values: object) -> None:
+    db.put(into, ("id",), **values)
+
+
+def test_values_of_the_declared_types(ledger: Ledger) -> None:
+    """They are the same on every database when they are read again."""
+    running = ledger.protocol(Protocol("things", schema=SCHEMA))
+    smallest = -(1 << 63) + 1
+
+    with ledger.transaction() as tx:
+        db = Projecting(tx, running.protocol, 0)
+        db.insert("thing", id=smallest, name="ä", weight=3, data=None, seen=True)
+
+    kept = rows(running, "SELECT id, name, weight, data, seen FROM thing")
+    assert [tuple(row) for row in kept] == [(smallest, "ä", 3.0, None, 1)]
+
+
 def test_indexes_of_a_schema(ledger: Ledger) -> None:
     """One that is listed no more is dropped; a unique one that the rows do not allow is refused."""
     running = ledger.protocol(Protocol("things", schema=SCHEMA))

@@ -10,8 +10,8 @@
 - A row of `then` names the columns that matter; "*" stands for any value. Rows have no order.
 - Each event arrives twice, and each projector is called once more with what the log holds: both
   change nothing.
-- All orders of the events end in the same tables and values; beyond `orders_max` a sample of them, the same at
-  every run.
+- All orders of the events end in the same tables and values; beyond `orders_max` a sample of them,
+  the same at every run.
 - `concurrent`: the events are applied by several threads and by several processes at once.
 - Commands run after the events, in the first run only. An event without a moment gets
   `UNDATED_MS`, the same in each run.
@@ -341,7 +341,7 @@ def work_in_process(folder: str, file: str) -> None:
 
 
 def state_of(running: Running) -> State:
-    """The protocol's tables without the numbers that the database counts, its values, what waits."""
+    """Its tables without the numbers that the database counts, its values, and what waits."""
     state: dict[str, list[str]] = {}
     for definition in running.protocol.schema.tables:
         counted = {field.name for field in definition.columns if field.counts}

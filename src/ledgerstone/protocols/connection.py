@@ -16,6 +16,7 @@ from sqlalchemy.sql.selectable import TableClause
 
 from ledgerstone.errors import BadInput
 from ledgerstone.protocols.results import Reason
+from ledgerstone.protocols.row_values import sent
 from ledgerstone.protocols.sql import COMMENT, check_change, check_query, check_table
 from ledgerstone.protocols.values import KeptValues, Values
 from ledgerstone.store.sql.pages import Keyset, Page
@@ -92,6 +93,7 @@ class Projecting(Reading):
     def __init__(self, tx: Transaction, protocol: Protocol, now_ms: int) -> None:
         super().__init__(tx, protocol.name, now_ms)
         self._tables = protocol.tables
+        self._checks = protocol.checks
         self.unblocked: dict[Reason, None] = {}
 
     @property
@@ -104,24 +106,25 @@ class Projecting(Reading):
         return _changing(sql, self._tables).run(self._tx, **parameters)
 
     def insert(self, into: str, **values: Any) -> bool:
-        """Add a row; False if a unique value of it is taken: then nothing is changed."""
+        """Add a row; False if a unique value of it is taken: then nothing is changed.
+
+        BadInput if a value has not the declared type of its column.
+        """
         check_table(into, self._tables)
-        return bool(_inserting(into, tuple(values)).run(self._tx, [_given(values)]))
+        given = sent(into, self._checks[into.lower()], values)
+        return bool(_inserting(into, tuple(values)).run(self._tx, [given]))
 
     def put(self, into: str, key: Sequence[str], **values: Any) -> None:
         """Add a row, or give the one that has this key these values."""
         check_table(into, self._tables)
-        _putting(into, tuple(key), tuple(values)).run(self._tx, **_given(values))
+        given = sent(into, self._checks[into.lower()], values)
+        _putting(into, tuple(key), tuple(values)).run(self._tx, **given)
 
     def unblock(self, kind: str, key: str) -> None:
         """What waits for this key is looked at again, after the commit."""
         reason = Reason(kind, key)
         reason.check()
         self.unblocked[reason] = None
-
-
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{name}_": value for name, value in values.items()}
 
 
 @lru_cache(maxsize=STATEMENTS_MAX)

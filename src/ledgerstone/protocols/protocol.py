@@ -33,6 +33,7 @@ from ledgerstone.errors import BadInput, NotFound
 from ledgerstone.protocols.connection import Projecting, Reading
 from ledgerstone.protocols.events import Envelope
 from ledgerstone.protocols.results import Result
+from ledgerstone.protocols.row_values import Check, checks_of
 from ledgerstone.protocols.schema import Schema
 from ledgerstone.protocols.tables import NAME_CHARS_MAX
 from ledgerstone.settings.protocols import Retention
@@ -107,6 +108,11 @@ class Protocol:
     def tables(self) -> frozenset[str]:
         """The names of its tables, in lower case."""
         return frozenset(each.name.lower() for each in self._schema.tables)
+
+    @cached_property
+    def checks(self) -> Mapping[str, Mapping[str, Check]]:
+        """The checks of the values of its tables, by their names in lower case."""
+        return {each.name.lower(): checks_of(each) for each in self._schema.tables}
 
     @property
     def jobs(self) -> list[Command]:
