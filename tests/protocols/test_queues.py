@@ -6,7 +6,18 @@ import msgspec
 import pytest
 
 from ledgerstone import Ledger, errors
-from ledgerstone.protocols import Envelope, Protocol, Reading, Result, Running
+from ledgerstone.engine.source import Ask, Outcome, OutcomeKind
+from ledgerstone.protocols import (
+    Envelope,
+    Protocol,
+    Reading,
+    Reason,
+    Result,
+    Retention,
+    Running,
+    rechecks,
+    refusals,
+)
 from ledgerstone.protocols.commands import Transactions
 from ledgerstone.protocols.read.status import facts_of
 from ledgerstone.settings import Settings
@@ -287,6 +298,31 @@ def test_a_worker_does_it_all(ledger: Ledger) -> None:
 
     worker.stop(grace_seconds=0)
     assert words_of(running) == ["hello"]
+
+
+@pytest.mark.parametrize("queue", ["incoming", "outgoing", "deferred", "rechecks", "retention"])
+def test_a_settlement_that_comes_too_late(ledger: Ledger, clock: ManualClock, queue: str) -> None:
+    """It is on record for each table of items that the claim was lost, and forgotten later."""
+    protocol = letters(retention=Retention(keep_days=1))
+    protocol.sender(lambda _address, _blob: None)
+    running = ledger.protocol(protocol)
+    arrive(running, written("a"))
+    with ledger.transaction() as tx:
+        tx.protocols.send(b"x", address="a")
+        tx.protocols.defer(written("b"), partition="p")
+        rechecks.wake(tx, "letters", [Reason("key", "k")])
+    (source,) = [each for each in running.sources() if each.name == f"protocols.{queue}"]
+    (late,) = ledger.run(lambda tx: source.claim(tx, Ask(1, "a worker", 30.0)))
+    clock.advance(31)
+    ledger.run(lambda tx: source.rescue(tx, limit=1, crashes_max=5))
+
+    ledger.run(lambda tx: source.settle(tx, [Outcome(late, OutcomeKind.DONE)]))
+
+    kept = rows(running, "SELECT queue, item, attempt, worker, reason FROM protocol_refusal")
+    reason = f"claim {late.token} settled done too late"
+    assert kept == [(f"protocols.{queue}", late.key, 1, "a worker", reason)]
+    clock.advance(31 * 86_400)
+    assert ledger.run(lambda tx: refusals.forget(tx, keep_days=30)) == 1
 
 
 def test_without_the_room(ledger: Ledger) -> None:

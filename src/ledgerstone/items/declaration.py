@@ -134,6 +134,7 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
     - `attempts_max` is a column or a number; None: attempts are not limited.
     - `crashes` counts attempts whose worker died; without it an item never dies of crashes.
     - `body` is passed to the handler; `carries` are further columns that a claim reads.
+    - `refuse` records the settlement of a lost claim, for items without a `history`.
     - `index` is the index of due items, for MySQL, which is told to use it.
     """
 
@@ -158,6 +159,7 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
     carries: tuple[Column[Any], ...] = ()
     more: More | None = None
     history: History | None = None
+    refuse: Callable[[Transaction, Refusal], None] | None = None
     index: str | None = None
 
     @property

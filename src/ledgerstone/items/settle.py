@@ -156,14 +156,15 @@ class Settle:
         worker: str | None,
     ) -> None:
         history = self._items.history
-        if history is None or all(each.status is ClaimStatus.SETTLED for each in settled):
+        refuse = self._items.refuse if history is None else history.refuse
+        if refuse is None or all(each.status is ClaimStatus.SETTLED for each in settled):
             return
         for each, found in zip(ended, settled, strict=True):
             if found.status is ClaimStatus.LOST:
                 claim = each.claim
                 verdict = "" if each.verdict is None else f" {each.verdict.value}"
                 words = f"claim {claim.token} settled{verdict} too late"
-                history.refuse(
+                refuse(
                     tx,
                     Refusal(
                         key=key_of(claim),

@@ -26,6 +26,7 @@ from ledgerstone.failpoints import hit
 from ledgerstone.items import Begun, Delete, ItemClaim, Items, ItemSource, More
 from ledgerstone.protocols import applying, incoming, keys, log
 from ledgerstone.protocols.events import content_hash, decode, encode
+from ledgerstone.protocols.refusals import refused_in
 from ledgerstone.protocols.registry import Registry
 from ledgerstone.protocols.results import Blocked, DeferredEnqueue
 from ledgerstone.protocols.tables import KEY_CHARS_MAX, deferred
@@ -144,6 +145,7 @@ LANES = Items(
     done=Delete(),
     more=More(seen=(lane.c.generation,), arrived=lambda row: lane.c.generation != row.generation),
     index="idx_deferred_lane__due",
+    refuse=refused_in(CHANNEL),
 )
 
 

@@ -34,6 +34,7 @@ from ledgerstone.protocols import applying, log
 from ledgerstone.protocols.applying import Applied, Mixed
 from ledgerstone.protocols.events import Envelope, decode, encode
 from ledgerstone.protocols.protocol import Protocol
+from ledgerstone.protocols.refusals import refused_in
 from ledgerstone.protocols.registry import Registry
 from ledgerstone.protocols.results import Blocked
 from ledgerstone.protocols.states import MOVES, ItemState
@@ -113,6 +114,7 @@ def items(attempts_max: int | None) -> Items:
         carries=(incoming.c.protocol,),
         done=Delete(),
         index="idx_incoming__due",
+        refuse=refused_in(CHANNEL),
     )
 
 

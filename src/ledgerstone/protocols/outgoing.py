@@ -9,6 +9,7 @@ from sqlalchemy import bindparam, select
 from ledgerstone.engine.source import Claim, Handler
 from ledgerstone.errors import Hopeless, TooLarge
 from ledgerstone.items import Begun, Delete, ItemClaim, Items, ItemSource, State
+from ledgerstone.protocols.refusals import refused_in
 from ledgerstone.protocols.registry import Registry, of_names
 from ledgerstone.protocols.results import OutgoingEnqueue
 from ledgerstone.protocols.states import MOVES, ItemState
@@ -59,6 +60,7 @@ def items(attempts_max: int) -> Items:
         carries=(outgoing.c.protocol, outgoing.c.address),
         done=Delete(),
         index="idx_outgoing__due",
+        refuse=refused_in(CHANNEL),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import case, null
 
 from ledgerstone.items import Begun, Delete, Items, More
+from ledgerstone.protocols.refusals import refused_in
 from ledgerstone.protocols.results import Reason
 from ledgerstone.protocols.tables import recheck_queue as marker
 from ledgerstone.store.sql.expressions import now_ms
@@ -65,6 +66,7 @@ MARKERS = Items(
         arrived=lambda row: marker.c.generation != row.generation,
     ),
     index="idx_recheck_queue__due",
+    refuse=refused_in(CHANNEL),
 )
 
 

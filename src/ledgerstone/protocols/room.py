@@ -6,23 +6,21 @@ from collections.abc import Callable, Sequence
 
 from ledgerstone.engine.duties import Duty
 from ledgerstone.engine.source import Source
-from ledgerstone.protocols import deferred, keys, tail
+from ledgerstone.protocols import deferred, keys, refusals, tail
 from ledgerstone.protocols.calls import Protocols
 from ledgerstone.protocols.read import checks
 from ledgerstone.protocols.read.status import QueueFacts, facts_of, waits
 from ledgerstone.protocols.registry import Registry
 from ledgerstone.protocols.running import Running, sources
-from ledgerstone.protocols.tables import retention_tables, tables
+from ledgerstone.protocols.tables import ADDED
 from ledgerstone.room import Opened, Room
 from ledgerstone.settings import Settings
 from ledgerstone.settings.protocols import ProtocolSettings
 from ledgerstone.store.rooms import RowSecurity
-from ledgerstone.store.schema.columns import names_in
 from ledgerstone.store.transaction import Transaction
 
 KEYS_EVERY_SECONDS = 60.0
 ADOPT_EVERY_SECONDS = 2.0
-TABLES = (*names_in(tables), *names_in(retention_tables))
 
 
 def _open(settings: Settings) -> Registry:
@@ -39,11 +37,12 @@ def _sources(opened: Opened[Registry]) -> list[Source]:
 
 def _duties(opened: Opened[Registry], _: object) -> Sequence[Duty]:
     settings = opened.settings.protocols
-    forget = Duty(
-        "protocols.keys",
-        KEYS_EVERY_SECONDS,
-        lambda tx: keys.forget(tx, keep_days=settings.keep_keys_days),
-    )
+
+    def forgotten(tx: Transaction) -> int:
+        days = settings.keep_keys_days
+        return keys.forget(tx, keep_days=days) + refusals.forget(tx, keep_days=days)
+
+    forget = Duty("protocols.keys", KEYS_EVERY_SECONDS, forgotten)
     ticking = [
         Duty(f"protocols.tick:{each.name}", settings.tick_seconds, rounds=_ticks(opened, each.name))
         for each in opened.state
@@ -92,13 +91,13 @@ PROTOCOLS: Room[Protocols, Registry] = Room(
     enabled=lambda settings: settings.protocols.enabled,
     open=_open,
     calls=_calls,
-    tables=TABLES,
+    tables=ADDED,
     migrations="ledgerstone.protocols.migrations",
     settings=ProtocolSettings,
     sources=_sources,
     duties=_duties,
     begin=_begin,
-    security=RowSecurity(refused=TABLES),
+    security=RowSecurity(refused=ADDED),
     failpoints=frozenset(
         {
             "protocols.projected",

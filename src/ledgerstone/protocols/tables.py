@@ -302,6 +302,25 @@ event_pruned = Table(
 )
 """Which events have lost their content, and the snapshot that has what came of them."""
 
+refusal_tables = metadata()
+
+protocol_refusal = Table(
+    "protocol_refusal",
+    refusal_tables,
+    _number(),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("queue", String(NAME_CHARS_MAX), nullable=False),
+    Column("item", String(KEY_CHARS_MAX), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("status", String(16)),
+    Column("worker", String(WORKER_CHARS_MAX)),
+    Column("reason", text_type(), nullable=False),
+    Index("idx_protocol_refusal__at", "at_ms"),
+    **_SERIAL,
+)
+
+ADDED = (*names_in(tables), *names_in(retention_tables), *names_in(refusal_tables))
+"""All tables of the room."""
 ADOPTED = {
     "events": "id event_type created_at_ms payload",
     "incoming": "id blob created_at_ms",
@@ -310,7 +329,5 @@ ADOPTED = {
     "recheck_queue": "partition_key reason_type available_at_ms attempts",
 }
 """Documented tables that another program may have made: they get what they lack."""
-OURS = frozenset(
-    {*names_in(tables), *names_in(retention_tables), "leases", "worker", "history_permit"}
-)
+OURS = frozenset({*ADDED, "leases", "worker", "history_permit"})
 """Tables that no protocol has, and that no handler writes."""

@@ -55,7 +55,11 @@ class ProtocolSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 60.0
     keep_keys_days: Annotated[
         float,
-        Meta(ge=0, le=36_500, description="How long the key of a command is remembered."),
+        Meta(
+            ge=0,
+            le=36_500,
+            description="How long the key of a command, and a refused settlement, is remembered.",
+        ),
     ] = 30.0
     retention: Annotated[
         dict[str, Retention],

@@ -19,6 +19,7 @@ from ledgerstone.engine.source import Claim, Handler, Snooze
 from ledgerstone.errors import LeaseLost
 from ledgerstone.items import Begun, Idle, ItemClaim, Items, ItemSource
 from ledgerstone.protocols.protocol import Protocol
+from ledgerstone.protocols.refusals import refused_in
 from ledgerstone.protocols.registry import Registry, of_names
 from ledgerstone.protocols.retention import pruning, records, snapshots
 from ledgerstone.protocols.retention.records import DAY_MS
@@ -50,6 +51,7 @@ ITEMS = Items(
     error=item.c.last_error,
     done=Idle(),
     index="idx_protocol_retention__due",
+    refuse=refused_in(CHANNEL),
 )
 _mine = item.c.protocol == bindparam("protocol_")
 _declare = InsertRows(
