@@ -193,11 +193,12 @@ def test_the_protocol_of_the_how_to(tmp_path: Path) -> None:
         return re.findall(found, words, re.MULTILINE | re.DOTALL)
 
     functions, program = blocks("python")
+    (schema,), (case,) = blocks("sql"), blocks("json")
     folder = tmp_path / "notes"
     (folder / "tests").mkdir(parents=True)
     (folder / "__init__.py").write_text(functions, encoding="utf-8")
-    (folder / "schema.sql").write_text(*blocks("sql"), encoding="utf-8")
-    (folder / "tests" / "notes.json").write_text(*blocks("json"), encoding="utf-8")
+    (folder / "schema.sql").write_text(schema, encoding="utf-8")
+    (folder / "tests" / "notes.json").write_text(case, encoding="utf-8")
     (tmp_path / "ledgerstone.toml").write_text("".join(blocks("toml")), encoding="utf-8")
 
     ran = run(program, tmp_path)
