@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, select
 
+from ledgerstone.console.call import Call
 from ledgerstone.engine.source import Failure
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.messaging import record
+from ledgerstone.messaging.cli import calls
 from ledgerstone.messaging.cli import failed as failed_commands
 from ledgerstone.messaging.failed import failed
 from ledgerstone.messaging.failed.rows import Raw
@@ -43,6 +45,16 @@ def malformed(ledger: Ledger) -> int:
             origin="orders",
         )
     return left(ledger)[0]
+
+
+def doubled(ledger: Ledger, *, times: int) -> None:
+    """Each time there are twice as many failed messages."""
+    table = ledger.registry.shared.failed
+    columns = [column for column in table.c if column.name != "id"]
+    with ledger.transaction() as tx:
+        for _ in range(times):
+            every = insert(table).from_select([column.name for column in columns], select(*columns))
+            tx.execute(every)
 
 
 def test_they_are_listed(program: Program, home: Home, ledger: Ledger) -> None:
@@ -194,12 +206,7 @@ def test_all_is_meant_only_with_force(program: Program, home: Home, ledger: Ledg
 def test_all_are_more_than_a_transaction_takes(program: Program, embedded: Ledger) -> None:
     """Without --limit it goes on in steps until all are done, and a dry run shows the first."""
     failed_ones(embedded, *["order.placed"] * 8)
-    table = embedded.registry.shared.failed
-    columns = [column for column in table.c if column.name != "id"]
-    with embedded.transaction() as tx:
-        for _ in range(8):
-            every = insert(table).from_select([column.name for column in columns], select(*columns))
-            tx.execute(every)
+    doubled(embedded, times=8)
 
     refused = program.run("failed", "retry", "--all")
     some = program.run("failed", "retry", "--all", "--force", "--limit", 1100, "--json")
@@ -209,6 +216,56 @@ def test_all_are_more_than_a_transaction_takes(program: Program, embedded: Ledge
     assert (some.json["count"], len(some.json["retried"])) == (1100, 1100)
     assert some.json["next"] is not None
     assert rest.out == "948 sent again\n"
+    assert left(embedded) == []
+
+
+@pytest.mark.parametrize("action", ["retry", "remove"])
+def test_a_filter_reaches_the_end(program: Program, embedded: Ledger, action: str) -> None:
+    """A message behind more others than a page looks through is found, with --dry-run too."""
+    failed_ones(embedded, *["order.placed"] * 8)
+    doubled(embedded, times=11)
+    (rare,) = failed_ones(embedded, "order.rare")
+    named = ("failed", action, "--all", "--name", "order.rare")
+
+    dry = program.run(*named, "--dry-run", "--json")
+    done = program.run(*named, "--force", "--json")
+    none = program.run(*named, "--force")
+
+    key = "retried" if action == "retry" else "removed"
+    assert dry.json[key] == done.json[key] == [rare]
+    assert done.json["next"] is None
+    assert none.out == "no failed message matches these filters\n"
+
+
+def test_a_page_that_is_not_the_last(
+    home: Home, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If the pages that were read have no row, and there are more, none is said to match so far."""
+    monkeypatch.setattr(calls, "PAGES_MAX", 0)
+    failed_ones(ledger, *["order.placed"] * 8)
+    doubled(ledger, times=11)
+
+    failed_commands.show(Call(url=home.url), name="order.rare")
+
+    said = capsys.readouterr().out
+    assert said.startswith("no message so far matches these filters")
+    assert "--cursor" in said
+
+
+@pytest.mark.parametrize(("action", "verb"), [("retry", "sent again"), ("remove", "removed")])
+def test_it_is_shown_on_a_terminal(
+    program: Program, embedded: Ledger, action: str, verb: str
+) -> None:
+    """A bar while it goes on, and the count at the end."""
+    failed_ones(embedded, *["order.placed"] * 3)
+
+    with program.show("failed", action, "--all", "--force") as running:
+        code = running.ended()
+
+    assert code == 0
+    assert "Failed messages" in running.said
+    assert running.said.count(f"3 {verb}") > 1
+    assert running.said.splitlines()[-1] == f"3 {verb}"
     assert left(embedded) == []
 
 

@@ -346,6 +346,22 @@ def test_removing_is_shown_on_a_terminal(program: Program, embedded: Ledger) -> 
     assert "3 removed that were delivered more than 7 days ago" in running.said
 
 
+def test_resuming_is_shown_on_a_terminal(program: Program, embedded: Ledger) -> None:
+    """A bar while it goes on, and the count at the end."""
+    for partition in ("p1", "p2", "p3"):
+        published(embedded, "order.placed", partition=partition)
+    with embedded.transaction() as tx:
+        tx.execute(update(lane).values(state="parked", code="unroutable"))
+
+    with program.show("outbox", "resume", "local", "--all", "--yes") as running:
+        code = running.ended()
+
+    assert code == 0
+    assert "Parked partitions" in running.said
+    assert "3 go on" in running.said
+    assert "3 partitions of local are resumed" in running.said
+
+
 def test_it_makes_no_file(program: Program) -> None:
     """Looking where no database is makes none; publishing does."""
     looks = [["list"], ["lanes", "local"], ["pause", "local"], ["cleanup"]]

@@ -15,6 +15,8 @@ from ledgerstone.store.sql.pages import Page
 
 PAGES_MAX = 20
 """Pages that are read until one has rows, because filters leave rows out."""
+NONE_SO_FAR = "no message so far matches these filters"
+"""The pages that were read have no row, and there are more."""
 
 T = TypeVar("T")
 

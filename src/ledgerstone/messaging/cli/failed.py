@@ -19,12 +19,12 @@ from ledgerstone.console.groups import group
 from ledgerstone.console.moments import now_of
 from ledgerstone.console.output import Text
 from ledgerstone.console.pages import LIST_ROWS, CursorOption, LimitOption
-from ledgerstone.console.steps import removed_in_steps
+from ledgerstone.console.steps import STEPS_MAX, removed_in_steps
 from ledgerstone.errors import NotAllowedNow, NotFound
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.messaging import record
 from ledgerstone.messaging.cli import failed_views
-from ledgerstone.messaging.cli.calls import first_with_rows, looking_at, ready
+from ledgerstone.messaging.cli.calls import NONE_SO_FAR, first_with_rows, looking_at, ready
 from ledgerstone.messaging.failed.failed import RETRY_MAX, BulkResult, Filters
 
 PREVIEW_ROWS = 5
@@ -123,12 +123,14 @@ def _show_list(call: Call, filters: Filters, limit: int, cursor: str | None) -> 
         page = first_with_rows(lambda at: tx.failed.find(**filters, limit=limit, cursor=at), cursor)
         now = now_of(tx)
     facts = {"failed": [failed_views.facts(row) for row in page.rows], "next": page.next}
-    seen = failed_views.listing(page.rows, now) if page.rows else _none(filters)
+    seen = failed_views.listing(page.rows, now) if page.rows else _none(filters, page.next)
     output.show(facts, seen, json=call.json)
     output.say_next(page.next, json=call.json)
 
 
-def _none(filters: Filters) -> str:
+def _none(filters: Filters, cursor: str | None = None) -> str:
+    if cursor is not None:
+        return NONE_SO_FAR
     return "no failed message matches these filters" if filters else "no message has failed"
 
 
@@ -300,7 +302,7 @@ def _do_all(
     call: Call, ledger: Ledger, act: _Act, every: _All, *, dry_run: bool, force: bool
 ) -> _Done:
     with ledger.reading() as tx:
-        chosen, now = act.choose(tx, every.page(), every.cursor), now_of(tx)
+        chosen, now = _first(tx, act, every), now_of(tx)
         rows = [tx.failed.get(each) for each in chosen.ids[:PREVIEW_ROWS]]
         every = msgspec.structs.replace(every, last_id=tx.failed.last_id())
     # One page is read, so the exact number of all is not known.
@@ -321,6 +323,18 @@ def _do_all(
     steps = _Steps(ledger, act, every, chosen, done)
     removed_in_steps(steps, "Failed messages", json=call.json, verb=act.words[1])
     return done
+
+
+def _first(tx: Transaction, act: _Act, every: _All) -> BulkResult:
+    """The first page that has messages: filters may leave out all messages of a page."""
+    chosen = act.choose(tx, every.page(), every.cursor)
+    left = list(chosen.left)
+    for _ in range(STEPS_MAX):
+        if chosen.ids or chosen.next is None:
+            break
+        chosen = act.choose(tx, every.page(), chosen.next)
+        left += chosen.left[: NAMED_MAX - len(left)]
+    return msgspec.structs.replace(chosen, left=left)
 
 
 class _Steps:
@@ -396,7 +410,7 @@ def _counted(count: str) -> str:
 def _told(act: _Act, done: _Done, *, dry_run: bool) -> RenderableType:
     _, did, would = act.words
     lines = [Text(f"{done.count:,} {would if dry_run else did}")]
-    if not done.count and not done.refused and not done.left:
+    if not done.count and not done.refused and not done.left and done.next is None:
         lines = [Text("no failed message matches these filters")]
     for each in done.refused:
         lines.append(Text(f"{each['id']}: {each['message']}", "red"))

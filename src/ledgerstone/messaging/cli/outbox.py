@@ -18,7 +18,7 @@ from ledgerstone.console.pages import LIST_ROWS, CursorOption, LimitOption
 from ledgerstone.console.steps import removed_in_steps
 from ledgerstone.errors import BadInput, KeyConflict
 from ledgerstone.messaging.cli import outbox_views
-from ledgerstone.messaging.cli.calls import first_with_rows, looking_at
+from ledgerstone.messaging.cli.calls import NONE_SO_FAR, first_with_rows, looking_at
 from ledgerstone.messaging.cli.parked import confirmed, resume_parked
 from ledgerstone.messaging.cli.relay import relay
 from ledgerstone.messaging.outbox.publishing import Accepted, Published
@@ -63,6 +63,8 @@ def list_(
     if not page.rows:
         filtered = cursor is not None or destination is not None or waiting
         seen = "no message matches these filters" if filtered else "the outbox is empty"
+        if page.next is not None:
+            seen = NONE_SO_FAR
     output.show({"messages": page.rows, "next": page.next}, seen, json=call.json)
     output.say_next(page.next, json=call.json)
 
