@@ -34,7 +34,9 @@ __all__ = [
 def duties(registry: MessagingRegistry, sources: Sequence[Source]) -> list[Duty]:
     """The periodic work of messaging. One worker of the cluster does each duty when it is due."""
     relays = [each for each in sources if isinstance(each, OrderedRelay | CompetingRelay)]
-    kept = [inbox.duty(registry), crashes.duty(registry)] if registry.consumers.all() else []
-    if not relays:
-        return kept
-    return [*kept, retention.duty(registry), *(duty for relay in relays for duty in relay.duties)]
+    every = [retention.record_duty(registry)]
+    if registry.consumers.all():
+        every += [inbox.duty(registry), crashes.duty(registry)]
+    if relays:
+        every += [retention.duty(registry), *(duty for relay in relays for duty in relay.duties)]
+    return every

@@ -178,7 +178,7 @@ def _names(tx: Transaction, registry: MessagingRegistry) -> list[str]:
 
 
 def duty(registry: MessagingRegistry) -> Duty:
-    """The duty that removes old rows, a bounded number at a time."""
+    """The duty that removes old rows of the outbox, a bounded number at a time."""
 
     def retire(tx: Transaction) -> int:
         registry.setup.ensure(tx, registry.shared.outbox)
@@ -187,17 +187,23 @@ def duty(registry: MessagingRegistry) -> Duty:
         if old:
             _forget.run(tx, sorted(old))
         _close_lanes(tx)
-        _forget_events(tx, round(registry.settings.keep_record_days * DAY_MS))
         return remove_delivered(tx, registry, days=registry.settings.keep_delivered_days)
 
     return Duty("retire:messages", EVERY_SECONDS, retire)
 
 
-def _forget_events(tx: Transaction, age_ms: int) -> None:
-    old = _old_events.rows(tx, age_ms=age_ms, limit_=ROWS_MAX)
-    if old:
+def record_duty(registry: MessagingRegistry) -> Duty:
+    """The duty that removes old events of the record. Every worker has it, also without a relay."""
+    age_ms = round(registry.settings.keep_record_days * DAY_MS)
+
+    def retire(tx: Transaction) -> int:
+        old = _old_events.rows(tx, age_ms=age_ms, limit_=ROWS_MAX)
+        if not old:
+            return 0
         with permitted(tx):
-            _remove_events.run(tx, sorted(old))
+            return _remove_events.run(tx, sorted(old))
+
+    return Duty("retire:message_event", EVERY_SECONDS, retire)
 
 
 def _close_lanes(tx: Transaction) -> None:
