@@ -9,17 +9,20 @@ from collections.abc import Sequence
 from functools import partial
 
 import pytest
+from sqlalchemy import select
 
 from ledgerstone.engine.worker import Worker
 from ledgerstone.ledger import Transaction
 from ledgerstone.messaging.brokers.transport import DELIVERED, Answer, Heard
 from ledgerstone.messaging.message import Message
+from ledgerstone.messaging.outbox.publishing import lane_id
 from ledgerstone.messaging.relay import sweep as sweeping
+from ledgerstone.messaging.tables import lane
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from tests.contract.messaging.destination import NAME, REFUSED, SHOP, Shelf, Shop
-from tests.contract.messaging.relays import run, symfony, write
+from tests.contract.messaging.relays import LEASE, rescued, run, symfony, write
 from tests.harness.joinable import guest_on
 from tests.harness.threads import PATIENCE_SECONDS, signaled, together
 from tests.harness.workers import started
@@ -89,6 +92,39 @@ class RelayPaceContract:
         for partition in MANY:
             assert shelf.bodies_of(partition) == list(range(EACH_OF_MANY))
         assert len(shelf.sent) == 2 + EACH_OF_MANY * len(MANY)
+
+    def test_an_open_transaction_past_the_lease(self, home: Home, clock: ManualClock) -> None:
+        """Past a lease every relay has its lanes still, also the locked one: nothing goes twice."""
+        locked, held = SLOW_PAIR
+        shelf = _Patient()
+        engine = {"lease_seconds": LEASE, "heartbeat_seconds": 0.1}
+        with Shop(home.url, clock, shelf=shelf, engine=engine) as shop:
+            if shop.ledger.database.dialect.one_writer:
+                return
+            with started(shop.relay()), started(shop.relay()):
+                for partition in SLOW_PAIR:
+                    shop.publish(0, partition=partition)
+                until(lambda: shelf.asking == len(SLOW_PAIR), what="that both are sent")
+                with guest_on("driver", home.url) as guest:
+                    guest.begin()
+                    guest.joined(shop.ledger, partial(_publish_one, 1, locked))
+                    while _lease_left(shop, clock, locked) >= 0:
+                        clock.advance(LEASE / 2)
+                        until(
+                            lambda: _lease_left(shop, clock, held) == LEASE,
+                            what="that the other lease is extended",
+                        )
+                        shop.publish(1, partition=OTHERS[0])
+                        until(lambda: shop.waiting() == [0, 0], what="the delivery of another")
+                    guest.commit()
+                rescued(shop)
+                shelf.answer.set()
+                until(lambda: not shop.waiting(), what="the delivery of all")
+
+        assert shelf.bodies_of(locked) == [0, 1]
+        assert shelf.bodies_of(held) == [0]
+        assert len({message.id for message in shelf.sent}) == len(shelf.sent)
+        assert shop.record() == []
 
     @pytest.mark.slow
     def test_many_slow_partitions_hold_no_other(self, home: Home) -> None:
@@ -340,6 +376,14 @@ def _put_off(worker: Worker) -> int:
 
 def _in_hand(worker: Worker) -> int:
     return sum(len(pump.held()) for pump in worker.pumps)
+
+
+def _lease_left(shop: Shop, clock: ManualClock, partition: str) -> float:
+    """The seconds that are left of the lease of a partition."""
+    key = lane_id(SHOP, partition)
+    with shop.ledger.reading() as tx:
+        until_ms = tx.execute(select(lane.c.lease_until_ms).where(lane.c.id == key)).scalar_one()
+    return (until_ms - clock.now_ms()) / 1000 if until_ms is not None else -1.0
 
 
 def _publish(shop: Shop, seed: int) -> None:
