@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -22,11 +22,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from standardwebhooks import Webhook
 
 from ledgerstone.errors import BadInput, TargetDown
+from ledgerstone.ledger import Ledger
 from ledgerstone.messaging.brokers.transport import DELIVERED, PAUSE_SECONDS_MAX, Answer, SendResult
 from ledgerstone.messaging.brokers.transports import webhook
 from ledgerstone.messaging.brokers.transports.webhook import (
-    CONNECTIONS_MAX,
     REASON_CHARS_MAX,
+    SLOW_SECONDS,
     WebhookTransport,
 )
 from ledgerstone.messaging.brokers.webhooks import posting
@@ -34,7 +35,9 @@ from ledgerstone.messaging.brokers.webhooks.addresses import AddressScope, reach
 from ledgerstone.messaging.brokers.webhooks.posting import BODY_BYTES_MAX
 from ledgerstone.messaging.brokers.webhooks.signatures import signature, signers
 from ledgerstone.messaging.message import Message
+from ledgerstone.messaging.relay.relays import relay_of
 from ledgerstone.settings.messaging import DestinationSettings
+from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.contracts.transport import (
     OutageContract,
     RefusalContract,
@@ -51,6 +54,7 @@ from tests.harness.workers import started
 from tests.messaging.receiver import Receiver, Reply
 
 SECONDS_MAX = WAIT_SECONDS_MAX
+CONNECTIONS = DestinationSettings().connections_max
 SOURCE = "/shop"
 NAME = "hooks"
 REFUSED_NAME = "order.unwanted"
@@ -84,10 +88,12 @@ def make(receiver: Receiver) -> Iterator[Make]:
     """Makes transports to the receiver, and closes them."""
     opened: list[WebhookTransport] = []
 
-    def made_with(*, connections: int = CONNECTIONS_MAX, **given: Any) -> WebhookTransport:
+    def made_with(
+        monotonic: Callable[[], float] = time.monotonic, **given: Any
+    ) -> WebhookTransport:
         settings = {"url": receiver.url, "private_addresses": True, **given}
         transport = WebhookTransport(
-            NAME, DestinationSettings(**settings), SOURCE, connections=connections
+            NAME, DestinationSettings(**settings), SOURCE, monotonic=monotonic
         )
         opened.append(transport)
         return transport
@@ -134,7 +140,7 @@ class TestWebhooks(TransportContract):
     @pytest.fixture(params=["binary", "structured"])
     def place(self, receiver: Receiver, make: Make, request: pytest.FixtureRequest) -> HookPlace:
         """The receiver, over one connection so that it sees the order between partitions too."""
-        return HookPlace(receiver, make(format=request.param, connections=1))
+        return HookPlace(receiver, make(format=request.param, connections_max=1))
 
 
 class TestOutages(OutageContract):
@@ -154,7 +160,7 @@ class TestRefusals(RefusalContract):
     @pytest.fixture
     def place(self, receiver: Receiver, make: Make) -> HookPlace:
         """The receiver, over one connection so that it sees the order."""
-        return HookPlace(receiver, make(mode="competing", connections=1))
+        return HookPlace(receiver, make(mode="competing", connections_max=1))
 
 
 def test_a_receiver_can_check_the_signature(receiver: Receiver, make: Make) -> None:
@@ -354,7 +360,7 @@ def test_retry_after_that_says_nothing(receiver: Receiver, make: Make, said: str
 def test_a_pause_is_of_its_partition(receiver: Receiver, make: Make) -> None:
     """A receiver that asks for a pause is sent the other partitions, and nothing more of this."""
     receiver.replies["order.placed"] = Reply(status=429, headers={"Retry-After": "270"})
-    transport = make(connections=1)
+    transport = make(connections_max=1)
 
     answers = send(transport, one(), one("order.paid"), one("order.paid", partition="bob"))
     later = send(transport, one("order.paid", partition="cid"))
@@ -396,10 +402,50 @@ def test_a_slow_post_holds_no_other_partition(receiver: Receiver, home: Home) ->
     assert slow == ["order.slow", "order.placed"]
 
 
+def test_more_slow_partitions_than_connections(
+    receiver: Receiver, make: Make, home: Home, clock: ManualClock
+) -> None:
+    """While posts of slow partitions wait for their answers, others have a connection free."""
+    slow, partitions = [f"slow{number}" for number in range(6)], ["ann", "bob", "cid"]
+    posted, answer = threading.Semaphore(0), threading.Event()
+
+    def wait() -> None:
+        posted.release()
+        answer.wait(WAIT_SECONDS_MAX)
+
+    hooks = {"url": receiver.url, "private_addresses": True, "connections_max": 4}
+    messaging = {"destinations": {"hooks": hooks}, "routes": {"order.*": ["hooks"]}}
+    with opened(home.url, messaging=messaging) as ledger:
+        transport = make(clock.monotonic, connections_max=4)
+        relay = relay_of("hooks", ledger.registry, ledger.database, transport)
+        with started(ledger.worker(relay)):
+            receiver.replies["order.slow"] = Reply(before=lambda: clock.advance(SLOW_SECONDS + 1))
+            publish(ledger, "order.slow", slow)
+            until(lambda: len(receiver.kept) == len(slow), what="the first slow ones")
+            receiver.replies["order.slow"] = Reply(before=wait)
+            publish(ledger, "order.slow", slow)
+            for _ in range(3):
+                assert posted.acquire(timeout=WAIT_SECONDS_MAX)
+            for _ in range(5):
+                publish(ledger, "order.placed", partitions)
+            until(lambda: len(receiver.kept) == len(slow) + 15, what="all others")
+            answer.set()
+            until(lambda: len(receiver.kept) == 2 * len(slow) + 15, what="the slow ones")
+
+    assert len(receiver.requests) == 2 * len(slow) + 15
+
+
+def publish(ledger: Ledger, name: str, partitions: Sequence[str]) -> None:
+    """One message in each partition."""
+    with ledger.transaction() as tx:
+        for partition in partitions:
+            tx.outbox.publish(name, partition=partition)
+
+
 def test_410_disables(receiver: Receiver, make: Make) -> None:
     """After 410 nothing is posted any more; all is undeliverable, also after close."""
     receiver.replies["order.placed"] = Reply(status=410)
-    transport = make(connections=1)
+    transport = make(connections_max=1)
 
     first = send(transport, *[one(partition=str(number % 2)) for number in range(4)])
     receiver.replies.clear()
@@ -484,7 +530,7 @@ def test_one_request_has_a_limit_of_its_own(
     receiver.replies["order.placed"] = Reply(before=from_now_on)
     receiver.replies[REFUSED_NAME] = Reply(drip=True)
 
-    answers = send(make(connections=1), one(partition="a"), one(REFUSED_NAME, partition="b"))
+    answers = send(make(connections_max=1), one(partition="a"), one(REFUSED_NAME, partition="b"))
 
     assert answers == [
         DELIVERED,
@@ -551,16 +597,16 @@ def test_a_partition_is_held_at_its_first_failure(receiver: Receiver, make: Make
 @pytest.mark.slow
 def test_partitions_go_side_by_side(receiver: Receiver, make: Make) -> None:
     """Partitions are posted at once over a few connections, each in its order."""
-    together = threading.Barrier(CONNECTIONS_MAX)
+    together = threading.Barrier(CONNECTIONS)
     receiver.replies["order.first"] = Reply(before=lambda: together.wait(SECONDS_MAX))
-    partitions = [str(number) for number in range(CONNECTIONS_MAX * 3)]
-    first = [one("order.first", partition=name) for name in partitions[:CONNECTIONS_MAX]]
+    partitions = [str(number) for number in range(CONNECTIONS * 3)]
+    first = [one("order.first", partition=name) for name in partitions[:CONNECTIONS]]
     later = [one(partition=name) for name in partitions * 3]
 
     answers = send(make(), *first, *later)
 
     assert answers == [DELIVERED] * (len(first) + len(later))
-    assert len({came.connection for came in receiver.requests}) == CONNECTIONS_MAX
+    assert len({came.connection for came in receiver.requests}) == CONNECTIONS
     for name in partitions:
         came = [came.message.id for came in receiver.kept if came.message.partition == name]
         assert came == [m.id for m in first + later if m.partition == name]
@@ -594,7 +640,7 @@ def test_calls_share_the_connections(receiver: Receiver, make: Make) -> None:
     """However many send at once, no more connections are open than there may be."""
     watched = threading.Event()
     receiver.replies["order.placed"] = Reply(before=lambda: watched.wait(PATIENCE_SECONDS))
-    transport = make(connections=1)
+    transport = make(connections_max=1)
 
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda _: send(transport, one()), range(3)))
@@ -696,7 +742,7 @@ def test_a_message_that_cannot_be_sent(receiver: Receiver, make: Make) -> None:
     """What HTTP cannot carry is undeliverable, and does not spoil the connection for others."""
     bad = one(content_type="text/plain\r\nX-Evil: 1", partition="bad")
 
-    answers = send(make(connections=1), bad, one(), one())
+    answers = send(make(connections_max=1), bad, one(), one())
 
     assert (answers[0].verdict, answers[0].code) == (SendResult.UNDELIVERABLE, "unsendable")
     assert answers[1:] == [DELIVERED] * 2

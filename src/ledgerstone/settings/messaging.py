@@ -136,6 +136,15 @@ class DestinationSettings(_Reached, frozen=True, kw_only=True, forbid_unknown_fi
             " that one can be changed for another."
         ),
     ] = []
+    connections_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1000,
+            description="Webhook: connections that a relay has to the URL at once. Partitions whose"
+            " posts take longer than a second hold at most three quarters of them.",
+        ),
+    ] = 32
     private_addresses: Annotated[
         bool, Meta(description="Webhook: whether it may lie in a private network.")
     ] = False

@@ -23,7 +23,8 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
@@ -54,8 +55,12 @@ from ledgerstone.messaging.brokers.webhooks.signatures import signature, signers
 from ledgerstone.messaging.message import Message
 from ledgerstone.settings.messaging import DestinationSettings
 
-CONNECTIONS_MAX = 32
-"""Concurrent requests to one URL: this many slow partitions delay the others of this URL."""
+SLOW_SECONDS = 1.0
+"""A partition whose last post took longer is slow."""
+SLOW_SHARE = 0.75
+"""The share of the connections that slow partitions may hold together, but at least one."""
+SLOW_KEPT = 10_000
+"""Slow partitions that are remembered."""
 REQUEST_SECONDS_MAX = 20.0
 REASON_CHARS_MAX = 300
 
@@ -81,6 +86,7 @@ class WebhookTransport:
     - A pause that the receiver asks for (`Retry-After`) applies to the partition of the message.
     - User and password of the URL become Basic authentication.
     - Plain `http` needs the setting `private_addresses` and a private address.
+    - Slow partitions wait for one another: they leave connections free for the others.
     """
 
     def __init__(
@@ -89,12 +95,13 @@ class WebhookTransport:
         settings: DestinationSettings,
         source: str,
         *,
-        connections: int = CONNECTIONS_MAX,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
         self._target = _Target(name, settings, source)
         self._ordered = settings.mode == "ordered"
-        self._connections = connections
+        self._connections = settings.connections_max
+        self._pace = _Pace(monotonic)
         self._lock = threading.Lock()
         self._session: _Session | None = None
 
@@ -103,7 +110,7 @@ class WebhookTransport:
     ) -> list[Answer]:
         if self._target.gone or not messages:
             return [GONE] * len(messages)
-        batch = _PostBatch(messages, ordered=self._ordered, heard=heard)
+        batch = _PostBatch(messages, self._pace, ordered=self._ordered, heard=heard)
         session = self._opened()
         try:
             session.thread.run(session.carry(batch, seconds_max))
@@ -215,19 +222,53 @@ def _host_header(place: Endpoint, scheme: str) -> bytes:
     return whole.removesuffix(f":{_PORTS[scheme]}").encode()
 
 
+class _Pace:
+    """Remembers the partitions that are slow."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._slow: dict[str, None] = {}
+
+    def is_slow(self, message: Message) -> bool:
+        return message.partition in self._slow
+
+    @contextmanager
+    def measured(self, message: Message) -> Iterator[None]:
+        """Measures one post. Messages without a partition have nothing in common."""
+        begun = self._monotonic()
+        try:
+            yield
+        finally:
+            self._slow.pop(message.partition, None)
+            if message.partition and self._monotonic() - begun > SLOW_SECONDS:
+                self._slow[message.partition] = None
+                if len(self._slow) > SLOW_KEPT:
+                    del self._slow[next(iter(self._slow))]
+
+
 class _PostBatch:
     """The messages of one call in lanes that are posted in order, and their answers."""
 
     def __init__(
-        self, messages: Sequence[Message], *, ordered: bool, heard: Heard | None = None
+        self,
+        messages: Sequence[Message],
+        pace: _Pace,
+        *,
+        ordered: bool,
+        heard: Heard | None = None,
     ) -> None:
         self.messages = messages
+        self.pace = pace
         self._heard = heard
         self.answers: list[Answer | None] = [None] * len(messages)
         lanes: dict[str | int, deque[int]] = {}
         for index, message in enumerate(messages):
             lanes.setdefault(message.partition if ordered else index, deque()).append(index)
-        self.lanes = deque(lanes.values())
+        self.lanes: deque[deque[int]] = deque()
+        self.slow: deque[deque[int]] = deque()
+        """The lanes of slow partitions."""
+        for lane in lanes.values():
+            (self.slow if pace.is_slow(messages[lane[0]]) else self.lanes).append(lane)
         self.posted: set[str] = set()
         """The ids of messages whose request was written."""
         self.trouble: str | None = None
@@ -244,8 +285,8 @@ class _PostBatch:
             self.settle(lane.popleft(), answer)
 
     def settle_all(self, answer: Answer) -> None:
-        while self.lanes:
-            self.settle_rest(answer, self.lanes.popleft())
+        while lanes := self.lanes or self.slow:
+            self.settle_rest(answer, lanes.popleft())
 
     def answered(self) -> list[Answer]:
         return [answer if answer is not None else self.late for answer in self.answers]
@@ -258,12 +299,13 @@ class _Session:
         self._target = target
         self._connections = connections
         self._places = asyncio.Semaphore(connections)
+        self._slow_places = asyncio.Semaphore(max(1, int(connections * SLOW_SHARE)))
         self._idle: list[Connection] = []
         self.thread = LoopThread(f"ledgerstone-webhook-{name}")
 
     async def carry(self, batch: _PostBatch, seconds_max: float) -> None:
         """Posts the messages that can be posted within `seconds_max`."""
-        count = min(len(batch.lanes), self._connections)
+        count = min(len(batch.lanes) + len(batch.slow), self._connections)
         try:
             async with asyncio.timeout(seconds_max), asyncio.TaskGroup() as group:
                 for _ in range(count):
@@ -275,23 +317,28 @@ class _Session:
 
     async def _work(self, batch: _PostBatch) -> None:
         """Posts lane after lane, until none is left or no connection can be made."""
-        while batch.lanes:
+        while lanes := batch.lanes or batch.slow:
             # Acquired for each lane, so that other calls get their turn in between.
-            async with self._places:
-                if not batch.lanes:
-                    return
-                lane = batch.lanes.popleft()
+            async with AsyncExitStack() as places:
+                if lanes is batch.slow:
+                    await places.enter_async_context(self._slow_places)
+                await places.enter_async_context(self._places)
+                if not lanes:
+                    continue
+                lane = lanes.popleft()
                 try:
                     await self._lane(batch, lane)
                 except Unreachable as error:
                     batch.trouble = str(error)
                     # Another worker that has a connection takes the lane.
-                    batch.lanes.appendleft(lane)
+                    lanes.appendleft(lane)
                     return
 
     async def _lane(self, batch: _PostBatch, lane: deque[int]) -> None:
         while lane:
-            answer = await self._post(batch, batch.messages[lane[0]])
+            message = batch.messages[lane[0]]
+            with batch.pace.measured(message):
+                answer = await self._post(batch, message)
             batch.settle(lane.popleft(), answer)
             if self._target.gone:
                 batch.settle_rest(GONE, lane)
