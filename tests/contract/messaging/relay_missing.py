@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ledgerstone.messaging.states import LaneState, RecordKind
 from ledgerstone.testing.clock import ManualClock
 from tests.contract.messaging.destination import MISSING, REFUSED, SHOP, UNDELIVERABLE
@@ -23,6 +25,51 @@ class MissingTargetContract(Opened):
 
         assert shop.shelf.bodies == [1]
         assert shop.record() == []
+
+    def test_a_competing_message_waits_for_its_target(
+        self, opening: Opening, clock: ManualClock
+    ) -> None:
+        """With park, where no order is kept, it is delivered when its target is back."""
+        shop = opening(mode="competing", on_failure="park", max_attempts=1)
+        shop.shelf.tell("away", MISSING)
+        shop.publish("away", partition="ann")
+        shop.publish(1, partition="bob")
+        for _ in range(3):
+            shop.tick(2)
+            clock.advance(60)
+        with shop.ledger.reading() as tx:
+            failed = tx.failed.find().rows
+        before = list(shop.shelf.bodies)
+
+        shop.shelf.forgive("away")
+        for _ in range(4):
+            clock.advance(60)
+            shop.tick(2)
+
+        assert (before, failed) == ([1], [])
+        assert shop.shelf.bodies == [1, "away"]
+        assert shop.waiting() == []
+
+    @pytest.mark.parametrize("mode", ["ordered", "competing"])
+    def test_what_was_skipped_stays_aside(
+        self, opening: Opening, clock: ManualClock, mode: str
+    ) -> None:
+        """With skip others have overtaken the message, so it is sent again only when asked for."""
+        shop = opening(mode=mode, on_failure="skip")
+        shop.shelf.tell("away", MISSING)
+        shop.publish("away", 1, partition="ann")
+        shop.tick(2)
+        shop.shelf.forgive("away")
+        clock.advance(400)
+        shop.tick(3)
+        before = list(shop.shelf.bodies)
+
+        with shop.ledger.transaction() as tx:
+            tx.failed.retry_all(origin=SHOP, code=MISSING.code)
+        shop.tick(2)
+
+        assert before == [1]
+        assert shop.shelf.bodies == [1, "away"]
 
     def test_what_was_parked_for_a_missing_target(
         self, opening: Opening, clock: ManualClock

@@ -64,7 +64,8 @@ class CompetingRelay:
     - A claim is a call that takes a batch. The call selects its rows when it runs.
     - An unreachable destination does not count as an attempt of a message.
     - A refused message is sent again after a pause, and other messages overtake it. A message that
-      cannot be delivered is moved to the failed table with its reason.
+      cannot be delivered is moved to the failed table with its reason. If only its target is
+      missing, it is sent again, unless the policy is `skip`.
     """
 
     def __init__(
@@ -225,7 +226,7 @@ class CompetingRelay:
                 continue
             attempts = message.attempt + answer.counts
             self.counters.refused += 1
-            if is_given_up(answer, self._destination, attempts):
+            if is_given_up(answer, self._destination, attempts, parks=False):
                 self._fail(tx, message, place_of(message), answer, attempts)
                 continue
             handling = self._destination.url == "local:"

@@ -39,10 +39,17 @@ def is_paused(tx: Transaction, queue: str) -> bool:
     return _paused.one(tx, queue=queue) is not None
 
 
-def is_given_up(answer: Answer, destination: DestinationSettings, attempts: int) -> bool:
-    """Whether the relay gives up a message that was refused `attempts` times."""
+def is_given_up(
+    answer: Answer, destination: DestinationSettings, attempts: int, *, parks: bool
+) -> bool:
+    """Whether the relay gives up a message that was refused `attempts` times.
+
+    - `parks`: whether the message can be parked, and is resumed when its missing target is back.
+      Otherwise only `skip` gives up a message whose target is missing.
+    """
     if answer.verdict is SendResult.UNDELIVERABLE:
-        return destination.on_failure != "block" or answer.code not in MISSING
+        given_up = {"park", "skip"} if parks else {"skip"}
+        return answer.code not in MISSING or destination.on_failure in given_up
     return destination.on_failure != "block" and attempts >= destination.max_attempts
 
 

@@ -336,7 +336,7 @@ class OrderedRelay:
         """The settlement after the first undelivered message was refused: a pause or the policy."""
         destination = self._destination
         attempts = each.attempts + answer.counts
-        given_up = is_given_up(answer, destination, attempts)
+        given_up = is_given_up(answer, destination, attempts, parks=True)
         delay = 0.0
         state, aside = LaneState.OPEN, None
         if given_up and destination.on_failure == "skip":
