@@ -237,19 +237,25 @@ def test_a_filter_reaches_the_end(program: Program, embedded: Ledger, action: st
     assert none.out == "no failed message matches these filters\n"
 
 
+@pytest.mark.parametrize("grouped", [False, True])
 def test_a_page_that_is_not_the_last(
-    home: Home, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Home,
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    grouped: bool,
 ) -> None:
     """If the pages that were read have no row, and there are more, none is said to match so far."""
     monkeypatch.setattr(calls, "PAGES_MAX", 0)
     failed_ones(ledger, *["order.placed"] * 8)
     doubled(ledger, times=11)
 
-    failed_commands.show(Call(url=home.url), name="order.rare")
+    failed_commands.show(Call(url=home.url), name="order.rare", grouped=grouped)
 
     said = capsys.readouterr().out
     assert said.startswith("no message so far matches these filters")
-    assert "--cursor" in said
+    assert ("--cursor" in said) is not grouped
 
 
 @pytest.mark.parametrize(("action", "verb"), [("retry", "sent again"), ("remove", "removed")])

@@ -241,9 +241,7 @@ class FailedContract:
         assert len(ids) == 5
         assert max(map(len, seen)) <= 2
 
-    def test_groups(
-        self, ledger: Ledger, registry: MessagingRegistry, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_groups(self, ledger: Ledger, registry: MessagingRegistry) -> None:
         """They are told by cause, the most frequent first; if not all were counted, that is too."""
         put(ledger, registry, consumer="biller")
         for i in range(3):
@@ -252,9 +250,7 @@ class FailedContract:
         with ledger.reading() as tx:
             told = Failed(tx, registry).groups()
             (one_consumer,) = Failed(tx, registry).groups(consumer="biller").groups
-            monkeypatch.setattr(failed, "COUNTED_MAX", 3)
-            monkeypatch.setattr(failed, "LIMIT_MAX", 3)
-            some = Failed(tx, registry).groups()
+            some = Failed(tx, registry).groups(counted_max=3)
 
         assert (one_consumer.consumer, one_consumer.count) == ("biller", 1)
         assert ([group.count for group in some.groups], some.counted_all) == ([3], False)

@@ -74,6 +74,8 @@ LOOKS: dict[str, Look] = {
     "failed": failed_listed(),
     "failed since": failed_listed(since=YESTERDAY),
     "failed tomorrow": failed_listed(since=TOMORROW),
+    "groups": lambda tx: tx.failed.groups(counted_max=PAGE),
+    "groups since": lambda tx: tx.failed.groups(counted_max=PAGE, since=YESTERDAY),
     "to be retried": lambda tx: tx.failed.retry_all(limit=PAGE, since=TOMORROW, dry_run=True),
 }
 

@@ -115,7 +115,9 @@ def _show_groups(call: Call, filters: Filters) -> None:
     with looking_at(call, "failed") as (_, tx):
         found, now = tx.failed.groups(**filters), now_of(tx)
     seen: RenderableType = failed_views.groups(found, now)
-    output.show(found, seen if found.groups else _none(filters), json=call.json)
+    if not found.groups:
+        seen = _none(filters, complete=found.counted_all)
+    output.show(found, seen, json=call.json)
 
 
 def _show_list(call: Call, filters: Filters, limit: int, cursor: str | None) -> None:
@@ -123,13 +125,15 @@ def _show_list(call: Call, filters: Filters, limit: int, cursor: str | None) -> 
         page = first_with_rows(lambda at: tx.failed.find(**filters, limit=limit, cursor=at), cursor)
         now = now_of(tx)
     facts = {"failed": [failed_views.facts(row) for row in page.rows], "next": page.next}
-    seen = failed_views.listing(page.rows, now) if page.rows else _none(filters, page.next)
+    seen: RenderableType = failed_views.listing(page.rows, now)
+    if not page.rows:
+        seen = _none(filters, complete=page.next is None)
     output.show(facts, seen, json=call.json)
     output.say_next(page.next, json=call.json)
 
 
-def _none(filters: Filters, cursor: str | None = None) -> str:
-    if cursor is not None:
+def _none(filters: Filters, *, complete: bool) -> str:
+    if not complete:
         return NONE_SO_FAR
     return "no failed message matches these filters" if filters else "no message has failed"
 

@@ -54,7 +54,7 @@ from ledgerstone.messaging.tables import (
 )
 from ledgerstone.store.sql.batch import AppendEach
 from ledgerstone.store.sql.expressions import by_index, now_ms
-from ledgerstone.store.sql.pages import LIMIT_MAX, Keyset, Page
+from ledgerstone.store.sql.pages import Keyset, Page
 from ledgerstone.store.sql.statement import Row, Statement
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ RETRY_MAX = 1000
 """The maximum number of messages that one call retries."""
 REMOVE_MAX = 1000
 """The maximum number of messages that one call removes."""
-COUNTED_MAX = 10_000
-"""The newest failed messages that are grouped, so that the cost is bounded."""
+COUNTED_MAX = 1000
+"""The newest failed messages that are grouped by default: one page."""
 LAST_MS = 253_402_300_799_000
 """The last second that every database can store."""
 UNKNOWN = ""
@@ -92,7 +92,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 class Groups(msgspec.Struct, frozen=True):
     """Failed messages by their cause, the largest group first.
 
-    - `counted_all`: False if there are more than COUNTED_MAX; the oldest are not counted then.
+    - `counted_all`: False if there may be more than were counted, which are older.
     """
 
     groups: list[Group]
@@ -310,8 +310,7 @@ class Failed:
         - `cursor`: the `next` of the page before.
         - `filters`: see `Filters`.
         """
-        statements = self._ready()
-        return self._sifted(statements.newest, _filter(filters), limit, cursor)
+        return self._whole(self._sifted(self._ready().newest, _filter(filters), limit, cursor))
 
     def count(self, *, most: int) -> int:
         """Counts failed messages, at most `most`. The table must exist."""
@@ -330,33 +329,22 @@ class Failed:
             raise NotFound(f"no failed message has the id {failed_id}")
         return self._made(row)
 
-    def groups(self, **filters: Unpack[Filters]) -> Groups:
-        """Groups failed messages by cause.
+    def groups(self, *, counted_max: int = COUNTED_MAX, **filters: Unpack[Filters]) -> Groups:
+        """Groups the newest failed messages by cause. It costs as much as a page of so many.
 
+        - `counted_max`: the most messages that are counted; up to 1000.
         - `filters`: see `Filters`.
         """
-        wanted = _filter(filters)
-        newest = self._ready().newest
-        newest_of: dict[Cause, FailedMessage] = {}
-        counted: dict[Cause, tuple[int, Row]] = {}
-        cursor: str | None = None
-        for _ in range(COUNTED_MAX // LIMIT_MAX):
-            page = newest.read(self._tx, limit=LIMIT_MAX, cursor=cursor, since_ms=wanted.since_ms)
-            for each in page.rows:
-                if wanted.fits(each.cause):
-                    if each.cause not in newest_of:
-                        newest_of[each.cause] = self._made(each.row)
-                    count, _ = counted.get(each.cause, (0, each.row))
-                    counted[each.cause] = (count + 1, each.row)
-            cursor = page.next
-            if cursor is None:
-                break
-        groups = []
-        for cause, newest_one in newest_of.items():
-            count, oldest = counted[cause]
-            groups.append(_group(newest_one, count, self._failed_at(oldest)))
+        page = self._sifted(self._ready().newest, _filter(filters), counted_max, None)
+        found: dict[Cause, list[Row]] = {}
+        for each in page.rows:
+            found.setdefault(each.cause, []).append(each.row)
+        groups = [
+            _group(self._made(rows[0]), len(rows), self._failed_at(rows[-1]))
+            for rows in found.values()
+        ]
         groups.sort(key=lambda group: -group.count)
-        return Groups(groups, counted_all=cursor is None)
+        return Groups(groups, counted_all=page.next is None)
 
     def retry(self, failed_id: int, *, by: str | None = None) -> None:
         """Sends a failed message again to the consumer or destination where it failed.
@@ -446,22 +434,23 @@ class Failed:
         if not 1 <= limit <= limit_max:
             message = f"limit must be 1 to {limit_max}, not {limit}"
             raise BadInput(message, hint="call it again for the rest")
-        return self._sifted(self._ready().oldest, _filter(filters), limit, cursor)
+        return self._whole(self._sifted(self._ready().oldest, _filter(filters), limit, cursor))
 
     def _sifted(
         self, rows: Keyset[_Listed], wanted: Filter, limit: int, cursor: str | None
-    ) -> Page[FailedMessage]:
+    ) -> Page[_Listed]:
         """A page of messages that match filters, which no index can answer."""
         if wanted.is_of_all:
-            page = rows.read(self._tx, limit=limit, cursor=cursor, since_ms=wanted.since_ms)
-        else:
-            page = rows.sifted(
-                self._tx,
-                lambda each: wanted.fits(each.cause),
-                limit=limit,
-                cursor=cursor,
-                since_ms=wanted.since_ms,
-            )
+            return rows.read(self._tx, limit=limit, cursor=cursor, since_ms=wanted.since_ms)
+        return rows.sifted(
+            self._tx,
+            lambda each: wanted.fits(each.cause),
+            limit=limit,
+            cursor=cursor,
+            since_ms=wanted.since_ms,
+        )
+
+    def _whole(self, page: Page[_Listed]) -> Page[FailedMessage]:
         return Page([self._made(each.row) for each in page.rows], page.next)
 
     def _made(self, row: Row) -> FailedMessage:
