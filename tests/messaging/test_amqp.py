@@ -644,6 +644,15 @@ def threads_of(name: str) -> list[str]:
     return [each.name for each in threading.enumerate() if each.name.endswith(f" {name}")]
 
 
+def connections_of(rabbit: PrivateRabbitMQ, name: str) -> int:
+    """How many connections the broker has from a destination or subscription of this name."""
+    # A connection may end while it is asked.
+    told = "(try rabbit_networking:connection_info(P, [client_properties]) catch _:_ -> [] end)"
+    known = f'{{<<"connection_name">>, longstr, <<"ledgerstone {name}">>}}'
+    of_it = f"{{client_properties, T}} <- {told}, lists:member({known}, T)"
+    return int(rabbit.evaluate(f"length([P || P <- {CONNECTIONS}, {of_it}])"))
+
+
 @pytest.mark.parametrize("ends", ["worker", "ledger"])
 def test_nothing_is_left_open(rabbit: PrivateRabbitMQ, tmp_path: Path, ends: str) -> None:
     """A worker that has stopped, or a ledger that is closed, leaves no thread and no connection."""
@@ -671,6 +680,7 @@ def test_nothing_is_left_open(rabbit: PrivateRabbitMQ, tmp_path: Path, ends: str
     receiver.start()
     assert came.wait(WAIT_SECONDS_MAX)
     open_before = threads_of(name)
+    known_before = connections_of(rabbit, name)
 
     worker.stop()
     if ends == "worker":
@@ -680,7 +690,8 @@ def test_nothing_is_left_open(rabbit: PrivateRabbitMQ, tmp_path: Path, ends: str
     left = threads_of(name)
     ledger.close()
 
-    assert open_before
+    assert (bool(open_before), known_before) == (True, 2)
     assert left == []
+    until(lambda: connections_of(rabbit, name) == 0, what="the end of the connections")
     sends = f"ledgerstone-send-{name}"
     assert sends not in [each.name for each in threading.enumerate()]

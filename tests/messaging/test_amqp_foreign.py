@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,11 +18,12 @@ from ledgerstone.errors import Hopeless
 from ledgerstone.ids import new_id
 from ledgerstone.messaging.brokers.subscriptions.amqp import AmqpSubscription
 from ledgerstone.messaging.message import Message
-from ledgerstone.settings import Settings
 from ledgerstone.settings.messaging import SubscriptionSettings
+from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.servers.rabbitmq import PrivateRabbitMQ
 from ledgerstone.testing.waiting import until
 from tests.brokers import connected
+from tests.harness.ledgers import opened
 
 pytestmark = [
     pytest.mark.rabbitmq,
@@ -68,18 +68,14 @@ def queue(rabbit: PrivateRabbitMQ) -> Iterator[str]:
 
 
 @pytest.fixture
-def ledger(rabbit: PrivateRabbitMQ, queue: str, tmp_path: Path) -> Iterator[Ledger]:
+def ledger(rabbit: PrivateRabbitMQ, queue: str, home: Home) -> Iterator[Ledger]:
     """A ledger that sends to the queue, and receives from it."""
-    settings = Settings.load(
-        url=f"sqlite:///{tmp_path}/shop.db",
-        environ={},
-        messaging={
-            "destinations": {"broker": {"url": rabbit.url, "exchange": "", "routing_key": queue}},
-            "routes": {"*": ["broker"]},
-            "subscriptions": {"orders": {"url": rabbit.url, "queue": queue}},
-        },
-    )
-    with Ledger(settings=settings) as made:
+    messaging = {
+        "destinations": {"broker": {"url": rabbit.url, "exchange": "", "routing_key": queue}},
+        "routes": {"*": ["broker"]},
+        "subscriptions": {"orders": {"url": rabbit.url, "queue": queue}},
+    }
+    with opened(home.url, messaging=messaging) as made:
         yield made
 
 
@@ -103,67 +99,71 @@ def sent(rabbit: PrivateRabbitMQ, queue: str, name: str, *, binary: bool) -> str
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["plain", "cloud event"])
-@pytest.mark.parametrize("name", NAMES)
 def test_failed_and_retried(
-    rabbit: PrivateRabbitMQ, ledger: Ledger, queue: str, name: str, binary: bool
+    rabbit: PrivateRabbitMQ, ledger: Ledger, queue: str, *, binary: bool
 ) -> None:
-    """It is given to the handler that fails, and whole to the one that is tried again."""
-    came: list[Message] = []
+    """Each is given to the handler that fails, and whole to the one that is tried again."""
+    came: dict[str, list[Message]] = {}
 
     @ledger.consumer("*", name="all")
     def handle(_: Any, message: Message) -> None:
-        came.append(message)
-        if len(came) == 1:
+        tries = came.setdefault(message.id, [])
+        tries.append(message)
+        if len(tries) == 1:
             raise Hopeless("not yet")
 
-    identity = sent(rabbit, queue, name, binary=binary)
+    names = {sent(rabbit, queue, name, binary=binary): name for name in NAMES}
     deliveries = ledger.deliveries("orders")
     receiver = ledger.worker(deliveries)
     receiver.start()
-    until(lambda: deliveries.counters.acknowledged == 1, what="the first try")
+    until(lambda: deliveries.counters.acknowledged == len(NAMES), what="the first tries")
     receiver.stop()
     with ledger.transaction() as tx:
-        (failed,) = tx.failed.find().rows
-        tx.failed.retry(failed.id)
+        failed = tx.failed.retry_all(consumer="all").ids
     worker = ledger.worker(ledger.relay_source("retry"))
     for _ in range(3):
         worker.tick()
 
-    first, again = came
-    assert (first.id, first.name, first.headers, first.body) == (identity, name, READ, {"n": 7})
-    assert again == msgspec.structs.replace(first, place=again.place, consumer="all")
+    assert len(failed) == len(NAMES)
+    for identity, name in names.items():
+        first, again = came[identity]
+        assert (first.id, first.name, first.headers, first.body) == (identity, name, READ, {"n": 7})
+        assert again == msgspec.structs.replace(first, place=again.place, consumer="all")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_carried_by_us(ledger: Ledger, name: str) -> None:
+def test_carried_by_us(ledger: Ledger) -> None:
     """What others wrote into our outbox, our relay carries, and our own consumers read."""
     came: list[Message] = []
     ledger.consumer("*", name="all")(lambda _, message: came.append(message))
-    identity = new_id()
-    stamp = "X-Message-Stamp-App\\Messenger\\MessageIdStamp"
-    headers = {"type": name, stamp: f'[{{"messageId":"{identity}"}}]'}
+    names = {new_id(): name for name in NAMES}
     with ledger.transaction() as tx:
-        row = {
-            "body": "{}",
-            "headers": msgspec.json.encode(headers).decode(),
-            "queue_name": "broker",
-            "partition_key": "",
-            "created_at": "2026-02-03 04:05:06",
-            "available_at": "2026-02-03 04:05:06",
-        }
-        tx.execute(ledger.registry.shared.outbox.insert().values(**row))
+        for identity, name in names.items():
+            tx.execute(ledger.registry.shared.outbox.insert().values(**row_of(identity, name)))
     worker = ledger.worker(ledger.relay_source("broker"))
-    until(lambda: bool(worker.tick()) and carried(ledger) == 1, what="the relay")
+    until(lambda: bool(worker.tick()) and carried(ledger) == len(NAMES), what="the relay")
     deliveries = ledger.deliveries("orders")
     receiver = ledger.worker(deliveries)
     receiver.start()
-    until(lambda: deliveries.counters.acknowledged == 1, what="the receiver")
+    until(lambda: deliveries.counters.acknowledged == len(NAMES), what="the receiver")
     receiver.stop()
 
-    (message,) = came
-    assert (message.id, message.name) == (identity, name)
-    assert message.created_at == MOMENT
+    assert {message.id: message.name for message in came} == names
+    assert {message.created_at for message in came} == {MOMENT}
     assert deliveries.counters.malformed == 0
+
+
+def row_of(identity: str, name: str) -> dict[str, Any]:
+    """A row of the outbox as another program writes it."""
+    stamp = "X-Message-Stamp-App\\Messenger\\MessageIdStamp"
+    headers = {"type": name, stamp: f'[{{"messageId":"{identity}"}}]'}
+    return {
+        "body": "{}",
+        "headers": msgspec.json.encode(headers).decode(),
+        "queue_name": "broker",
+        "partition_key": "",
+        "created_at": MOMENT.replace(tzinfo=None),
+        "available_at": MOMENT.replace(tzinfo=None),
+    }
 
 
 def carried(ledger: Ledger) -> int:
@@ -192,3 +192,30 @@ def test_a_wrong_password(
     said = [each.message for each in caplog.records if "receives nothing" in each.message]
     assert len(set(said)) == len(said)
     assert "wrong" not in said[0]
+
+
+def test_a_wrong_password_of_a_relay(
+    rabbit: PrivateRabbitMQ,
+    home: Home,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Why nothing is sent is in the log, once; no attempt is counted, and nothing is lost."""
+    monkeypatch.setattr(logging.getLogger("ledgerstone"), "propagate", True)
+    broker = {"url": rabbit.url.replace("guest:guest@", "guest:wrong@"), "exchange": ""}
+    messaging = {"destinations": {"broker": broker}, "routes": {"*": ["broker"]}}
+    with opened(home.url, messaging=messaging) as ledger, caplog.at_level(logging.WARNING):
+        with ledger.transaction() as tx:
+            for partition in ("ann", "bob"):
+                tx.outbox.publish("order.placed", partition=partition)
+        worker = ledger.worker(ledger.relay_source("broker"))
+        for _ in range(3):
+            worker.tick()
+        with ledger.reading() as tx:
+            lanes = tx.outbox.lanes("broker").rows
+            waiting = tx.outbox.find(waiting=True).rows
+
+    (said,) = [each.message for each in caplog.records if each.name == "ledgerstone.relay"]
+    assert "ACCESS_REFUSED" in said
+    assert "wrong" not in said
+    assert ([lane.attempts for lane in lanes], len(waiting)) == ([0, 0], 2)

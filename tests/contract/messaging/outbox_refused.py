@@ -9,7 +9,7 @@ from ledgerstone.testing.fixtures import Home
 from tests.contract.messaging.destination import NAME
 from tests.contract.messaging.outbox import with_notes
 from tests.contract.messaging.relays import Opened, Opening
-from tests.harness.joinable import guest_on
+from tests.harness.joinable import GUESTS, guest_on
 from tests.harness.own_table import notes_kept
 
 SHORT_WAIT = {
@@ -22,7 +22,8 @@ SHORT_WAIT = {
 class RefusedPublishingContract(Opened):
     """What is left of a call that raises. Fixtures: `home`, `clock`."""
 
-    def test_what_raised_is_not_published(self, opening: Opening, home: Home) -> None:
+    @pytest.mark.parametrize("name", ["driver", "django"])
+    def test_what_raised_is_not_published(self, opening: Opening, home: Home, name: str) -> None:
         """A caller who catches the error and commits keeps their own rows, and no message."""
         shop = opening()
         if shop.ledger.database.dialect.one_writer:
@@ -31,7 +32,7 @@ class RefusedPublishingContract(Opened):
         with_notes(shop)
         shop.publish(0, partition="ann")
 
-        with guest_on("driver", home.url) as guest:
+        with guest_on(name, home.url) as guest:
             guest.begin()
             guest.execute(SHORT_WAIT[home.kind])
             guest.execute("INSERT INTO note (name, count) VALUES ('mine', 1)")
@@ -49,3 +50,27 @@ class RefusedPublishingContract(Opened):
         assert sorted(notes_kept(shop.ledger)) == ["mine", "mine too"]
         (again,) = shop.publish(2, partition="ann", key="k")
         assert again.created
+
+    @pytest.mark.parametrize("name", GUESTS)
+    def test_a_key_that_is_held(self, opening: Opening, home: Home, name: str) -> None:
+        """A caller whose key waits for another transaction, and catches that, publishes nothing."""
+        shop = opening()
+        if shop.ledger.database.dialect.one_writer:
+            return
+        with_notes(shop)
+
+        with guest_on(name, home.url) as guest:
+            guest.begin()
+            guest.execute(SHORT_WAIT[home.kind])
+            with shop.ledger.transaction() as other:
+                other.outbox.publish(NAME, 1, partition="ann", key="k")
+                other.finish()
+                with pytest.raises(StoreBusy):
+                    guest.joined(
+                        shop.ledger, lambda tx: tx.outbox.publish(NAME, 1, partition="bob", key="k")
+                    )
+            guest.execute("INSERT INTO note (name, count) VALUES ('mine', 1)")
+            guest.commit()
+
+        assert shop.waiting() == [1]
+        assert notes_kept(shop.ledger) == ["mine"]
