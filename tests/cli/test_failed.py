@@ -219,6 +219,7 @@ def test_all_are_more_than_a_transaction_takes(program: Program, embedded: Ledge
     assert left(embedded) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ["retry", "remove"])
 def test_a_filter_reaches_the_end(program: Program, embedded: Ledger, action: str) -> None:
     """A message behind more others than a page looks through is found, with --dry-run too."""
@@ -237,6 +238,7 @@ def test_a_filter_reaches_the_end(program: Program, embedded: Ledger, action: st
     assert none.out == "no failed message matches these filters\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grouped", [False, True])
 def test_a_page_that_is_not_the_last(
     home: Home,

@@ -402,6 +402,7 @@ def test_a_slow_post_holds_no_other_partition(receiver: Receiver, home: Home) ->
     assert slow == ["order.slow", "order.placed"]
 
 
+@pytest.mark.slow
 def test_more_slow_partitions_than_connections(
     receiver: Receiver, make: Make, home: Home, clock: ManualClock
 ) -> None:
