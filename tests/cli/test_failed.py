@@ -304,13 +304,10 @@ def test_what_fails_again_meanwhile_is_left_alone(
         retry_in_vain,
         lambda tx, most, at: tx.failed.retry_all(limit=most, cursor=at, dry_run=True),
     )
-    with embedded.reading() as tx:
-        chosen, last_id = act.choose(tx, 2, None), tx.failed.last_id()
-    done = failed_commands._Done(count=0, ids=[], refused=[], left=[])
-    everything = failed_commands._All(None, None, last_id)
-    step = failed_commands._Steps(embedded, act, everything, chosen, done)
+    done = failed_commands._Done()
+    pages = failed_commands._pages(embedded, act, failed_commands._All(None, None), done)
 
-    counts = list(iter(step, 0))
+    counts = list(failed_commands._acted(embedded, act, pages, done))
 
     assert counts == [2, 2, 1]
     assert (done.ids, done.next) == (ids, None)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 from typing import Annotated, cast
 
 import msgspec
@@ -220,22 +221,16 @@ class _All(msgspec.Struct, frozen=True):
 
     limit: int | None
     cursor: str | None
-    last_id: int = 2**63 - 1
-    """Messages that fail later, perhaps again, are left alone."""
-
-    def page(self, done: int = 0) -> int:
-        """The size of the next page after this many are done."""
-        return RETRY_MAX if self.limit is None else min(RETRY_MAX, self.limit - done)
 
 
 class _Done(msgspec.Struct, kw_only=True):
     """The result; of very many messages the first are named."""
 
-    count: int
-    ids: list[int]
-    refused: list[dict[str, object]]
+    count: int = 0
+    ids: list[int] = []
+    refused: list[dict[str, object]] = []
     """The refused ones, each with its reason."""
-    left: list[int]
+    left: list[int] = []
     """Messages that cannot be sent again."""
     next: str | None = None
     """The cursor of the rest."""
@@ -289,7 +284,7 @@ def _do_some(ledger: Ledger, act: _Act, ids: list[int], *, dry_run: bool) -> _Do
             refused.append({"id": each, **output.told(error)})
         else:
             done.append(each)
-    return _Done(count=len(done), ids=done, refused=refused, left=[])
+    return _Done(count=len(done), ids=done, refused=refused)
 
 
 class _Undo(Exception):
@@ -305,77 +300,68 @@ def _do_one(tx: Transaction, *, act: _Act, each: int, dry_run: bool) -> None:
 def _do_all(
     call: Call, ledger: Ledger, act: _Act, every: _All, *, dry_run: bool, force: bool
 ) -> _Done:
-    with ledger.reading() as tx:
-        chosen, now = _first(tx, act, every), now_of(tx)
-        rows = [tx.failed.get(each) for each in chosen.ids[:PREVIEW_ROWS]]
-        every = msgspec.structs.replace(every, last_id=tx.failed.last_id())
+    done = _Done()
+    pages = _pages(ledger, act, every, done)
+    first = next(pages, [])
     # One page is read, so the exact number of all is not known.
-    more = "+" if chosen.next is not None and len(chosen.ids) == RETRY_MAX != every.limit else ""
-    if chosen.ids and not call.json and (dry_run or not force):
-        parts: list[RenderableType] = [failed_views.listing(rows, now)]
-        if len(chosen.ids) > len(rows):
-            rest = f"{len(chosen.ids) - len(rows):,}{more}"
-            parts.append(f"and {rest} more (--json names {'some' if more else 'them'})")
+    more = "+" if done.next is not None and len(first) == RETRY_MAX != every.limit else ""
+    if first and not call.json and (dry_run or not force):
         output.say_database()
-        output.console().print(Group(*parts, ""))
-    done = _Done(count=0, ids=[], refused=[], left=chosen.left, next=chosen.next)
-    if dry_run or not chosen.ids:
-        done.count, done.ids = len(chosen.ids), chosen.ids
+        output.console().print(_preview(ledger, first, more), "")
+    if dry_run or not first:
+        done.count, done.ids = len(first), first
         return done
     if not force:
-        _confirm(call, act, f"{len(chosen.ids):,}{more}")
-    steps = _Steps(ledger, act, every, chosen, done)
-    removed_in_steps(steps, "Failed messages", json=call.json, verb=act.words[1])
+        _confirm(call, act, f"{len(first):,}{more}")
+    counts = filter(None, _acted(ledger, act, chain([first], pages), done))
+    removed_in_steps(lambda: next(counts, 0), "Failed messages", json=call.json, verb=act.words[1])
     return done
 
 
-def _first(tx: Transaction, act: _Act, every: _All) -> BulkResult:
-    """The first page that has messages: filters may leave out all messages of a page."""
-    chosen = act.choose(tx, every.page(), every.cursor)
-    left = list(chosen.left)
+def _pages(ledger: Ledger, act: _Act, every: _All, done: _Done) -> Iterator[list[int]]:
+    """The messages of each page. Filters may leave out all messages of a page.
+
+    Messages that fail meanwhile, perhaps again, are left alone.
+    """
+    cursor, last_id = every.cursor, None
     for _ in range(STEPS_MAX):
-        if chosen.ids or chosen.next is None:
-            break
-        chosen = act.choose(tx, every.page(), chosen.next)
-        left += chosen.left[: NAMED_MAX - len(left)]
-    return msgspec.structs.replace(chosen, left=left)
+        most = RETRY_MAX if every.limit is None else min(RETRY_MAX, every.limit - done.count)
+        if most <= 0:
+            return
+        with ledger.reading() as tx:
+            last_id = tx.failed.last_id() if last_id is None else last_id
+            page = act.choose(tx, most, cursor)
+        done.next = cursor = page.next
+        done.left += page.left[: NAMED_MAX - len(done.left)]
+        ids = [each for each in page.ids if each <= last_id]
+        if ids:
+            yield ids
+        if cursor is None:
+            return
 
 
-class _Steps:
-    """Runs the action in pages of RETRY_MAX, each in a transaction; the shown ones come first."""
+def _preview(ledger: Ledger, ids: list[int], more: str) -> RenderableType:
+    rows = []
+    with ledger.reading() as tx:
+        for each in ids[:PREVIEW_ROWS]:
+            # It may have been retried or removed meanwhile.
+            with suppress(NotFound):
+                rows.append(tx.failed.get(each))
+        listing = failed_views.listing(rows, now_of(tx))
+    if len(ids) <= PREVIEW_ROWS:
+        return listing
+    rest = f"{len(ids) - PREVIEW_ROWS:,}{more}"
+    return Group(listing, f"and {rest} more (--json names {'some' if more else 'them'})")
 
-    def __init__(
-        self, ledger: Ledger, act: _Act, every: _All, chosen: BulkResult, done: _Done
-    ) -> None:
-        self._ledger = ledger
-        self._act = act
-        self._every = every
-        self._chosen: BulkResult | None = chosen
-        self._done = done
 
-    def __call__(self) -> int:
-        """One page; returns how many messages it handled, 0 at the end."""
-        while self._chosen is not None:
-            ids = [each for each in self._chosen.ids if each <= self._every.last_id]
-            did, refused = self._ledger.run(partial(_done_to_these, act=self._act, ids=ids))
-            done = self._done
-            done.count += len(did)
-            done.ids += did[: NAMED_MAX - len(done.ids)]
-            done.refused += refused[: NAMED_MAX - len(done.refused)]
-            self._chosen = self._following(self._chosen.next)
-            if did:
-                return len(did)
-        return 0
-
-    def _following(self, cursor: str | None) -> BulkResult | None:
-        self._done.next = cursor
-        most = self._every.page(self._done.count)
-        if cursor is None or most <= 0:
-            return None
-        with self._ledger.reading() as tx:
-            chosen = self._act.choose(tx, most, cursor)
-        self._done.left += chosen.left[: NAMED_MAX - len(self._done.left)]
-        return chosen
+def _acted(ledger: Ledger, act: _Act, pages: Iterable[list[int]], done: _Done) -> Iterator[int]:
+    """Runs the action on each page in a transaction; yields how many messages it handled."""
+    for ids in pages:
+        did, refused = ledger.run(partial(_done_to_these, act=act, ids=ids))
+        done.count += len(did)
+        done.ids += did[: NAMED_MAX - len(done.ids)]
+        done.refused += refused[: NAMED_MAX - len(done.refused)]
+        yield len(did)
 
 
 def _done_to_these(
