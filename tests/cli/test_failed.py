@@ -300,7 +300,7 @@ def test_what_fails_again_meanwhile_is_left_alone(
 
     act = failed_commands._Act(
         "retried",
-        ("", "", ""),
+        ("", ""),
         retry_in_vain,
         lambda tx, most, at: tx.failed.retry_all(limit=most, cursor=at, dry_run=True),
     )
@@ -324,7 +324,7 @@ def test_somebody_at_a_terminal_is_asked(program: Program, embedded: Ledger) -> 
     yes = program.answered("y", "failed", "remove", "--all")
 
     assert (no.code, yes.code) == (1, 0)
-    assert "Remove 2 failed messages for good?" in no.out
+    assert "2 failed messages would be removed. Continue?" in no.out
     assert no.out.endswith("nothing was done\n")
     assert len(kept) == 2
     assert left(embedded) == []

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+import typer
 from sqlalchemy import Table
 
 from ledgerstone.console.application import ledger_of
-from ledgerstone.console.call import Call
+from ledgerstone.console.call import EXIT_REFUSED, Call
+from ledgerstone.errors import NotAllowedNow
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.store.sql.pages import Page
 
@@ -45,3 +48,14 @@ def first_with_rows(read: Callable[[str | None], Page[T]], cursor: str | None) -
             break
         page = read(page.next)
     return page
+
+
+def confirmed(call: Call, words: str, *, yes: bool, hint: str = "--yes does it") -> None:
+    """Asks at a terminal; elsewhere `yes` is required, and `hint` says by which option."""
+    if yes:
+        return
+    if call.json or not sys.stdin.isatty():
+        raise NotAllowedNow(f"{words}; nothing was done", hint=hint)
+    if not typer.confirm(f"{words}. Continue?"):
+        typer.echo("nothing was done")
+        raise typer.Exit(EXIT_REFUSED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -25,7 +24,13 @@ from ledgerstone.errors import NotAllowedNow, NotFound
 from ledgerstone.ledger import Ledger, Transaction
 from ledgerstone.messaging import record
 from ledgerstone.messaging.cli import failed_views
-from ledgerstone.messaging.cli.calls import NONE_SO_FAR, first_with_rows, looking_at, ready
+from ledgerstone.messaging.cli.calls import (
+    NONE_SO_FAR,
+    confirmed,
+    first_with_rows,
+    looking_at,
+    ready,
+)
 from ledgerstone.messaging.failed.failed import RETRY_MAX, BulkResult, Filters
 
 PREVIEW_ROWS = 5
@@ -164,7 +169,7 @@ def retry(
         raise typer.BadParameter("--cursor goes with --all")
     act = _Act(
         "retried",
-        ("Send {} again?", "sent again", "would be sent again"),
+        ("sent again", "would be sent again"),
         lambda tx, each: tx.failed.retry(each, by=who(by)),
         lambda tx, most, at: tx.failed.retry_all(**filters, limit=most, cursor=at, dry_run=True),
     )
@@ -197,7 +202,7 @@ def remove(
         raise typer.BadParameter("--cursor goes with --all")
     act = _Act(
         "removed",
-        ("Remove {} for good?", "removed", "would be removed"),
+        ("removed", "would be removed"),
         lambda tx, each: tx.failed.remove(each, by=who(by)),
         lambda tx, most, at: tx.failed.remove_all(**filters, limit=most, cursor=at, dry_run=True),
     )
@@ -209,8 +214,8 @@ class _Act(msgspec.Struct, frozen=True):
     """An action on failed messages, with its words."""
 
     key: str
-    words: tuple[str, str, str]
-    """The question, the result, and the result of a dry run."""
+    words: tuple[str, str]
+    """The result, and the result of a dry run."""
     do: Callable[[Transaction, int], None]
     choose: Callable[[Transaction, int, str | None], BulkResult]
     """Selects a page of messages from a cursor on, without changing them."""
@@ -311,10 +316,11 @@ def _do_all(
     if dry_run or not first:
         done.count, done.ids = len(first), first
         return done
-    if not force:
-        _confirm(call, act, f"{len(first):,}{more}")
+    count = f"{len(first):,}{more} failed message{'' if len(first) == 1 else 's'}"
+    hint = "--force does it, --dry-run lists them, --limit takes fewer"
+    confirmed(call, f"{count} {act.words[1]}", yes=force, hint=hint)
     counts = filter(None, _acted(ledger, act, chain([first], pages), done))
-    removed_in_steps(lambda: next(counts, 0), "Failed messages", json=call.json, verb=act.words[1])
+    removed_in_steps(lambda: next(counts, 0), "Failed messages", json=call.json, verb=act.words[0])
     return done
 
 
@@ -380,25 +386,8 @@ def _done_to_these(
     return done, refused
 
 
-def _confirm(call: Call, act: _Act, count: str) -> None:
-    """Asks at a terminal; elsewhere --force is required."""
-    question, _, would = act.words
-    if call.json or not sys.stdin.isatty():
-        raise NotAllowedNow(
-            f"{_counted(count)} {would}; nothing was done",
-            hint="--force does it, --dry-run lists them, --limit takes fewer",
-        )
-    if not typer.confirm(question.format(_counted(count))):
-        typer.echo("nothing was done")
-        raise typer.Exit(EXIT_REFUSED)
-
-
-def _counted(count: str) -> str:
-    return f"{count} failed message{'' if count == '1' else 's'}"
-
-
 def _told(act: _Act, done: _Done, *, dry_run: bool) -> RenderableType:
-    _, did, would = act.words
+    did, would = act.words
     lines = [Text(f"{done.count:,} {would if dry_run else did}")]
     if not done.count and not done.refused and not done.left and done.next is None:
         lines = [Text("no failed message matches these filters")]

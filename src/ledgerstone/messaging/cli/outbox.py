@@ -18,8 +18,8 @@ from ledgerstone.console.pages import LIST_ROWS, CursorOption, LimitOption
 from ledgerstone.console.steps import removed_in_steps
 from ledgerstone.errors import BadInput, KeyConflict
 from ledgerstone.messaging.cli import outbox_views
-from ledgerstone.messaging.cli.calls import NONE_SO_FAR, first_with_rows, looking_at
-from ledgerstone.messaging.cli.parked import confirmed, resume_parked
+from ledgerstone.messaging.cli.calls import NONE_SO_FAR, confirmed, first_with_rows, looking_at
+from ledgerstone.messaging.cli.parked import resume_parked
 from ledgerstone.messaging.cli.relay import relay
 from ledgerstone.messaging.outbox.publishing import Accepted, Published
 from ledgerstone.messaging.states import LaneState

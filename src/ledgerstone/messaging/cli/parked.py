@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
-import typer
 from rich.console import RenderableType
 
 from ledgerstone.console import output
 from ledgerstone.console.application import ledger_of
-from ledgerstone.console.call import EXIT_REFUSED, Call
+from ledgerstone.console.call import Call
 from ledgerstone.console.output import Text
 from ledgerstone.console.steps import removed_in_steps
-from ledgerstone.errors import NotAllowedNow
 from ledgerstone.ledger import Ledger
 from ledgerstone.messaging.cli import outbox_views
+from ledgerstone.messaging.cli.calls import confirmed
 from ledgerstone.messaging.relay.parked import RESUME_MAX
 
 SHOWN_MAX = 15
@@ -64,14 +61,3 @@ def _names(found: list[str]) -> RenderableType:
     if len(found) > SHOWN_MAX:
         shown.append(Text("… (--json names more)", "dim"))
     return Text(", ").join(shown)
-
-
-def confirmed(call: Call, words: str, *, yes: bool) -> None:
-    """Asks at a terminal; elsewhere --yes is required."""
-    if yes:
-        return
-    if call.json or not sys.stdin.isatty():
-        raise NotAllowedNow(f"{words}; nothing was done", hint="--yes does it")
-    if not typer.confirm(f"{words}. Continue?"):
-        typer.echo("nothing was done")
-        raise typer.Exit(EXIT_REFUSED)
