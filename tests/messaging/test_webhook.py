@@ -26,6 +26,7 @@ from ledgerstone.ledger import Ledger
 from ledgerstone.messaging.brokers.transport import DELIVERED, PAUSE_SECONDS_MAX, Answer, SendResult
 from ledgerstone.messaging.brokers.transports import webhook
 from ledgerstone.messaging.brokers.transports.webhook import (
+    HELD,
     REASON_CHARS_MAX,
     SLOW_SECONDS,
     WebhookTransport,
@@ -434,6 +435,25 @@ def test_more_slow_partitions_than_connections(
             until(lambda: len(receiver.kept) == 2 * len(slow) + 15, what="the slow ones")
 
     assert len(receiver.requests) == 2 * len(slow) + 15
+
+
+@pytest.mark.slow
+def test_no_connection_in_time(receiver: Receiver, make: Make) -> None:
+    """What gets no connection beside slow posts is sent later, and no attempt is counted."""
+    answer = threading.Event()
+    receiver.replies["order.slow"] = Reply(before=lambda: answer.wait(WAIT_SECONDS_MAX))
+    seconds = 0.25
+    answers = [HELD]
+
+    while answers[0] != DELIVERED and seconds < SECONDS_MAX:
+        # On a slow machine the first answer takes longer.
+        seconds *= 2
+        waiting = [one(partition="a"), one("order.slow", partition="b"), one(partition="c")]
+        answers = make(connections_max=1).send(waiting, seconds_max=seconds)
+    answer.set()
+
+    assert [each.code for each in answers] == ["", "timeout", "busy"]
+    assert (answers[1].verdict, answers[2].counts) == (SendResult.UNKNOWN, False)
 
 
 def publish(ledger: Ledger, name: str, partitions: Sequence[str]) -> None:

@@ -67,6 +67,9 @@ REASON_CHARS_MAX = 300
 GONE = Answer(
     SendResult.UNDELIVERABLE, "gone", "the receiver answered 410: it wants no more messages"
 )
+BUSY = Answer(
+    SendResult.REFUSED, "busy", "all connections to it wait for slow answers", counts=False
+)
 HELD = Answer(SendResult.UNKNOWN, "held", "a message before it in its partition is not delivered")
 
 # Headers of the connection, and headers that this transport sets.
@@ -301,16 +304,21 @@ class _Session:
         self._places = asyncio.Semaphore(connections)
         self._slow_places = asyncio.Semaphore(max(1, int(connections * SLOW_SHARE)))
         self._idle: list[Connection] = []
+        self._answered = 0
         self.thread = LoopThread(f"ledgerstone-webhook-{name}")
 
     async def carry(self, batch: _PostBatch, seconds_max: float) -> None:
         """Posts the messages that can be posted within `seconds_max`."""
         count = min(len(batch.lanes) + len(batch.slow), self._connections)
+        before = self._answered
         try:
             async with asyncio.timeout(seconds_max), asyncio.TaskGroup() as group:
                 for _ in range(count):
                     group.create_task(self._work(batch))
         except TimeoutError:
+            if self._answered > before:
+                # The receiver is not down: these lanes got no connection.
+                batch.settle_all(BUSY)
             return
         if batch.trouble is not None:
             batch.late = Answer(SendResult.UNKNOWN, "unreachable", batch.trouble)
@@ -398,6 +406,7 @@ class _Session:
             raise
 
     def _answer_to(self, response: Response) -> Answer:
+        self._answered += 1
         status = response.status
         if 200 <= status < 300:  # noqa: PLR2004 - the class of statuses that means success
             return DELIVERED
