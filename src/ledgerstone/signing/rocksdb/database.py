@@ -28,6 +28,7 @@ from ledgerstone.signing.rocksdb.lifetime import (
     Rank,
     fill,
 )
+from ledgerstone.signing.rocksdb.log_records import CURRENT, check_logs
 from ledgerstone.signing.rocksdb.options import DatabaseOptions, FamilyOptions, c_options
 from ledgerstone.signing.rocksdb.scan import Scan, prefix_end
 from ledgerstone.signing.rocksdb.snapshot import Snapshot
@@ -36,8 +37,6 @@ from ledgerstone.signing.rocksdb.transaction import Transaction
 
 DEFAULT_FAMILY = "default"
 LOCK_TIMEOUT_SECONDS = 5.0
-CURRENT = "CURRENT"
-"""The file by which RocksDB recognises a database."""
 
 
 class Database:
@@ -91,7 +90,11 @@ class Database:
         if not self.read_only and folder.is_dir():
             self._handles.folder_lock.take(folder)
             check_room(folder)
-        found = family_names(folder, self.library) if exists(folder) else []
+        found = []
+        if exists(folder):
+            with file_errors(folder):
+                check_logs(folder)
+            found = family_names(folder, self.library)
         if not found:
             _check_new(folder)
             if not options.create:
