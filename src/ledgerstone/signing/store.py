@@ -20,6 +20,7 @@ from ledgerstone.errors import (
     KeyConflict,
     StoreBusy,
     StoreCorrupt,
+    StoreFull,
     TooLarge,
 )
 from ledgerstone.failpoints import hit
@@ -35,6 +36,7 @@ from ledgerstone.signing.rocksdb import (
     Scan,
     Transaction,
     file_errors,
+    keep_few_files,
     list_of_files,
     path_bytes,
     prefix_end,
@@ -270,6 +272,7 @@ class Store:
 
         - Rows of the default family are moved if settings or environment say so.
         - Volumes that are operands still are added up.
+        - Logs are dropped and small data files merged, if many openings left many of them.
         """
         settings = settings or SigningSettings()
         store = cls(folder or store_folder(settings), settings, read_only=read_only)
@@ -278,9 +281,11 @@ class Store:
         try:
             if migration_wanted(settings):
                 store.migrate()
+            # The call that needs the damaged block, or the room, reports it; the others go on.
             with suppress(StoreCorrupt):
-                # The call that needs the damaged block reports it; the others go on.
                 add_up_volumes(store.database)
+            with suppress(StoreCorrupt, StoreFull):
+                keep_few_files(store.database)
         except BaseException:
             store.close()
             raise

@@ -18,6 +18,7 @@ from ledgerstone.signing.rocksdb import (
     Backup,
     BackupFolder,
     Database,
+    drop_logs,
     exists,
     file_errors,
     path_bytes,
@@ -160,7 +161,8 @@ def disk_usage(store: Store) -> DiskUsage:
 
 
 def compact(store: Store, family: Family | None = None) -> None:
-    """Rewrite the data files of a family (none: of all) without what was removed."""
+    """Rewrite the data files of a family (none: of all) without what was removed; drop old logs."""
+    drop_logs(store.database)
     for name in [family] if family is not None else store.database.families:
         store.database.compact(name)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from ctypes import byref, c_char_p, c_size_t, c_uint64
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from ledgerstone.errors import (
     BadInput,
@@ -37,6 +37,17 @@ from ledgerstone.signing.rocksdb.transaction import Transaction
 
 DEFAULT_FAMILY = "default"
 LOCK_TIMEOUT_SECONDS = 5.0
+_ALWAYS = 2
+"""Rewrite the files of the last level, too: RocksDB would only move them there, one by one."""
+
+
+class DataFile(NamedTuple):
+    """A file with the rows of one family from one key to another."""
+
+    family: str
+    size_bytes: int
+    first_key: bytes
+    last_key: bytes
 
 
 class Database:
@@ -171,23 +182,28 @@ class Database:
         """Rows whose keys begin with the prefix."""
         return self.scan(family, start=prefix, end=prefix_end(prefix))
 
-    def flush(self) -> None:
-        """Write what is in memory into data files."""
+    def flush(self, family: str | None = None) -> None:
+        """Write what is in memory, of a family (none: of all), into data files."""
         library = self.library
         self._check_writable()
         with self.guard, _flush_options(library) as options:
-            for handle in self._handles.families.values():
-                what = self.guard.what
+            for name in self.families if family is None else [family]:
+                what, handle = self.guard.what, self.family(name)
                 checked(library, what, library.flush_cf, self._handles.pointer, options, handle)
 
     def compact(self, family: str, *, start: bytes | None = None, end: bytes | None = None) -> None:
-        """Rewrite the data files of a range (none: of everything) without what was removed."""
+        """Rewrite the data files of a range (none: of everything) without what was removed.
+
+        Files whose ranges do not overlap are merged, too.
+        """
+        library = self.library
         before = self.number("rocksdb.background-errors")
         self._check_writable()
-        with self.guard:
-            self.library.compact_range_cf(
+        with self.guard, _compact_options(library) as options:
+            library.compact_range_cf_opt(
                 self._handles.pointer,
                 self.family(family),
+                options,
                 start,
                 len(start or b""),
                 end,
@@ -217,16 +233,36 @@ class Database:
                 raise BadInput(f"RocksDB has no numeric property {name!r}")
             return value.value
 
-    def file_bytes(self) -> dict[str, int]:
-        """By family, the bytes of its data files."""
+    def data_files(self) -> list[DataFile]:
+        """The data files of all families, as they are in use now."""
         library = self.library
-        found = dict.fromkeys(self.families, 0)
+        size = c_size_t()
         with self.guard:
             files = library.livefiles(self._handles.pointer)
-            for number in range(library.livefiles_count(files)):
-                at = library.livefiles_column_family_name(files, number)
-                found[ctypes.string_at(at).decode()] += library.livefiles_size(files, number)
-            library.livefiles_destroy(files)
+            try:
+                return [
+                    DataFile(
+                        family=ctypes.string_at(
+                            library.livefiles_column_family_name(files, number)
+                        ).decode(),
+                        size_bytes=library.livefiles_size(files, number),
+                        first_key=ctypes.string_at(
+                            library.livefiles_smallestkey(files, number, byref(size)), size.value
+                        ),
+                        last_key=ctypes.string_at(
+                            library.livefiles_largestkey(files, number, byref(size)), size.value
+                        ),
+                    )
+                    for number in range(library.livefiles_count(files))
+                ]
+            finally:
+                library.livefiles_destroy(files)
+
+    def file_bytes(self) -> dict[str, int]:
+        """By family, the bytes of its data files."""
+        found = dict.fromkeys(self.families, 0)
+        for file in self.data_files():
+            found[file.family] += file.size_bytes
         return found
 
     def checkpoint(self, target: Path) -> None:
@@ -406,3 +442,13 @@ def _flush_options(library: Library) -> Iterator[int]:
         yield options
     finally:
         library.flushoptions_destroy(options)
+
+
+@contextmanager
+def _compact_options(library: Library) -> Iterator[int]:
+    options = library.compactoptions_create()
+    try:
+        library.compactoptions_set_bottommost_level_compaction(options, _ALWAYS)
+        yield options
+    finally:
+        library.compactoptions_destroy(options)

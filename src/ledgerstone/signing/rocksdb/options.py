@@ -52,6 +52,7 @@ class DatabaseOptions(msgspec.Struct, frozen=True, kw_only=True):
     create: bool = True
     wal_bytes_max: int = 64 * MIB
     write_buffers_bytes_max: int = 64 * MIB
+    open_files_max: int = 256
     log_files_max: int = 5
     log_file_bytes_max: int = 4 * MIB
 
@@ -70,6 +71,7 @@ class DatabaseOptions(msgspec.Struct, frozen=True, kw_only=True):
                 "track_and_verify_wals_in_manifest=true",
                 f"max_total_wal_size={self.wal_bytes_max}",
                 f"db_write_buffer_size={self.write_buffers_bytes_max}",
+                f"max_open_files={self.open_files_max}",
                 f"keep_log_file_num={self.log_files_max}",
                 f"max_log_file_size={self.log_file_bytes_max}",
             )
