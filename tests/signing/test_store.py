@@ -447,6 +447,24 @@ def test_a_stuck_transaction_stops_only_its_keys(folder: Path) -> None:
         assert store.page(Family.REQUEST).rows == [(b"req:b", b"2")]
 
 
+def test_a_wait_for_a_key_is_not_repeated(folder: Path) -> None:
+    """A key that stays locked costs a call one timeout, however many tries a transaction has."""
+    settings = SigningSettings(lock_timeout_seconds=0.01, transaction_tries_max=5)
+    tries = 0
+
+    def work(tx: StoreTransaction) -> None:
+        nonlocal tries
+        tries += 1
+        tx.put(Family.REQUEST, b"req:a", b"2")
+
+    with Store(folder, settings) as store, store.transaction() as stuck:
+        stuck.put(Family.REQUEST, b"req:a", b"1")
+        with pytest.raises(LockTimeout):
+            store.run(work)
+
+    assert tries == 1
+
+
 def test_what_is_acknowledged_is_synced(store: Store) -> None:
     """Writes wait for the disk, by fsync, with paranoid checks, and the log is not recycled."""
     handles = store.database._handles

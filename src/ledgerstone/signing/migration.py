@@ -18,7 +18,7 @@ from itertools import islice
 
 import msgspec
 
-from ledgerstone.errors import StoreBusy
+from ledgerstone.errors import LockTimeout, StoreBusy
 from ledgerstone.failpoints import hit
 from ledgerstone.signing.families import family_of
 from ledgerstone.signing.keys import Family, VolumeKey
@@ -82,8 +82,8 @@ def _step(database: Database, keys: list[bytes]) -> list[bytes]:
             with database.transaction() as tx:
                 left = [key for key in keys if not _moved(tx, key)]
                 tx.commit()
-        except StoreBusy:
-            if number == STEP_TRIES_MAX - 1:
+        except StoreBusy as error:
+            if number == STEP_TRIES_MAX - 1 or isinstance(error, LockTimeout):
                 raise
         else:
             return left

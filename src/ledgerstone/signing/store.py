@@ -18,6 +18,7 @@ from ledgerstone.errors import (
     BadInput,
     DiskFailed,
     KeyConflict,
+    LockTimeout,
     StoreBusy,
     StoreCorrupt,
     StoreFull,
@@ -326,11 +327,16 @@ class Store:
         )
 
     def run(self, work: Callable[[StoreTransaction], T]) -> T:
-        """Run `work(tx)` in a transaction; all of it again if it met another transaction."""
+        """Run `work(tx)` in a transaction; all of it again if it met another transaction.
+
+        LockTimeout is raised at once: the wait for the key was the call's time.
+        """
         for _ in range(self.settings.transaction_tries_max - 1):
             try:
                 with self.transaction() as tx:
                     return work(tx)
+            except LockTimeout:
+                raise
             except StoreBusy:
                 continue
         with self.transaction() as tx:

@@ -207,7 +207,7 @@ def _each(
     """The requests that `change` changed, what was wrong with others, and where it stopped.
 
     One request whose lock is not free stops no other. A second one ends the step behind its row:
-    what holds the locks may hold those of all, and each wait takes all tries of a transaction.
+    what holds the locks may hold those of all, and each wait takes `lock_timeout_seconds`.
     """
     changed: list[RequestId] = []
     errors: Errors = {}
