@@ -8,6 +8,7 @@ import pytest
 
 from ledgerstone.errors import (
     MoveNotAllowed,
+    NotAllowedNow,
     NotAMember,
     NotFound,
     RequestExpired,
@@ -15,13 +16,20 @@ from ledgerstone.errors import (
     VoteChanged,
 )
 from ledgerstone.signing.kaspa import Network
-from ledgerstone.signing.keys import EventKey
+from ledgerstone.signing.keys import AckKey, EventKey, InputKey
 from ledgerstone.signing.life import acks, proposals, records, trail, volume
 from ledgerstone.signing.life.trail import VoteRefused
 from ledgerstone.signing.policy import Check
-from ledgerstone.signing.values import Approved, Pending, Rejected, RequestId, Stored
+from ledgerstone.signing.values import (
+    Approved,
+    Pending,
+    Rejected,
+    RequestId,
+    SignerAckRecord,
+    Stored,
+)
 from tests.signing.people import KAS, NOW, address, payment, peer
-from tests.signing.world import MINUTE, World, Worlds, an_input
+from tests.signing.world import MINUTE, World, Worlds, an_input, proposal
 
 GONE = RequestId("gone")
 
@@ -92,6 +100,64 @@ def test_late_votes(worlds: Worlds) -> None:
     assert world.vote(request, 3, accept=False).stored is Stored.SAME
     with pytest.raises(MoveNotAllowed):
         World.vote(world, aborted_after_one_vote(world), 2)
+
+
+@pytest.mark.parametrize("missing", ["both", "proposal", "inputs"])
+def test_nothing_to_sign(worlds: Worlds, missing: str) -> None:
+    """A request without proposal or inputs is not accepted, and may be when both are there."""
+    world = worlds()
+    event = payment()
+    request = world.new_request("r1", event)
+    inputs = [an_input("r1", index) for index in (0, 1)]
+    world.event(event)
+    world.request(request)
+    if missing == "inputs":
+        world.signing.insert_proposal(proposal(request, event))
+    if missing == "proposal":
+        for each in inputs:
+            world.signing.insert_request_input(request.request_id, each)
+    before = world.rows()
+
+    for number in (1, 2):
+        with pytest.raises(NotAllowedNow, match="nothing to sign"):
+            world.vote(request.request_id, number)
+
+    assert world.rows() == before
+    world.propose()
+    world.vote(request.request_id, 1)
+    assert world.vote(request.request_id, 2).decision == Approved()
+
+
+def test_nothing_to_sign_can_be_rejected(worlds: Worlds) -> None:
+    """A rejection needs no proposal."""
+    world = worlds()
+    request = world.new_request("r1", payment())
+    world.event(payment())
+    world.request(request)
+
+    world.vote(request.request_id, 1, accept=False)
+
+    found = world.vote(request.request_id, 2, accept=False).decision
+    assert isinstance(found, Rejected)
+
+
+def test_accepts_of_another_program_without_inputs(worlds: Worlds) -> None:
+    """Votes that were stored without being counted approve nothing that cannot be signed."""
+    world = worlds()
+    request = world.propose()
+    for index in (0, 1):
+        world.delete(InputKey(request_id=request, input_index=index))
+    with world.store.transaction() as tx:
+        for number in (1, 2):
+            ack = SignerAckRecord(
+                signer_peer_id=peer(number), accept=True, reason=None, timestamp_nanos=NOW
+            )
+            records.save(tx, AckKey(request_id=request, peer_id=peer(number)), ack)
+
+    with pytest.raises(MoveNotAllowed, match="rejected"):
+        world.signing.update_request_decision(request, Approved())
+
+    assert world.signing.reserved_volume() == 0
 
 
 def test_inputs_that_were_changed(worlds: Worlds) -> None:

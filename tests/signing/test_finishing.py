@@ -19,7 +19,13 @@ from ledgerstone.errors import (
     ThresholdNotMet,
     TooLarge,
 )
-from ledgerstone.signing.keys import ArchivedRequestKey, ContextKey, RequestKey, ReservedKey
+from ledgerstone.signing.keys import (
+    ArchivedRequestKey,
+    ContextKey,
+    InputKey,
+    RequestKey,
+    ReservedKey,
+)
 from ledgerstone.signing.life import finishing, records, volume
 from ledgerstone.signing.values import (
     Aborted,
@@ -74,11 +80,11 @@ def test_signatures_that_are_missing(worlds: Worlds) -> None:
 
 
 def test_without_inputs(worlds: Worlds) -> None:
-    """A request without inputs is never finalized."""
+    """A request without inputs is never finalized, also if another program approved it."""
     world = worlds()
-    request = world.propose(inputs=0)
-    world.vote(request, 1)
-    world.vote(request, 2)
+    request = world.approved()
+    for index in (0, 1):
+        world.delete(InputKey(request_id=request, input_index=index))
 
     with pytest.raises(ThresholdNotMet, match="no inputs"):
         world.finalize(request)

@@ -11,6 +11,7 @@ from ledgerstone.signing.keys import (
     ArchivedRequestKey,
     EventKey,
     InputKey,
+    ProposalKey,
     RequestKey,
     SignatureKey,
 )
@@ -28,7 +29,7 @@ from ledgerstone.signing.values import (
     TransactionId,
 )
 from tests.signing.people import KAS, payment, peer
-from tests.signing.world import MINUTE, World, Worlds, a_signature, an_input
+from tests.signing.world import MINUTE, World, Worlds, a_signature, an_input, proposal
 
 
 def stored_elsewhere(
@@ -39,7 +40,7 @@ def stored_elsewhere(
     signed: bool = False,
     archived: bool = False,
 ) -> RequestId:
-    """Event, request and inputs as another program stores them: without a record of ours."""
+    """Event, request, proposal and inputs as another program stores them: without a record of ours."""
     paid = TransactionId(b"f" * 32) if isinstance(decision, Finalized) else None
     new = world.new_request(name, payment())
     request: SigningRequest = msgspec.structs.replace(new, decision=decision, final_tx_id=paid)
@@ -48,6 +49,7 @@ def stored_elsewhere(
     with world.store.transaction() as tx:
         records.save(tx, EventKey(event_hash=request.event_hash), payment())
         records.save(tx, key, request)
+        records.save(tx, ProposalKey(request_id=request_id), proposal(request, payment()))
         for index in (0, 1):
             at = InputKey(request_id=request_id, input_index=index)
             records.save(tx, at, an_input(name, index))

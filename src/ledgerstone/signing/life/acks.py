@@ -11,7 +11,7 @@ from ledgerstone.signing.access import Reader, Transaction
 from ledgerstone.signing.keys import AckKey, ContextKey, request_prefix
 from ledgerstone.signing.life import records, trail, volume
 from ledgerstone.signing.life.events import get_event
-from ledgerstone.signing.life.proposals import review_request
+from ledgerstone.signing.life.proposals import check_proposed, review_request
 from ledgerstone.signing.life.requests import OpenRequest, check_live, move, open_request
 from ledgerstone.signing.life.trail import TrailEntry, Voted, VoteRefused
 from ledgerstone.signing.quorum import check_vote, count_votes
@@ -48,6 +48,8 @@ def insert_signer_ack(
     - When M accepts can no longer be reached, the request is rejected.
     - The same vote again is SAME. VoteChanged if it differs from the member's first one: roll back,
       and then put the attempt on record with `record_changed_vote`.
+    - NotAllowedNow refuses an accept while the proposal or every input is missing: such a request
+      holds nothing that could be signed. A rejection needs neither.
     - NotAMember, RequestExpired and MoveNotAllowed (the request is finished) refuse a vote.
     """
     if len((ack.reason or "").encode(errors="surrogatepass")) > REASON_BYTES_MAX:
@@ -58,6 +60,8 @@ def insert_signer_ack(
     if check_vote(opened.members, earlier, ack) is Stored.SAME:
         return CountedVote(Stored.SAME, opened.request.decision)
     check_live(opened.request, now_nanos, Status.PENDING, Status.APPROVED)
+    if ack.accept:
+        check_proposed(tx, request_id)
     records.save(tx, key, ack)
     entry = TrailEntry(
         at_nanos=now_nanos,

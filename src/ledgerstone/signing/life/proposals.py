@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ledgerstone.errors import BadInput, TooLarge
+from ledgerstone.errors import BadInput, NotAllowedNow, TooLarge
 from ledgerstone.signing import hashes
 from ledgerstone.signing.access import Reader, Transaction
 from ledgerstone.signing.keys import InputKey, ProposalKey, request_prefix
@@ -81,6 +81,17 @@ def list_request_inputs(reader: Reader, request_id: RequestId) -> list[RequestIn
     return [*records.scan(reader, RequestInput, InputKey.family, prefix)]
 
 
+def check_proposed(reader: Reader, request_id: RequestId) -> None:
+    """NotAllowedNow unless the request has a proposal and an input."""
+    key = ProposalKey(request_id=request_id)
+    found = records.find(reader, StoredProposal, key)
+    if found is None or not list_request_inputs(reader, request_id):
+        raise NotAllowedNow(
+            f"the request {request_id!r} has no proposal or no inputs: there is nothing to sign",
+            hint="vote again when its coordinator has proposed the transaction",
+        )
+
+
 def review_request(
     reader: Reader,
     request_id: RequestId,
@@ -106,7 +117,7 @@ def review_request(
 
 
 def _mismatches(reader: Reader, request: SigningRequest) -> tuple[str, ...]:
-    """The hashes that do not match what is stored; a request without inputs has none to match."""
+    """The hashes that do not match the stored event and inputs, of which there must be one."""
     found = []
     if hashes.event_hash(get_event(reader, request.event_hash)) != request.event_hash:
         found.append(EVENT_HASH_MISMATCH)
@@ -115,6 +126,7 @@ def _mismatches(reader: Reader, request: SigningRequest) -> tuple[str, ...]:
     expected = hashes.validation_hash(
         request.event_hash, request.tx_template_hash, [each.signing_hash for each in inputs]
     )
-    if inputs and (indexes != [*range(len(inputs))] or expected != request.validation_hash):
+    numbered = indexes == [*range(len(inputs))]
+    if not inputs or not numbered or expected != request.validation_hash:
         found.append(VALIDATION_HASH_MISMATCH)
     return tuple(found)
