@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ledgerstone.signing.rocksdb import Database
 
 PENDING, APPROVED, REJECTED, EXPIRED, FINALIZED, ABORTED = range(6)
+ENDS = {"rejected": REJECTED, "expired": EXPIRED, "finalized": FINALIZED, "aborted": ABORTED}
 Rows = dict[bytes, bytes]
 
 
@@ -25,9 +26,10 @@ class Request(NamedTuple):
 
 
 class Files(NamedTuple):
-    """All rows, by family, and the active requests by their ids."""
+    """All rows, by family, and the active and archived requests by their ids."""
 
-    requests: dict[bytes, Request]
+    active: dict[bytes, Request]
+    archived: dict[bytes, Request]
 
     default: Rows
     event: Rows
@@ -38,13 +40,25 @@ class Files(NamedTuple):
     partial_sig: Rows
     volume: Rows
 
+    @property
+    def requests(self) -> dict[bytes, Request]:
+        """The active and the archived ones."""
+        return self.active | self.archived
+
 
 def read(folder: Path) -> Files:
     """All rows of a store that no process has open."""
     with Database(folder, {}, read_only=True) as database:
-        families = {name: dict(database.scan(name)) for name in Files._fields[1:]}
-    active = [(key, value) for key, value in families["request"].items() if key[:4] == b"req:"]
-    return Files({key[4:]: request(value) for key, value in active}, **families)
+        families = {name: dict(database.scan(name)) for name in Files._fields[2:]}
+    active, archived = (
+        {
+            key.removeprefix(prefix): request(value)
+            for key, value in families["request"].items()
+            if key.startswith(prefix)
+        }
+        for prefix in (b"req:", b"archive:req:")
+    )
+    return Files(active, archived, **families)
 
 
 def problems(folder: Path, acknowledged: Iterable[str], *, threshold: int) -> list[str]:
@@ -52,6 +66,7 @@ def problems(folder: Path, acknowledged: Iterable[str], *, threshold: int) -> li
     files = read(folder)
     return [
         *_lost(files, acknowledged),
+        *_archive(files),
         *_orphans(files),
         *_volumes(files),
         *_unsigned(files, threshold),
@@ -77,10 +92,18 @@ def _is_there(files: Files, act: str, name: bytes, peer: str = "", index: str = 
         case "signed":
             number = int(index).to_bytes(4, "big")
             return b"req_sig:%b:%b:%b" % (name, by, number) in files.partial_sig
-        case "finalized":
-            return found is not None and found.decision == FINALIZED
+        case "archived":
+            return name in files.archived
         case _:
-            return found is not None and found.decision == ABORTED
+            return found is not None and found.decision == ENDS[act]
+
+
+def _archive(files: Files) -> Iterable[str]:
+    for name, found in files.archived.items():
+        if name in files.active:
+            yield f"{name!r} is active and archived"
+        if found.decision in {PENDING, APPROVED}:
+            yield f"{name!r} was archived before its end"
 
 
 def _orphans(files: Files) -> Iterable[str]:
@@ -115,21 +138,27 @@ def _volumes(files: Files) -> Iterable[str]:
 
 def _unsigned(files: Files, threshold: int) -> Iterable[str]:
     signed = Counter((key.split(b":")[1], key[-4:]) for key in files.partial_sig)
-    inputs = [(key.split(b":")[1], key[-4:]) for key in files.request_input]
+    inputs: dict[bytes, list[int]] = {}
+    for key in files.request_input:
+        name = key.split(b":")[1]
+        inputs.setdefault(name, []).append(signed[name, key[-4:]])
     for name, found in files.requests.items():
         if found.decision != FINALIZED:
             continue
-        own = [signed[each] for each in inputs if each[0] == name]
-        if found.final_tx_id is None or not own or min(own) < threshold:
+        own = inputs.get(name, [0])
+        if found.final_tx_id is None or min(own) < threshold:
             yield f"{name!r} is finalized with signatures {own}"
 
 
 def _trails(files: Files) -> Iterable[str]:
+    prefix = b"own:trail:"
+    trails: dict[bytes, list[int]] = {}
+    for key in files.default:
+        if key.startswith(prefix):
+            name, number = key.removeprefix(prefix)[:-5], int.from_bytes(key[-4:], "big")
+            trails.setdefault(name, []).append(number)
     for name in files.requests:
-        prefix = b"own:trail:" + name + b":"
-        numbers = [
-            int.from_bytes(key[-4:], "big") for key in files.default if key.startswith(prefix)
-        ]
+        numbers = trails.get(name, [])
         if numbers != [*range(len(numbers))] or not numbers:
             yield f"the trail of {name!r} has the entries {numbers}"
 

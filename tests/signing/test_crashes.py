@@ -46,7 +46,7 @@ def test_killed_again_and_again(folder: Path) -> None:
         acknowledged += killed_in_round(folder, number)
         assert checker.problems(folder, acknowledged, threshold=2) == []
 
-    assert any(line.startswith("finalized") for line in acknowledged)
+    assert {line.split()[0] for line in acknowledged} >= {*checker.ENDS, "archived"}
     with Signing(folder) as signing:
         assert signing.health_check().ok
 
@@ -76,7 +76,7 @@ def test_killed_while_deleting(folder: Path) -> None:
         assert child.wait(WAIT_SECONDS_MAX) == 0
 
     files = checker.read(folder)
-    assert list(files.requests) == [b"kept"]
+    assert list(files.active) == [b"kept"]
     assert list(files.request) == [b"req:kept"]
     assert files.partial_sig == {}
     assert checker.problems(folder, ["proposed kept"], threshold=2) == []
@@ -164,3 +164,39 @@ def test_the_checker_can_fail(
     except KeyError as error:
         found = [repr(error)]
     assert found
+
+
+def test_the_checker_misses_an_end(worlds: Worlds) -> None:
+    """An acknowledged end that is not there is a loss."""
+    world = worlds()
+    world.propose()
+    world.signing.close()
+
+    for end in (*checker.ENDS, "archived"):
+        found = checker.problems(world.store.folder, [f"{end} r1"], threshold=2)
+        assert found == [f"lost: {end} r1"]
+
+
+@pytest.mark.parametrize(
+    ("finished", "problem"), [(True, "active and archived"), (False, "before its end")]
+)
+def test_the_checker_finds_a_wrong_archive(worlds: Worlds, finished: bool, problem: str) -> None:
+    """A request that is in two places, or was archived while it could go on."""
+    world = worlds()
+    request = world.propose()
+    if finished:
+        world.abort(request)
+    folder = world.store.folder
+    world.signing.close()
+
+    batch = Batch()
+    with Database(folder, {}) as database:
+        value = database.get("request", b"req:r1")
+        assert value is not None
+        batch.put("request", b"archive:req:r1", value)
+        if not finished:
+            batch.delete("request", b"req:r1")
+        database.write(batch)
+
+    (found,) = checker.problems(folder, [], threshold=2)
+    assert problem in found
