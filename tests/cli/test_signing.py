@@ -182,7 +182,7 @@ def test_lists_and_details_fit_a_narrow_terminal(program: Program) -> None:
         ("group", "show", treasury.group_id): [treasury.group_id, address(1), "500 KAS", "bob"],
         ("event", "list"): [event, "10 KAS to kaspa:", "for invoice-7"],
         ("event", "show", event): [event, address(1), "10 KAS"],
-        ("request", "list"): ["r1", "pending", "ann"],
+        ("request", "list"): ["r1", "pending", "1 of 2", "min"],
         ("request", "show", "r1"): ["1 accept, 0 reject; 2 of 3 must accept", "as agreed"],
         ("volume",): ["UTC day", "reserved"],
         ("stats",): ["partial_sig", "rows, about"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ledgerstone.errors import BadInput
 from ledgerstone.signing.access import Reader
 from ledgerstone.signing.keys import (
     ArchivedRequestKey,
@@ -20,6 +21,9 @@ from ledgerstone.signing.values import (
     SigningEvent,
     SigningRequest,
 )
+
+STEP_ROWS = 200
+LOOKED_AT_MAX = 10_000
 
 
 class GroupPage(NamedTuple):
@@ -66,9 +70,30 @@ def list_events(reader: Reader, *, after: bytes | None, rows_max: int) -> EventP
 def list_requests(
     reader: Reader, *, status: Status | None, archived: bool, after: bytes | None, rows_max: int
 ) -> RequestPage:
-    """The requests in a state (none: in any) among the next `rows_max` active or archived ones."""
+    """The next active or archived requests in a state (none: in any), by their ids.
+
+    A page is empty only if no such request is left, and the last page has no cursor. So the search
+    goes on behind the page, at most `LOOKED_AT_MAX` requests once it has found one.
+    """
+    if rows_max < 1:
+        raise BadInput(f"a page has at least one row, not {rows_max}")
     kind = ArchivedRequestKey if archived else RequestKey
-    page = reader.page(kind.family, kind.prefix, after=after, rows_max=rows_max)
-    found = [records.decoded(SigningRequest, key, value) for key, value in page.rows]
-    wanted = [each for each in found if status is None or each.decision.status is status]
-    return RequestPage(wanted, page.after)
+    found: list[SigningRequest] = []
+    last = after
+    looked_at = 0
+    while True:
+        page = reader.page(
+            kind.family, kind.prefix, after=after, rows_max=max(rows_max + 1, STEP_ROWS)
+        )
+        for key, value in page.rows:
+            request = records.decoded(SigningRequest, key, value)
+            if status is not None and request.decision.status is not status:
+                continue
+            if len(found) == rows_max:
+                return RequestPage(found, last)
+            found.append(request)
+            last = key
+        after = page.after
+        looked_at += len(page.rows)
+        if after is None or (found and looked_at >= LOOKED_AT_MAX):
+            return RequestPage(found, after)

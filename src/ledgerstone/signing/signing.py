@@ -181,7 +181,7 @@ class Signing:
         after: bytes | None = None,
         rows_max: int = STEP_ROWS,
     ) -> RequestPage:
-        """Active or archived requests, by their ids: those in a state among the next rows."""
+        """The next active or archived requests in a state (none: in any), by their ids."""
         return reading.list_requests(
             self.store, status=status, archived=archived, after=after, rows_max=rows_max
         )

@@ -37,19 +37,22 @@ def list_(
     cursor: CursorOption = None,
     data: DataOption = None,
 ) -> None:
-    """List the requests by their ids, a page at a time.
-
-    With --state a page may hold fewer, as it looks at so many requests.
+    """List the requests by their ids, with votes, missing signatures and the time left.
 
     Example: ledgerstone signing request list --state approved
     """
     after = cursor_of(cursor)
     with reading_of(call, data) as signing:
-        page = signing.list_requests(status=state, archived=archived, after=after, rows_max=limit)
+        # Only here: before, nothing has looked whether the packages of the extra are there.
+        from ledgerstone.signing.read.requests import standing_requests
+
+        page = standing_requests(
+            signing, status=state, archived=archived, after=after, rows_max=limit
+        )
     seen: RenderableType = views.requests(page.requests)
     if not page.requests:
         seen = "no request meets these filters" if state or cursor else "there are no requests"
-    listed = [views.request_facts(each) for each in page.requests]
+    listed = [views.listed_facts(each) for each in page.requests]
     output.show({"requests": listed, "next": encoded(page.after)}, seen, json=call.json)
     output.say_next(encoded(page.after), json=call.json)
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ledgerstone.signing.life.audit import AuditReport
     from ledgerstone.signing.life.proposals import Review
     from ledgerstone.signing.quorum import Votes
+    from ledgerstone.signing.read.requests import RequestStanding
     from ledgerstone.signing.upkeep import DiskUsage, Health, Statistics
 
 NANOS_PER_SECOND = 1_000_000_000
@@ -162,21 +163,37 @@ def request_facts(request: SigningRequest) -> dict[str, object]:
     return {**fields, "state": request.decision.status}
 
 
-def requests(found: Iterable[SigningRequest]) -> RenderableType:
-    """Requests, one a line."""
-    table = output.table("Requests", "request", "state", "coordinator", "expires")
-    now = datetime.now(UTC)
+def listed_facts(found: RequestStanding) -> dict[str, object]:
+    """A request of a list, for programs."""
+    return {
+        **request_facts(found.request),
+        "group_id": None if found.group_id is None else found.group_id.hex(),
+        "votes": found.votes,
+        "missing": found.missing,
+        "ready": found.ready,
+        "seconds_left": found.seconds_left,
+    }
+
+
+def requests(found: Iterable[RequestStanding]) -> RenderableType:
+    """Requests, one a line: members that accept, signatures that are missing, the time."""
+    table = output.table("Requests", "request", "state", "accept", "to sign", "time left")
     for each in found:
-        over = each.decision.status in FINISHED
-        limit = moment_of(each.expires_at_nanos)
-        away = f"{output.since(limit, now)} ago" if limit <= now else output.since(now, limit)
+        votes = each.votes
+        to_sign = "ready" if each.ready else f"{sum(each.missing.values()):,}"
         table.add_row(
-            Text(one_line(each.request_id), "bold"),
-            state(each),
-            Text(one_line(each.coordinator_peer_id)),
-            "" if over else away,
+            Text(one_line(each.request.request_id), "bold"),
+            state(each.request),
+            "" if votes is None else f"{votes.accepts} of {votes.threshold}",
+            to_sign if each.ready or each.missing else "",
+            "" if each.seconds_left is None else _left(each.seconds_left),
         )
     return table
+
+
+def _left(seconds: int) -> str:
+    lasts = output.lasting(abs(seconds) * 1000)
+    return lasts if seconds > 0 else f"{lasts} ago"
 
 
 def standing_facts(report: AuditReport, review: Review | None) -> dict[str, object]:
