@@ -142,7 +142,7 @@ def test_the_policy_rejects(program: Program) -> None:
 
 
 def test_approved_requests_reserve_volume(program: Program) -> None:
-    """What is approved and not finished counts for the limit of the day, and is given back."""
+    """An approved request counts for the limit of the day until it ends, and is given back."""
     treasury = Treasury(program, 2, 3, "--daily=15")
     treasury.approve("r1", "10")
     treasury.propose("r2", "10")
@@ -159,7 +159,7 @@ def test_approved_requests_reserve_volume(program: Program) -> None:
 
 
 def test_sums_beyond_64_bits_are_shown(program: Program) -> None:
-    """What several approved requests reserve may be more than one amount can be."""
+    """Several approved requests may reserve more than one amount can be."""
     treasury = Treasury(program, 1, 1)
     for name in ("r1", "r2"):
         treasury.approve(name, "184467440737.09551615")

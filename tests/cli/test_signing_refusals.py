@@ -84,7 +84,7 @@ def test_without_a_store_nothing_is_made(program: Program) -> None:
     ],
 )
 def test_malformed_hex_is_told(treasury: Treasury, words: tuple[str, ...]) -> None:
-    """What should be hex and is not is exit 1, and quoted."""
+    """A word that should be hex and is not is exit 1, and quoted."""
     code, error, message = treasury.refused(*words)
 
     assert (code, error) == (1, "bad_input")
@@ -194,7 +194,7 @@ def test_a_vote_is_final(treasury: Treasury) -> None:
 
 
 def test_the_wrong_state_is_told(treasury: Treasury) -> None:
-    """What a request's state does not allow is exit 1; missing signatures are exit 4."""
+    """A call that a state does not allow is exit 1; missing signatures are exit 4."""
     treasury.propose()
 
     early = treasury.refused("sign", "r1", "--key-file=ann.key")

@@ -50,7 +50,7 @@ def test_the_data_folder_is_looked_for_in_order(program: Program) -> None:
 
 
 def test_requests_are_archived_and_deleted(treasury: Treasury) -> None:
-    """What ended is archived, then deleted with everything; what goes on stays."""
+    """Requests that ended are archived, then deleted with everything; open ones stay."""
     treasury.sign("r1")
     treasury.call("finalize", "r1", TX)
     treasury.propose("r2")

@@ -68,7 +68,7 @@ def published(ledger: Ledger) -> list[str]:
 
 
 def signing_of(program: Program) -> dict[str, Any]:
-    """What the workers did to the store, as `status` says."""
+    """The work done on the store, as `status` says."""
     told = program.run("status", "--json").json
     (alive,) = [each for each in told["workers"] if each["state"] == "alive"]
     return {**alive["duties"], "trouble": alive["trouble"]}

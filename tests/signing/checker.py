@@ -18,7 +18,7 @@ Rows = dict[bytes, bytes]
 
 
 class Request(NamedTuple):
-    """What matters of a stored request."""
+    """The fields of a stored request that matter."""
 
     event_hash: bytes
     decision: int

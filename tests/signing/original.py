@@ -75,7 +75,7 @@ def destroy(_state: int) -> None:
 
 
 def name(_state: int) -> int:
-    """What RocksDB calls the operator."""
+    """The name of the operator in RocksDB."""
     return ctypes.addressof(OPERATOR)
 
 

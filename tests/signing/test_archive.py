@@ -32,7 +32,7 @@ def kinds(world: World) -> set[str]:
 
 
 def test_archived(worlds: Worlds) -> None:
-    """What ended before the moment is archived, in every final state, and can still be read."""
+    """A request that ended before the moment is archived, in every final state, and readable."""
     world = worlds()
     paid = world.signed("paid", payment(1))
     world.finalize(paid)

@@ -66,7 +66,7 @@ class Interrupted(StoreTransaction):
 
 
 class Case(NamedTuple):
-    """What there is, a call, a rival's call, and what the rival is told afterwards."""
+    """The rows before, a call, a rival's call, and what the rival is told afterwards."""
 
     prepare: Callable[[World], object]
     call: Callable[[World, Transaction], object]

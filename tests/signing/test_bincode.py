@@ -172,7 +172,7 @@ def test_strict_decoding(at: int, replaced: bytes, message: str) -> None:
 
 @pytest.mark.parametrize("data", [bytearray(b"\0"), memoryview(b"\0"), "\0", None, 5])
 def test_only_bytes_are_decoded(data: Any) -> None:
-    """What is not bytes is BadInput: another type would stay inside the decoded value."""
+    """A value that is not bytes is BadInput: another type would stay inside the decoded value."""
     with pytest.raises(BadInput, match="bytes are needed"):
         decode(Sample, data)
 

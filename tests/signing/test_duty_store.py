@@ -174,7 +174,7 @@ def test_this_process_has_it_open(duties_of: Opener, data: Path, clock: ManualCl
 
 
 def test_a_reader_that_is_closed_leaves_the_writer_known(tmp_path: Path) -> None:
-    """What this process has open for writing is found, also after a reader beside it."""
+    """The store that this process has open for writing is found, also after a reader beside it."""
     folder = tmp_path / FOLDER
     with Signing(folder) as writer:
         Signing(folder, read_only=True).close()
@@ -239,7 +239,7 @@ def test_a_crash_between_publish_and_confirm(
 
 
 def test_archive_and_delete(duties_of: Opener, data: Path) -> None:
-    """What the settings say is archived and deleted; without them nothing is."""
+    """Requests are archived and deleted as the settings say; without them none is."""
     world = open_world(data)
     world.finalize(world.signed(PAID, payment(2)))
     world.signing.close()

@@ -42,7 +42,7 @@ def test_there_and_back(world: World, worlds: Worlds, monkeypatch: pytest.Monkey
 
 
 def test_an_export_is_of_one_moment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written after its beginning is not in it."""
+    """A row that is written after its beginning is not in it."""
     monkeypatch.setattr(export, "STEP_ROWS", 1)
     before = world.rows()
     lines = world.signing.export_lines()

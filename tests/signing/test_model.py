@@ -108,7 +108,7 @@ class Histories(RuleBasedStateMachine):
         return multiple() if self.status(request) in FINISHED else request
 
     def attempt(self, call: object) -> None:
-        """What is refused changes nothing."""
+        """A call that is refused changes nothing."""
         rows = self.world.rows()
         assert callable(call)
         try:
@@ -129,7 +129,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def reserved_is_what_is_approved(self) -> None:
-        """What is reserved is the sum of the approved requests, and fits in the limit of today."""
+        """The reserved amount is the sum of the approved requests, within the limit of today."""
         with self.world.store.transaction() as tx:
             approved = [r for r in self.amounts if self.status(r) is Status.APPROVED]
             reserved = volume.reserved(tx)

@@ -40,7 +40,7 @@ def stored_elsewhere(
     signed: bool = False,
     archived: bool = False,
 ) -> RequestId:
-    """What another program stores of a request: there is no record of ours."""
+    """A request as another program stores it: there is no record of ours."""
     paid = TransactionId(b"f" * 32) if isinstance(decision, Finalized) else None
     new = world.new_request(name, payment())
     request: SigningRequest = msgspec.structs.replace(new, decision=decision, final_tx_id=paid)

@@ -114,7 +114,7 @@ def test_rows_of_before_there_were_families(
 
 @pytest.mark.parametrize("flushed", [False, True])
 def test_volumes_are_right_for_both(folder: Path, *, flushed: bool) -> None:
-    """What each of them added is in the sum of the other, whatever was still an operand."""
+    """The amounts that each of them added are in the sum of the other, also operands."""
     adds = ["add:0:1", "add:0:2", "add:0:4", f"add:{DAY}:5", f"add:{DAY}:{2**64 - 1}"]
     flush = ["flush"] if flushed else []
     original(folder, *adds[:2], *flush, *adds[2:], "die", ends=DIED)

@@ -18,7 +18,7 @@ from tests.signing.people import KAS, address, group, payment
 def report(
     *, volume: int = 0, reserved: int = 0, policy: dict[str, Any] | None = None, **fields: Any
 ) -> PolicyReport:
-    """What a policy says to a payment."""
+    """The policy of a group, applied to payments."""
     return evaluate(
         group(2, 3, **(policy or {})),
         payment(**fields),
@@ -139,7 +139,7 @@ def test_reasons(metadata: dict[str, str], given_reason: bool) -> None:
     ],
 )
 def test_daily_volume(volume: int, reserved: int, amount: int, passes: bool) -> None:
-    """What was paid today, what is reserved and the payment together stay within the limit."""
+    """The volume of today, the reserved amount and the payment together stay within the limit."""
     found = report(
         volume=volume,
         reserved=reserved,

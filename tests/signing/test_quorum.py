@@ -1,4 +1,4 @@
-"""What votes decide, and when there are enough signatures."""
+"""The decision of votes, and when there are enough signatures."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_enough_signatures(signers: tuple[int, ...], ready: bool) -> None:
 
 
 def test_every_input_needs_its_signatures() -> None:
-    """What is missing is said for each input; strangers and unknown inputs do not count."""
+    """Missing signatures are counted for each input; strangers and unknown inputs do not count."""
     inputs = [an_input(0), an_input(1), an_input(2)]
     signatures = [signature(number, 0) for number in (1, 2, 3)]
     signatures += [signature(1, 1), signature(6, 1), signature(7, 2), signature(1, 99)]

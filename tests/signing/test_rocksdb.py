@@ -123,7 +123,7 @@ def test_a_key_read_for_update_is_locked(database: Database) -> None:
 
 
 def test_the_lock_timeout_is_in_seconds(folder: Path) -> None:
-    """Who waits for a key does not give up before its time."""
+    """A wait for a key does not end before its timeout."""
     with (
         Database(folder, FAMILIES, lock_timeout_seconds=0.2) as database,
         database.transaction() as holder,
@@ -154,7 +154,7 @@ def test_a_commit_ends_the_scans_of_its_transaction(database: Database) -> None:
 
 
 def test_a_lock_that_is_freed_lets_the_next_one_on(database: Database) -> None:
-    """Who waits for a key goes on when its holder ends, and reads what the holder wrote."""
+    """A wait for a key ends with its holder, and the waiter reads what the holder wrote."""
     holder = database.transaction()
     holder.get_for_update("rows", b"a")
     found: list[bytes | None] = []
@@ -486,7 +486,7 @@ def test_every_status_has_its_error(text: str, error: type[LedgerstoneError]) ->
 
 
 def test_a_folder_without_permission_is_told(folder: Path) -> None:
-    """What the system refuses is an error of the tree that names the folder."""
+    """An error of the system becomes one of the tree that names the folder."""
     folder.write_text("a file where the folder should be")
 
     with pytest.raises(StoreError, match=str(folder)):

@@ -375,7 +375,7 @@ def test_an_interrupted_call_leaves_nothing_behind(folder: Path) -> None:
         "database.close(); print('closed')\n"
     )
 
-    # What was raised inside a finalizer Python can only print; the process must go on and close.
+    # Python only prints an error of a finalizer; the process must go on and close.
     for _ in range(sized(1, full=50)):
         closes_itself(code, folder, "100")
 
@@ -435,7 +435,7 @@ def test_threads_with_small_stacks(folder: Path) -> None:
 
 
 def test_a_forked_child_keeps_no_lock(folder: Path) -> None:
-    """What the parent closes can be opened again, while its child lives on."""
+    """A database that the parent closes can be opened again, while its child lives on."""
     database = Database(folder, FAMILIES)
     (hold, let_go), (heard, say) = os.pipe(), os.pipe()
     child = os.fork()
@@ -559,7 +559,7 @@ def test_a_lock_wait_ends_when_the_database_closes(folder: Path) -> None:
 
 
 def test_the_order_of_destruction() -> None:
-    """What reads goes before what it reads: iterators, then transactions, then snapshots."""
+    """A reader is destroyed before its source: iterators, then transactions, then snapshots."""
     destroyed: list[int] = []
     children = Children(load())
     for rank in (Rank.SNAPSHOT, Rank.TRANSACTION, Rank.ITERATOR, Rank.TRANSACTION):

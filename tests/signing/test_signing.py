@@ -307,7 +307,7 @@ def test_an_envelope_once(worlds: Worlds) -> None:
 
 
 def test_forgetting_messages(worlds: Worlds) -> None:
-    """What is forgotten by default is too old to be accepted again."""
+    """A message that is forgotten by default is too old to be accepted again."""
     world = worlds()
     door = checks(Clock())
     latest = sealed(timestamp_nanos=NOW + 5 * 60 * SECOND)
@@ -325,7 +325,7 @@ def test_forgetting_messages(worlds: Worlds) -> None:
 
 @pytest.mark.parametrize("ahead", [3600 * SECOND, DAY])
 def test_a_clock_that_comes_back(worlds: Worlds, ahead: int) -> None:
-    """What a clock that was ahead forgot is not accepted again after the clock came back."""
+    """A message that a clock which was ahead forgot is refused after the clock came back."""
     world = worlds()
     door = checks(Clock())
     latest = sealed(timestamp_nanos=NOW + 5 * 60 * SECOND)

@@ -299,7 +299,7 @@ def test_a_malformed_volume_is_reported_and_kept(store: Store, damaged: bytes) -
 
 
 def test_a_damaged_block_of_volumes_stops_no_other_call(tmp_path: Path) -> None:
-    """The store opens; what needs the block reports the damage."""
+    """The store opens; a call that needs the block reports the damage."""
     settings = SigningSettings(data_dir=str(tmp_path))
     with Store.open(settings) as store:
         store.add_volume(DAY, 1)
@@ -402,7 +402,7 @@ def test_eight_threads_add_to_one_day(store: Store) -> None:
 
 @pytest.mark.torture
 def test_eight_threads_that_lock_in_any_order(store: Store) -> None:
-    """Deadlocks are retried; what each did is there once."""
+    """Deadlocks are retried; the work of each is there once."""
 
     def change(number: int) -> None:
         for turn in range(sized(5, full=200)):

@@ -1,4 +1,4 @@
-"""What people are shown of events and requests, whose words come from others."""
+"""The views of events and requests, whose words come from others."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.signing.world import Worlds
 
 
 def test_reservations_count(worlds: Worlds) -> None:
-    """What is approved and not finalized counts against the limit; a free amount does not."""
+    """An approved amount that is not finalized counts against the limit; a free one does not."""
     world = worlds(max_daily_volume_sompi=25 * KAS)
     first = world.approved("r1", payment(1))
     world.approved("r2", payment(2))
@@ -43,7 +43,7 @@ def test_the_next_day(worlds: Worlds) -> None:
 
 
 def test_over_midnight(worlds: Worlds) -> None:
-    """What was approved yesterday and is paid today counts today."""
+    """An amount that was approved yesterday and is paid today counts today."""
     world = worlds(max_daily_volume_sompi=20 * KAS)
     late = [world.signed(f"r{n}", payment(n)) for n in (1, 2)]
     world.now += DAY
@@ -103,7 +103,7 @@ def test_more_is_reserved_than_64_bits_hold(worlds: Worlds) -> None:
 
 
 def test_a_request_that_reserved_nothing(worlds: Worlds) -> None:
-    """What is paid counts, whatever was reserved of it."""
+    """The amount that is paid counts, whatever was reserved of it."""
     world = worlds()
     request = world.signed()
     report = world.signing.audit_request(request)

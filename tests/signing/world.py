@@ -170,7 +170,7 @@ class World:
 
 
 def signing_hash(name: str, index: int) -> bytes:
-    """What the signatures of an input sign."""
+    """The hash that the signatures of an input sign."""
     return hashes.payload_hash(f"{name}/{index}".encode())
 
 

@@ -25,7 +25,7 @@ FAILPOINTS = declare(
 )
 
 DUTIES = "signing."
-"""What the names of its duties begin with."""
+"""The names of its duties begin with this."""
 EXTRA = ("blake3", "coincurve", "cryptography")
 """The packages of the extra `ledgerstone[signing]`."""
 

@@ -21,7 +21,7 @@ class Page(Protocol):
 
 
 class Reader(Protocol):
-    """What can be read from: the store, a view of one moment, a transaction.
+    """A source of rows: the store, a view of one moment, a transaction.
 
     - `get` answers the value of a key, or None.
     - `page` answers the next rows with a prefix, behind the key `after`, at most `rows_max`, and no

@@ -54,7 +54,7 @@ class Publish(Protocol):
 
 
 def duties(store: SigningDutyStore, publish: Publish) -> StoreDuties[Access]:
-    """What a worker does for a store, as far as its settings ask for it."""
+    """The duties of a worker for a store, as far as its settings ask for them."""
     settings = store.settings
     found: list[StoreDuty[Access]] = []
 
@@ -106,7 +106,7 @@ class _Sweep:
         if self._found(reader, errors, until=until):
             done = self._done(access.writer(), errors, until=until)
         if errors:
-            # What was done stays done; the worker's report shows the error of this duty.
+            # The work that was done stays done; the worker's report shows the error of this duty.
             raise errors[0]
         return done
 
@@ -134,7 +134,7 @@ class _Sweep:
 
 class _Expiry:
     def find(self, signing: Signing, after: bytes | None) -> Step:
-        # What is due comes first: there is nothing to step over.
+        # Due requests come first: there is nothing to step over.
         due = signing.list_due(before_nanos=signing.clock(), rows_max=1)
         return Step(len(due), (), after if due else None)
 

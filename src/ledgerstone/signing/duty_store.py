@@ -3,7 +3,7 @@
     OpenStore       the application has the store open: duties use it beside the application's calls
     StoreOnDemand   nobody of this process has it open: it is opened for a turn, and closed after it
 
-Both keep the engine's `DutyStore`. What they lend for a duty is an `Access`.
+Both keep the engine's `DutyStore`. They lend a duty an `Access`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class StoreOnDemand:
 
     - A store that is not there is not made, and is used as soon as it is there.
     - Where code of this process has it open, as a handler may, that one is used and left open.
-    - What cannot be opened is an error of that turn: StoreLocked, StoreDenied, LibraryMissing, …
+    - A store that cannot be opened is an error of that turn: StoreLocked, StoreDenied, …
     """
 
     one_writer = True

@@ -93,7 +93,7 @@ def _line(family: Family, key: bytes, value: bytes) -> _Line:
 
 
 def _record(key: bytes, value: bytes) -> msgspec.Struct | None:
-    """What a row means, as far as it can be read: a damaged row is exported, too."""
+    """The meaning of a row, as far as it can be read: a damaged row is exported, too."""
     if len(value) > RECORD_BYTES_MAX:
         return None
     try:

@@ -33,17 +33,17 @@ def payload_hash(payload: bytes) -> Hash32:
 
 
 def event_hash(event: SigningEvent) -> EventHash:
-    """What identifies an event: the hash of all of it, its signature included."""
+    """The hash that identifies an event: of all of it, its signature included."""
     return EventHash(payload_hash(encode(event)))
 
 
 def external_hash(event: SigningEvent) -> Hash32:
-    """What validators outside sign: the hash of the event without their signature."""
+    """The hash that validators outside sign: of the event without their signature."""
     return payload_hash(encode(msgspec.structs.replace(event, signature=None)))
 
 
 def source_hash(event: SigningEvent) -> Hash32:
-    """What two events share to which one source gave the same id."""
+    """The hash that two events share to which one source gave the same id."""
     identity = _EventIdentity(event_source=event.event_source, event_id=event.event_id)
     return payload_hash(encode(identity))
 
@@ -51,7 +51,7 @@ def source_hash(event: SigningEvent) -> Hash32:
 def validation_hash(
     event_hash: EventHash, tx_template_hash: Hash32, input_hashes: Sequence[Hash32]
 ) -> Hash32:
-    """What binds a proposal to its event, transaction template and inputs, in their order."""
+    """The hash that binds a proposal to its event, template and inputs, in their order."""
     parts = [event_hash, tx_template_hash, *input_hashes]
     if any(len(part) != HASH_BYTES for part in parts):
         raise BadInput(f"each part of a validation hash has {HASH_BYTES} bytes")
@@ -59,7 +59,7 @@ def validation_hash(
 
 
 def group_id(config: GroupConfig) -> GroupId:
-    """What identifies a group: every field, independent of the order of its members' keys."""
+    """The hash that identifies a group: of every field, whatever the order of its keys."""
     encode(config)  # Refuses numbers that do not fit their fields.
     numbers = (
         config.fee_rate_sompi_per_gram,

@@ -46,7 +46,7 @@ PREFIXES: dict[Network, str] = {
 
 
 class AddressKind(Enum):
-    """What an address pays to, by its version byte."""
+    """The kind of script that an address pays to, by its version byte."""
 
     PUBKEY = 0
     PUBKEY_ECDSA = 1

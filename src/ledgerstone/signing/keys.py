@@ -330,11 +330,11 @@ KINDS: tuple[type[Key], ...] = (
 """Every kind; no prefix is the beginning of another one."""
 
 RequestChild = InputKey | AckKey | SignatureKey | TrailKey
-"""What a request has several of."""
+"""The kinds of which a request has several rows."""
 
 
 def request_prefix(kind: type[RequestChild], request_id: RequestId) -> bytes:
-    """What the keys of this kind of one request begin with, and no other key does."""
+    """The prefix of all keys of this kind of one request, and of no other key."""
     return kind.prefix + _REQUEST_ID.write(request_id) + SEPARATOR
 
 

@@ -1,4 +1,4 @@
-"""What the original left in a form of its own: rows of the default family, and operands.
+"""Migrates rows that the original left in a form of its own: in the default family, as operands.
 
 Rows of the default family are moved into the families that their keys belong into.
 
@@ -32,7 +32,7 @@ CONFLICTS_SHOWN_MAX = 20
 
 
 class MigrationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a migration did.
+    """The result of a migration.
 
     `conflicts` counts the rows that stayed, because their family holds another value under the
     same key; `conflict_keys` are the first of their keys.

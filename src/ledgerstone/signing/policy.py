@@ -36,7 +36,7 @@ class Check(Enum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What one check found; `detail` is for people."""
+    """The result of one check; `detail` is for people."""
 
     check: Check
     passed: bool
@@ -44,7 +44,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What every check found, in their order."""
+    """The results of all checks, in their order."""
 
     findings: tuple[Finding, ...]
 
@@ -61,7 +61,7 @@ class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
 def evaluate(
     config: GroupConfig, event: SigningEvent, *, volume_sompi: int, reserved_sompi: int
 ) -> PolicyReport:
-    """What the group's policy says to a payment.
+    """Apply the group's policy to a payment.
 
     - `volume_sompi` is what was paid today, by our clock.
     - `reserved_sompi` is what other approved requests will pay.

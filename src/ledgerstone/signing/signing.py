@@ -240,7 +240,7 @@ class Signing:
         return self._run(work)
 
     def review_request(self, request_id: RequestId) -> Review:
-        """What a signer finds before it votes: hashes that do not match, and the policy."""
+        """The review of a request before a vote: hashes that do not match, and the policy."""
         with self.store.view() as view:
             group = requests.group_of(view, request_id)
             return proposals.review_request(view, request_id, group, now_nanos=self.clock())
@@ -422,7 +422,7 @@ class Signing:
     def find_archivable(
         self, before_nanos: int, *, after: bytes | None = None, rows_max: int = STEP_ROWS
     ) -> Found:
-        """What `archive_old_requests` would archive; also reads a store opened for reading only."""
+        """The requests for `archive_old_requests`; also of a store opened for reading only."""
         return sweeping.find_archivable(
             self.store, before_nanos=before_nanos, after=after, rows_max=rows_max
         )
@@ -430,7 +430,7 @@ class Signing:
     def find_deletable(
         self, before_nanos: int, *, after: bytes | None = None, rows_max: int = STEP_ROWS
     ) -> Found:
-        """What `delete_old_archives` would begin to delete; also reads as `find_archivable`."""
+        """The requests for `delete_old_archives`; also of a store opened for reading only."""
         return sweeping.find_deletable(
             self.store,
             before_nanos=before_nanos,
@@ -493,7 +493,7 @@ class Signing:
         return export.export_lines(self.store)
 
     def import_lines(self, lines: Iterable[str]) -> Imported:
-        """Store what `export_lines` wrote; what is there already is skipped.
+        """Store the rows that `export_lines` wrote; rows that are there already are skipped.
 
         KeyConflict at a row that the store holds otherwise, Malformed at a line that is damaged or
         missing. Rows of earlier steps stay: importing again goes on.
@@ -563,5 +563,5 @@ class Signing:
 
 
 def open_in_this_process(folder: Path) -> Signing | None:
-    """What this process has open for writing in the folder, if anything."""
+    """The object of this process that has the folder open for writing, if any."""
     return _open.get((os.getpid(), folder.resolve()))

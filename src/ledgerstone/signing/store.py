@@ -68,7 +68,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readable(Protocol):
-    """What a view reads: a snapshot, or a database that was opened for reading only."""
+    """The rows under a view: a snapshot, or a database that was opened for reading only."""
 
     def get(self, family: str, key: bytes) -> bytes | None: ...
     def scan(self, family: str, *, start: bytes = b"", end: bytes | None = None) -> Scan: ...

@@ -31,7 +31,7 @@ STUCK_MAX = 2
 """Requests of one step whose locks are waited for in vain."""
 
 Errors = dict[str, LedgerstoneError]
-"""What was wrong, by request id."""
+"""The errors, by request id."""
 
 
 class Found(NamedTuple):

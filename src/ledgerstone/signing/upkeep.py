@@ -148,7 +148,7 @@ def statistics(store: Store) -> Statistics:
 
 
 def disk_usage(store: Store) -> DiskUsage:
-    """What the folder takes. No file is opened: closing `LOCK` again would free the lock."""
+    """The bytes of the folder. No file is opened: closing `LOCK` again would free the lock."""
     sizes = dict.fromkeys(("sst", "log", "other"), 0)
     with file_errors(store.folder), os.scandir(store.folder) as entries:
         for entry in entries:

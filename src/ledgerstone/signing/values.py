@@ -32,7 +32,7 @@ U64_MAX = 2**64 - 1
 
 
 class Stored(Enum):
-    """What inserting a record did."""
+    """The result of inserting a record."""
 
     NEW = "new"
     SAME = "same"
@@ -40,7 +40,7 @@ class Stored(Enum):
 
 
 class GroupMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What describes a group."""
+    """The description of a group."""
 
     creation_timestamp_nanos: U64
     group_name: str | None = None
@@ -49,7 +49,7 @@ class GroupMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group signs; no allowed destinations means that every destination is allowed."""
+    """The payments that a group signs; without allowed destinations every one is allowed."""
 
     allowed_destinations: tuple[str, ...] = ()
     min_amount_sompi: U64 | None = None

@@ -45,7 +45,7 @@ HINTS: dict[type[LedgerstoneError], str] = {
     ThresholdNotMet: "`ledgerstone signing sign REQUEST` adds the signatures of a member",
     RequestExpired: "`ledgerstone signing propose` begins another request for its event",
 }
-"""What to do next, where the store does not say it."""
+"""The next step for the user, where the store does not name it."""
 
 DataOption = Annotated[
     Path | None,

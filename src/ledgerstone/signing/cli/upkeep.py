@@ -39,7 +39,7 @@ DAYS_MAX = 36_500
 """As in the settings `archive_days` and `delete_days`."""
 OWNER_ONLY = 0o600
 LINE_REST_CHARS_MAX = 16 * 1024 * 1024
-"""What a line of an export holds beside its value: the key, and the record for people."""
+"""The fields of a line of an export beside its value: the key, and the record for people."""
 
 
 def volume(

@@ -272,7 +272,7 @@ def _findings(review: Review) -> RenderableType:
 
 
 def voted(peer: str, counted: CountedVote, votes: Votes | None, *, accept: bool) -> RenderableType:
-    """What a vote did."""
+    """The effect of a vote."""
     verb = "accepts" if accept else "rejects"
     again = " (counted before)" if counted.stored is Stored.SAME else ""
     status = counted.decision.status
@@ -289,7 +289,7 @@ def voted(peer: str, counted: CountedVote, votes: Votes | None, *, accept: bool)
 def signed(
     peer: PeerId, answers: Mapping[int, Stored], missing: Mapping[int, int] | None
 ) -> RenderableType:
-    """What signing did, and what is missing."""
+    """The signatures that were made, and those that are missing."""
     new = [str(index) for index, stored in answers.items() if stored is Stored.NEW]
     old = [str(index) for index, stored in answers.items() if stored is Stored.SAME]
     parts = [f"signed {_named(new)}"] if new else []
@@ -306,7 +306,7 @@ def _named(indexes: list[str]) -> str:
 
 
 def finalized(request: SigningRequest, stored: Stored, today: int) -> RenderableType:
-    """What finalizing did."""
+    """The effect of finalizing."""
     again = " before, by the same transaction" if stored is Stored.SAME else ""
     score = request.final_tx_accepted_blue_score
     return Text.assemble(
@@ -318,7 +318,7 @@ def finalized(request: SigningRequest, stored: Stored, today: int) -> Renderable
 
 
 def swept(told: str, names: Iterable[str], wrong: Mapping[str, str]) -> RenderableType:
-    """What a sweep did: a count, some names, and what was wrong with others."""
+    """The effect of a sweep: a count, some names, and what was wrong with others."""
     listed = list(names)
     lines: list[RenderableType] = [Text(told)]
     lines += [Text(f"  {one_line(name)}", "dim") for name in listed[:NAMES_SHOWN_MAX]]
@@ -329,7 +329,7 @@ def swept(told: str, names: Iterable[str], wrong: Mapping[str, str]) -> Renderab
 
 
 def volume(by_day: Mapping[str, int], reserved: int) -> RenderableType:
-    """What was paid on each day."""
+    """The amount that was paid on each day."""
     table = output.table("Volume", "UTC day", "KAS", numbers=("KAS",))
     for day, sompi in by_day.items():
         table.add_row(day, Text(format_kas(sompi), "" if sompi else "dim"))

@@ -110,7 +110,7 @@ def delete_archived(
 ) -> DeletedRows:
     """Delete at most about `rows_max` rows of an archived request that ended before a moment.
 
-    - Its children go first and the request last: what is interrupted is taken up again.
+    - Its children go first and the request last: a deletion that is interrupted is taken up again.
     - With `publish`, a request whose end is still to be published is left alone.
     """
     key = ArchivedRequestKey(request_id=request_id)
@@ -146,7 +146,7 @@ def _delete_page(
 
 
 def _event_keys(tx: Transaction, request: SigningRequest) -> list[Key]:
-    """What goes with the request of its event: nothing if the event has another request by now."""
+    """The keys that go with the request of its event: none if the event has a later request."""
     event = lock_event(tx, request.event_hash)
     if not event.is_of(request):
         return []

@@ -25,7 +25,7 @@ PUBLISHED = frozenset({Status.FINALIZED, Status.REJECTED})
 
 
 class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is published of a request; `at_nanos` is when it ended, by our clock."""
+    """The published facts of a request; `at_nanos` is when it ended, by our clock."""
 
     request_id: RequestId
     group_id: GroupId

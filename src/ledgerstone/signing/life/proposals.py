@@ -100,7 +100,7 @@ def review_request(
     now_nanos: int,
     reserved_sompi: int | None = None,
 ) -> Review:
-    """What a signer finds before it votes, and an approval once more.
+    """The checks that a signer makes before it votes, and an approval once more.
 
     `reserved_sompi` is what was read under a lock; by default it is read without one.
     """

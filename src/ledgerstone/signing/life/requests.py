@@ -247,7 +247,7 @@ def group_of(reader: Reader, request_id: RequestId) -> GroupConfig:
 
 
 def find_context(reader: Reader, request_id: RequestId) -> RequestContext | None:
-    """What Ledgerstone keeps of the request; None if another program stored it."""
+    """The record that Ledgerstone keeps of the request; None if another program stored it."""
     return records.find(reader, RequestContext, ContextKey(request_id=request_id))
 
 

@@ -15,12 +15,12 @@ DETAIL_CHARS_MAX = 500
 
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What Ledgerstone keeps of a request beside the documented structure."""
+    """The record that Ledgerstone keeps of a request beside the documented structure."""
 
     group_id: GroupId
     created_at_nanos: U64
     reserved_sompi: U64 = 0
-    """What its approval reserved of the volume; nothing before and after."""
+    """The amount that its approval reserved of the volume; nothing before and after."""
     entries: U32 = 0
     """How many entries its trail has."""
     refusals: U32 = 0

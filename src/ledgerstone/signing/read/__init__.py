@@ -1,1 +1,1 @@
-"""What people see of signing: facts, and what is wrong with them."""
+"""Read models of signing: facts, findings, and pages of requests."""

@@ -57,7 +57,7 @@ class SigningFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def facts_of(settings: SigningSettings) -> SigningFacts | None:
-    """What there is to know; None if there is no store."""
+    """The facts of the store; None if there is none."""
     folder = store_folder(settings)
     if not folder.exists():
         return None
@@ -84,7 +84,7 @@ def _read(settings: SigningSettings) -> SigningFacts:
 
 
 def examine(settings: SigningSettings) -> list[SigningFinding] | None:
-    """What is wrong with the store, read row by row if it is small; None if there is no store."""
+    """The findings about the store, read row by row if it is small; None if there is no store."""
     folder = store_folder(settings)
     if not folder.exists():
         return None

@@ -20,7 +20,7 @@ _BY_NUMBER: dict[int | None, type[LedgerstoneError]] = {
 
 
 _WITHOUT_NAMELESS_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
-"""What a file system says that knows no files without a name, or a kernel."""
+"""Errors of a file system, or a kernel, that knows no files without a name."""
 
 OPENING_BYTES = 1024 * 1024
 """Room for what opening writes beside data files; it was a twentieth of that."""

@@ -2,7 +2,7 @@
 
 RocksDB has a lock of its own, and uses files of the folder before it asks for it: of two processes
 that open at once, one may fail because the other one removes an old log, and one that fails has
-begun a new log of its own. So this lock comes first, and whoever does not get it touches nothing.
+begun a new log of its own. So this lock comes first: a process without it touches nothing.
 
 It is a lock of the folder itself (`flock`), which makes no file. It ends with the process, however
 that ends. A forked child gives its copy up: the lock is the parent's.
@@ -19,7 +19,7 @@ from ledgerstone.signing.rocksdb.files import file_errors
 from ledgerstone.signing.rocksdb.lifetime import Slot, empty, fill
 
 _held: dict[int, Slot] = {}
-"""What a forked child gives up."""
+"""The locks that a forked child gives up."""
 
 
 def _in_child() -> None:

@@ -33,7 +33,7 @@ LOOK_SECONDS = 0.001
 
 
 class _Process:
-    """What this process inherited.
+    """The handles that this process inherited.
 
     - `forks`: how often it was forked, itself and its parents, since the module was imported.
     - `opened`: whether something of RocksDB was opened in it.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Transaction:
     """Reads and writes that commit together; at the end of its block without `commit` undone.
 
-    - A locked key makes others wait. Who waits longer than the lock timeout gets `LockTimeout`, a
+    - A locked key makes others wait. A wait longer than the lock timeout ends with `LockTimeout`, a
       deadlock ends at once with `StoreBusy`; both leave this transaction to be rolled back.
     - Reads see the writes of this transaction. They are not of one moment: another transaction
       may commit between two reads. `get_for_update` keeps a key as it is until the end.
