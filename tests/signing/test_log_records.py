@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from ledgerstone.errors import StoreCorrupt
 from ledgerstone.signing import upkeep
 from ledgerstone.signing.rocksdb import Database
+from ledgerstone.signing.rocksdb.log_records import damaged_at
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.signing.conftest import FAMILIES
 
@@ -206,6 +208,33 @@ def test_a_damaged_header_with_a_row_behind_it_is_reported(crash: Crash) -> None
 
     with pytest.raises(StoreCorrupt):
         rows(folder)
+
+
+class Growing(BytesIO):
+    """A log to which a writer appends whenever a reader has read."""
+
+    def __init__(self, content: bytes, step: int) -> None:
+        super().__init__(content[:step])
+        self._content = content
+        self._step = step
+
+    def read(self, size: int | None = -1) -> bytes:
+        found = super().read(size)
+        here, end = self.tell(), len(self.getvalue())
+        self.seek(end)
+        self.write(self._content[end : end + self._step])
+        self.seek(here)
+        return found
+
+
+def test_a_log_that_grows_is_not_damaged(crash: Crash) -> None:
+    """A reader beside a writer does not take what is written meanwhile for damage."""
+    folder = crash(0, 4, 25_000)
+    (log,) = folder.glob("*.log")
+    content = log.read_bytes()
+
+    for step in range(1, len(content), 499):
+        assert damaged_at(Growing(content, step)) is None, step
 
 
 def test_damage_is_reported_before_anything_is_changed(crash: Crash, tmp_path: Path) -> None:

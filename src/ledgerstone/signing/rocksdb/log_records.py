@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import BinaryIO
 
 from ledgerstone.errors import StoreCorrupt
 
@@ -63,23 +64,32 @@ def _manifest(folder: Path) -> Path:
 
 
 def _damage(file: Path) -> int | None:
-    """The position of a damaged header at which RocksDB would end without an error."""
     try:
         with file.open("rb") as log:
-            start = 0
-            while block := log.read(BLOCK_BYTES):
-                at = _unread(block)
-                if at is not None:
-                    if start == at == 0 and _is_of_reused_log(block):
-                        # The rest of its former use follows: nothing tells it from damage.
-                        return None
-                    # Of a short block there is no next one.
-                    rest = block[at:] + log.read()
-                    return None if _is_torn(rest, last=len(block) < BLOCK_BYTES) else start + at
-                start += len(block)
+            return damaged_at(log)
     except FileNotFoundError:
         # The process that has it open replaced it, or it is missing: opening says which.
         return None
+
+
+def damaged_at(log: BinaryIO) -> int | None:
+    """The position of a damaged header at which RocksDB would end without an error.
+
+    A process may be writing the log: nothing is read behind a block that was short.
+    """
+    start = 0
+    last = False
+    while not last:
+        block = log.read(BLOCK_BYTES)
+        last = len(block) < BLOCK_BYTES
+        at = _unread(block)
+        if at is not None:
+            if start == at == 0 and _is_of_reused_log(block):
+                # The rest of its former use follows: nothing tells it from damage.
+                return None
+            rest = block[at:] if last else block[at:] + log.read()
+            return None if _is_torn(rest, last=last) else start + at
+        start += len(block)
     return None
 
 
