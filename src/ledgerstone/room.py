@@ -106,21 +106,30 @@ def _always(_: Settings) -> bool:
 class Room(Generic[Calls, State]):
     """The declaration of a room; only the name is required.
 
+    `ledgerstone.testing.contracts.room` tests what these clauses promise.
+
     - `enabled`: whether a ledger with these settings has the room.
     - `open` makes the state of the room in a ledger, outside of transactions.
     - `calls` makes the result of `tx.room(ROOM)` from a transaction and the state.
-    - `tables` are the names of its tables; `migrations` is the package of its revisions.
-    - `settings` is the class of its settings section, which has the name of the room.
-    - `sources` are the default sources of a worker; `duties` run beside these sources or the given
-      ones; `begin` is called when a worker is made.
-    - `status` are functions for `ledgerstone status`, by name. A function gets no transaction if
-      the schema is not up to date, and returns None for unknown facts.
-    - `doctor` are checks, by name. Checks of a room without tables run without a database.
+    - `tables` are the names of its tables. `migrations` is the package of its revisions, which make
+      these tables as they are declared, and no other. They lead there from each revision, and
+      a second run changes nothing. `migrate --sql` prints the same. A table of another program with
+      one of these names is refused by name.
+    - `settings` is the class of its settings section, which has the name of the room. Each setting
+      has a default and a description; an unknown one is refused.
+    - `sources` are the default sources of a worker. Each has a name of its own and keeps the source
+      contract. `duties` run beside these sources or the given ones, on an empty ledger, too;
+      `begin` is called when a worker is made.
+    - `status` are functions for `ledgerstone status`, by name; the facts become JSON. A function
+      gets no transaction if the schema is not up to date, and returns None for unknown facts.
+    - `doctor` are checks, by name; they find no problem on an empty or healthy ledger. A warning or
+      problem says what to do. Checks of a room without tables run without a database.
     - `waiting`: whether something waits for a worker.
-    - `security` are the rules for row-level security on its tables.
-    - `failpoints` are the names of its failpoints.
-    - `history` are its append-only tables.
-    - `cli` are its command groups: a name and `module:attribute`, imported when called.
+    - `security` are the rules for row-level security; they name tables of the room alone.
+    - `failpoints` are the names of its failpoints, known from then on.
+    - `history` are its append-only tables; a row of them cannot be removed.
+    - `cli` are its command groups: a name and `module:attribute`, imported when called. Each shows
+      its help.
     """
 
     name: str

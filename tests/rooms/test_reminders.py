@@ -21,7 +21,7 @@ from ledgerstone.testing.fixtures import Home
 from tests.cli.program import Program
 
 FOLDER = Path(__file__).parent / "distribution" / "reminders"
-DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "write-a-room.md"
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 LINES_MAX = 150
 SHOP = """
 from ledgerstone import Ledger
@@ -242,10 +242,18 @@ def test_it_is_small() -> None:
 
 def test_the_document_shows_it() -> None:
     """The code in the document is the code of this room."""
-    words = DOCUMENT.read_text(encoding="utf-8")
+    words = (HOW_TO / "write-a-room.md").read_text(encoding="utf-8")
 
     for path in (FOLDER / "__init__.py", FOLDER / "migrations" / "0001_reminders.py"):
         assert f"```python\n{path.read_text(encoding='utf-8')}```" in words
+
+
+def test_the_document_shows_its_tests() -> None:
+    """The tests in the document are the tests of this room."""
+    words = (HOW_TO / "write-a-source.md").read_text(encoding="utf-8")
+    tests = Path(__file__).with_name("test_reminders_contract.py").read_text(encoding="utf-8")
+
+    assert f"```py\n{tests}```" in words
 
 
 def test_the_commands_of_shipped_rooms() -> None:

@@ -32,17 +32,17 @@ def is_mysql() -> bool:
     return dialect() in _MYSQL
 
 
-def refuse_others(table: str, columns: str, *, room: str) -> None:
+def refuse_others(table: str, columns: str, *, room: str | None = None) -> None:
     """NotAllowedNow if a table of this name is there, and has not these columns.
 
-    For a room's revision, before it creates the table: one that is there is passed over. A room
-    that a ledger need not have is left out by its setting.
+    For a room's revision, before it creates the table: one that is there is passed over. `room`
+    names a room that its setting `enabled` can leave out.
     """
     if context.is_offline_mode():
         return
     found = sa.inspect(op.get_bind())
     if found.has_table(table):
-        hint = f"{HINT}, or set {room}.enabled = false"
+        hint = HINT if room is None else f"{HINT}, or set {room}.enabled = false"
         check_table(table, columns, found.get_columns(table), hint=hint)
 
 

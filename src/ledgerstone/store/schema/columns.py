@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, DateTime, Index, LargeBinary, MetaData, String, Text
+from sqlalchemy import BigInteger, DateTime, Index, LargeBinary, MetaData, String, Table, Text
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import TypeEngine, UserDefinedType
@@ -68,6 +68,13 @@ def is_ours(table: str) -> bool:
     """Whether a table of this name was declared here, or is a version table."""
     declared = any(table in names_in(collection) for collection in _collections)
     return declared or table.startswith(VERSION_TABLE)
+
+
+def declared(table: str) -> Table:
+    """The table of this name that was declared here."""
+    return next(
+        each for kept in _collections for each in kept.tables.values() if each.name == table
+    )
 
 
 def names_in(collection: MetaData) -> tuple[str, ...]:

@@ -200,7 +200,7 @@ def _standing(line: RevisionLine, current: str | None) -> RoomSchema:
 def migrate(database: Database[Any], *, to: str = "head") -> Schema:
     """Apply the pending revisions; returns the state before.
 
-    `to`: migrate only the kernel, to this revision.
+    `to`: a revision of the kernel or of a room; no revision after it is applied.
     """
     names, dialect = database.namespace, database.dialect
     try:
@@ -213,10 +213,13 @@ def migrate(database: Database[Any], *, to: str = "head") -> Schema:
             applied = [revision for revision in known if revision not in before.pending]
             existing_tables.check(connection, names.own, applied=applied, pending=before.pending)
             with dialect.inside(connection, names) as within:
-                for line in lines(database.rooms if to == "head" else ()):
+                for line in lines(database.rooms):
                     config = _config(line, names)
                     config.attributes["connection"] = within
-                    _upgrade(config, to)
+                    last = to in line.titles()
+                    _upgrade(config, to if last else "head")
+                    if last:
+                        break
             connection.commit()
             if database.dialect.embedded:
                 # On the connection that created a table, SQLite's writes to it are three to four

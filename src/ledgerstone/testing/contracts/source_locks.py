@@ -44,7 +44,7 @@ class LockedContract(SubjectContract):
         assert (list(left.lost), list(after.lost), list(after.locked)) == ([], [], [])
         assert {state(ledger, subject, each.key) for each in taken} == {"done"}
         with ledger.reading() as tx:
-            assert [subject.refusals(tx, each.key) for each in taken] == [0, 0, 0]
+            assert not any(subject.refusals(tx, each.key) for each in taken)
         assert len(others) == 2
 
     def test_locked_items_are_not_extended(

@@ -22,7 +22,7 @@ class Subject(Protocol):
 
     - `add` accepts so many items that are due now and answers their keys.
     - `state` answers due, held, done, dead or canceled; `attempt` how many attempts count.
-    - `refusals` counts the late settlements of an item that are on record.
+    - `refusals` counts the late settlements of an item that are on record; None: no history.
     - `verdicts` are those that claims of this source can come out with. The refusal of one of
       `unanswered` is on record, and not answered back: it said that nothing had happened.
     - `outcome` lets a claim come out so, as a worker would have it before it settles.
@@ -46,7 +46,7 @@ class Subject(Protocol):
 
     def attempt(self, tx: Transaction, key: str) -> int: ...
 
-    def refusals(self, tx: Transaction, key: str) -> int: ...
+    def refusals(self, tx: Transaction, key: str) -> int | None: ...
 
     def outcome(
         self, taken: Claim, verdict: OutcomeKind, delay: float | None = None

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
-from sqlalchemy import BigInteger, Column, String, Table, func, select
+from sqlalchemy import BigInteger, Column, Index, String, Table, func, select
 
 from ledgerstone import Transaction
 from ledgerstone.console import output
@@ -28,6 +28,9 @@ reminder = Table(
     Column("due_ms", BigInteger),  # NULL: it is over.
     Column("lease_until_ms", BigInteger),  # NULL: no worker has it.
     Column("token", BigInteger, nullable=False),  # Tells one claim from the next.
+    Column("worker", String(100)),
+    Index("idx_reminder_due", "due_ms", "id"),
+    Index("idx_reminder_held", "lease_until_ms"),
 )
 row_of = reminder.c
 _add = AppendEach(
@@ -44,6 +47,7 @@ _items = Items(
     order=(row_of.due_ms, row_of.id),
     token=row_of.token,
     lease=row_of.lease_until_ms,
+    worker=row_of.worker,
     done=Idle(),
     body=row_of.words,
 )
