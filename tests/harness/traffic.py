@@ -119,7 +119,7 @@ def _change(tx: Transaction, names: list[str], taken_back: bool) -> None:
 
 def note(tx: Transaction, message: Message) -> None:
     """The consumer: write down what it is told."""
-    tx.connection.execute(_effect, message.body)
+    tx.connection.execute(_effect, message.body_as(dict[str, Any]))
 
 
 def carry(ledger: Ledger, destinations: list[str]) -> None:

@@ -282,8 +282,8 @@ def test_tried_again(ledger: Ledger, registry: MessagingRegistry, queue: Queue) 
     tries: Counter[str] = Counter()
 
     def send(tx: Transaction, came: Message) -> None:
-        tries[came.body] += 1
-        noted(tx, came.body)
+        tries[came.body_as(str)] += 1
+        noted(tx, came.body_as(str))
         if came.body == "bad" and tries["bad"] < 3:
             raise LookupError
 
@@ -444,7 +444,7 @@ def test_order_within_a_partition(
     failed_once: set[int] = set()
 
     def send(_: Any, came: Message) -> None:
-        number = came.body
+        number = came.body_as(int)
         if number % 7 == 0 and number not in failed_once:
             failed_once.add(number)
             raise LookupError
@@ -473,7 +473,7 @@ def test_a_stuck_partition_holds_no_other(
     def send(_: Any, came: Message) -> None:
         if came.body == "first":
             signaled(go_on)
-        seen.append(came.body)
+        seen.append(came.body_as(str))
 
     # A handler that waits must not hold up the others' transactions.
     writes_beside = not ledger.database.dialect.one_writer
@@ -509,13 +509,13 @@ def test_one_ordered_consumer_is_enough(
     failing = [True]
 
     def mail(_: Any, came: Message) -> None:
-        seen.append(("mailer", came.body))
+        seen.append(("mailer", came.body_as(str)))
 
     def bill(_: Any, came: Message) -> None:
         if failing:
             failing.clear()
             raise LookupError
-        seen.append(("biller", came.body))
+        seen.append(("biller", came.body_as(str)))
 
     registry.consumers.add("*", mail, name="mailer")
     registry.consumers.add("*", bill, name="biller", ordered=True)
@@ -594,7 +594,7 @@ def test_a_busy_store(
         if came.body == "first" and busy:
             busy.pop()
             raise StoreBusy("locked")
-        seen.append(came.body)
+        seen.append(came.body_as(str))
 
     registry.consumers.add("*", send, name="mailer", ordered=ordered)
     queue.add(*[message_of(partition="ann", body=b'"%s"' % word) for word in (b"first", b"second")])
@@ -614,7 +614,7 @@ def test_free_unless_asked(ledger: Ledger, registry: MessagingRegistry, queue: Q
     def send(_: Any, came: Message) -> None:
         if came.body == "bad" and "good" not in seen:
             raise LookupError
-        seen.append(came.body)
+        seen.append(came.body_as(str))
 
     registry.consumers.add("*", send, name="mailer")
     queue.add(
@@ -634,7 +634,7 @@ def test_connection_lost(ledger: Ledger, registry: MessagingRegistry, queue: Que
     def send(tx: Transaction, came: Message) -> None:
         begun.set()
         signaled(go_on)
-        noted(tx, came.body)
+        noted(tx, came.body_as(str))
 
     registry.consumers.add("*", send, name="mailer", ordered=True)
     queue.add(*[message_of(body=b'"%d"' % i) for i in range(5)])
@@ -663,7 +663,7 @@ def test_stop(ledger: Ledger, queue: Queue) -> None:
             raise LookupError
         begun.set()
         signaled(go_on)
-        noted(tx, came.body)
+        noted(tx, came.body_as(str))
 
     slow = new_office(ledger, retry_seconds=86_400)
     slow.consumers.add("*", send, name="mailer", ordered=True)
@@ -712,7 +712,7 @@ def test_pauses(ledger: Ledger, clock: ManualClock, queue: Queue) -> None:
     registry = new_office(ledger, retry_seconds=60.0, retry_factor=2.0)
 
     def send(_: Any, came: Message) -> None:
-        tries[came.body] += 1
+        tries[came.body_as(str)] += 1
         if came.body == "fails":
             raise LookupError
         if came.body == "down":
@@ -872,7 +872,9 @@ def test_two_receivers(ledger: Ledger, home: Home, queue: Queue) -> None:
     with opened(home.url) as other:
         for each in (ledger, other):
             registry = new_office(each, **QUICK)
-            registry.consumers.add("*", lambda tx, came: noted(tx, came.body), name="mailer")
+            registry.consumers.add(
+                "*", lambda tx, came: noted(tx, came.body_as(str)), name="mailer"
+            )
             offices.append(registry)
         queue.add(*messages, *messages)
 
@@ -939,7 +941,7 @@ def test_the_database_goes_away(kind: Callable[[], Any], queue: Queue) -> None:
     """While the database is gone deliveries stay; when it is back each takes effect once."""
     with kind() as server, opened(server.create_database("ledger")) as ledger:
         registry = new_office(ledger, **QUICK)
-        registry.consumers.add("*", lambda tx, came: noted(tx, came.body), name="mailer")
+        registry.consumers.add("*", lambda tx, came: noted(tx, came.body_as(str)), name="mailer")
         queue.add(message_of(body=b'"before"'))
 
         with receiving(ledger, registry, queue) as receiver:

@@ -128,7 +128,7 @@ class TestRunJob:
 
         row = run_job(ledger, "receipt", {"order": 5})
 
-        assert row.result["order"] == 5
+        assert row.result == {"order": 5, "attempt": 1, "note": ""}
         assert [standing(ledger, job_id) for job_id in waiting] == before
 
     def test_an_error_is_answered(self, ledger: Ledger) -> None:

@@ -197,7 +197,7 @@ def work(ledger: Ledger) -> None:
     def book(tx: Transaction, message: Message) -> None:
         if dice.random() < SLOW_PART:
             _pause(0.2)
-        _leave(tx, "book", message.body["order"])
+        _leave(tx, "book", message.body_as(dict[str, str])["order"])
 
     worker = ledger.worker()
     worker.run(started=lambda: _say({"ready": worker.id}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -214,7 +214,7 @@ class Handler(msgspec.Struct, frozen=True):
     - `where`: thread, event loop or process. A process must be able to import the function.
     """
 
-    call: Callable[..., Any]
+    call: Callable[..., object]
     where: ExecutorKind = ExecutorKind.THREAD
     atomic: bool = False
     gives_up: Callable[[BaseException], bool] | None = None

@@ -45,8 +45,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     column: Column[Any]
     due: Enum
     held: Enum
-    moves: frozenset[tuple[Any, Any]]
-    ended: frozenset[Any]
+    moves: frozenset[tuple[Enum, Enum]]
+    ended: frozenset[Enum]
     dead: Enum | None = None
     canceled: Enum | None = None
 
@@ -84,7 +84,7 @@ class Delete(msgspec.Struct, frozen=True):
 class Idle(msgspec.Struct, frozen=True):
     """A done item stays in the table and is not due; `sets` are further assignments, by column."""
 
-    sets: Mapping[str, Any] = {}
+    sets: Mapping[str, object] = {}
 
 
 class More(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +142,7 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
     table: Table
     key: tuple[Column[Any], ...]
     due: Column[Any]
-    order: tuple[Any, ...]
+    order: tuple[ColumnElement[Any], ...]
     token: Column[Any]
     lease: Column[Any]
     done: ToState | Delete | Idle
@@ -178,7 +178,7 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
         return case((following > now, following), else_=now)
 
     @property
-    def touched(self) -> dict[str, Any]:
+    def touched(self) -> dict[str, object]:
         """The assignments of every change, by column."""
         if self.changed is None:
             return {}

@@ -55,8 +55,8 @@ class Keys:
         key: Column[Any],
         item: Column[Any],
         content: Column[Any],
-        values: Callable[[Incoming], Mapping[str, Any]],
-        looks_up: Callable[[Incoming], Mapping[str, Any]] | None = None,
+        values: Callable[[Incoming], Mapping[str, object]],
+        looks_up: Callable[[Incoming], Mapping[str, object]] | None = None,
     ) -> None:
         self._take = InsertEach(
             f"{name}.take_key",

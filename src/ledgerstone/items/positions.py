@@ -27,7 +27,7 @@ class PositionedRow(NamedTuple):
 
     position: int
     number: int
-    values: tuple[Any, ...]
+    values: tuple[object, ...]
 
 
 class Positions:

@@ -65,7 +65,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """The only consumer that handles it; None means all consumers of its name."""
 
     @property
-    def body(self) -> Any:
+    def body(self) -> object:
         """The decoded body, as plain values."""
         return msgspec.json.decode(self.raw)
 

@@ -59,7 +59,7 @@ def happen(tx: Transaction, name: str, version: int = 1) -> None:
 def order(ledger: Ledger) -> list[str]:
     """The streams of all events that have a position, in this order."""
     with ledger.reading() as tx:
-        return [row.values[0] for row in positions.after(tx, 0, limit=10_000)]
+        return [str(row.values[0]) for row in positions.after(tx, 0, limit=10_000)]
 
 
 def problems(url: str) -> list[str]:

@@ -508,6 +508,7 @@ class AcceptingContract:
         with ledger.reading() as tx:
             (row,) = tx.jobs.find(key="race").rows
         winner = row.payload["n"]
+        assert isinstance(winner, int)
         assert told.count("conflict") == _others(winner)
         assert told.count("existing") == RACERS * TRIES - 1 - _others(winner)
 

@@ -416,6 +416,7 @@ class RunningJobsContract:
 
         row = standing(ledger, job_id)
         for values in (seen, row.payload["values"], row.result):
+            assert isinstance(values, list)
             assert [(value, type(value)) for value in values] == [(n, type(n)) for n in numbers]
 
     @pytest.mark.parametrize("number", [2**64, -(2**63) - 1])

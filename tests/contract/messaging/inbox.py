@@ -425,7 +425,7 @@ class InboxContract:
         """An async handler runs to its end in the same transaction."""
 
         async def send(tx: Transaction, came: Message) -> None:
-            noted(tx, came.body["to"])
+            noted(tx, came.body_as(dict[str, str])["to"])
 
         consumer = registry.consumers.add(NAME, send, name="mailer")
 

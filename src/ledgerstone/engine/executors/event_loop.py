@@ -119,7 +119,8 @@ class LoopRunner:
         attempt.started = started = perf_counter()
         try:
             attempt.cancellation.check()
-            attempt.value = await attempt.handler.call(attempt.claim)
+            called: Any = attempt.handler.call(attempt.claim)
+            attempt.value = await called
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the item's outcome
             attempt.error = error
         self._tasks.pop(attempt, None)

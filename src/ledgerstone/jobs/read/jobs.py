@@ -43,8 +43,8 @@ class JobRow(msgspec.Struct, frozen=True):
     last_error_code: str | None
     last_error_message: str | None
     queue: str
-    payload: Any
-    result: Any
+    payload: dict[str, object]
+    result: object
     run_at: datetime
     gate: Gate
     limit_key: str | None

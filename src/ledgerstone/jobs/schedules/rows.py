@@ -78,7 +78,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
     name: str
     type: str
-    payload: Any
+    payload: dict[str, object]
     org_id: str
     queue: str | None
     cron: str
