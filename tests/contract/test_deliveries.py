@@ -68,7 +68,7 @@ class OrderedQueue:
             for partition in PARTITIONS
         ]
         answers = self._transport.send(messages, seconds_max=WAIT_SECONDS_MAX)
-        assert {answer.verdict.value for answer in answers} == {"delivered"}
+        assert {answer.result.value for answer in answers} == {"delivered"}
 
     def consumers(self) -> int:
         """How many the broker knows."""

@@ -252,7 +252,7 @@ def test_unroutable(place: AmqpPlace) -> None:
     """A message nobody is bound to receive is UNDELIVERABLE, and the reason says what to bind."""
     (answer,) = place.transport.send(made(1, "nobody.listens"), seconds_max=SECONDS_MAX)
 
-    assert answer.verdict is SendResult.UNDELIVERABLE
+    assert answer.result is SendResult.UNDELIVERABLE
     assert answer.code == "unroutable"
     for word in (place.exchange, "nobody.listens", "312 NO_ROUTE"):
         assert word in answer.reason
@@ -295,7 +295,7 @@ def test_an_exchange_that_is_missing(place: AmqpPlace) -> None:
     after = transport.send(made(3), seconds_max=SECONDS_MAX)
 
     transport.close()
-    assert {(a.verdict, a.code) for a in before} == {(SendResult.REFUSED, "no_exchange")}
+    assert {(a.result, a.code) for a in before} == {(SendResult.REFUSED, "no_exchange")}
     assert settings.exchange in before[0].reason
     assert after == [DELIVERED] * 3
     assert place.count() == 3
@@ -310,8 +310,8 @@ def test_an_exchange_that_goes(place: AmqpPlace) -> None:
     first = place.transport.send(made(3), seconds_max=SECONDS_MAX)
     second = place.transport.send(made(3), seconds_max=SECONDS_MAX)
 
-    assert {(a.verdict, a.code) for a in first} == {(SendResult.UNKNOWN, "no_exchange")}
-    assert {(a.verdict, a.code) for a in second} == {(SendResult.REFUSED, "no_exchange")}
+    assert {(a.result, a.code) for a in first} == {(SendResult.UNKNOWN, "no_exchange")}
+    assert {(a.result, a.code) for a in second} == {(SendResult.REFUSED, "no_exchange")}
     assert place.count() == 1
 
 
@@ -327,7 +327,7 @@ def test_too_large_for_the_broker(place: AmqpPlace) -> None:
     good = [message.id for index, message in enumerate(messages) if index not in {2, 5}]
     assert delivered(messages, answers) == good
     for index in (2, 5):
-        assert answers[index].verdict is SendResult.REFUSED
+        assert answers[index].result is SendResult.REFUSED
         assert answers[index].code == "precondition_failed"
         assert "larger than" in answers[index].reason
     # Some may have arrived before the channel was closed, and again; in order all the same.
@@ -396,7 +396,7 @@ def test_headers_that_cannot_travel(place: AmqpPlace, headers: dict[str, str]) -
     answers = place.transport.send(messages, seconds_max=SECONDS_MAX)
 
     assert delivered(messages, answers) == [messages[0].id, messages[2].id]
-    assert (answers[1].verdict, answers[1].code) == (SendResult.UNDELIVERABLE, "not_encodable")
+    assert (answers[1].result, answers[1].code) == (SendResult.UNDELIVERABLE, "not_encodable")
 
 
 def test_a_moment_before_all_others(place: AmqpPlace) -> None:
@@ -417,7 +417,7 @@ def test_a_full_queue(rabbit: PrivateRabbitMQ) -> None:
 
     (answer,) = place.transport.send(made(1), seconds_max=SECONDS_MAX)
 
-    assert (answer.verdict, answer.code) == (SendResult.REFUSED, "nacked")
+    assert (answer.result, answer.code) == (SendResult.REFUSED, "nacked")
     place.end()
 
 
@@ -455,7 +455,7 @@ def test_a_broker_that_takes_nothing(place: AmqpPlace) -> None:
         answers += place.transport.send(withdrawn, seconds_max=IMPATIENT_SECONDS)
     third = place.transport.send(later, seconds_max=SECONDS_MAX)
 
-    codes = [(answer.verdict, answer.code) for answer in answers]
+    codes = [(answer.result, answer.code) for answer in answers]
     assert codes == [(SendResult.UNKNOWN, "blocked")] * 4
     assert third == [DELIVERED] * 2
     assert line_of(place.transport) is line
@@ -492,7 +492,7 @@ def test_a_broker_that_has_not_said_that_it_takes_nothing(place: AmqpPlace) -> N
     place.resume()
     later = place.transport.send(made(2), seconds_max=SECONDS_MAX)
 
-    codes = [(answer.verdict, answer.code) for answer in answers]
+    codes = [(answer.result, answer.code) for answer in answers]
     assert codes == [(SendResult.UNKNOWN, "timeout")] * 2
     assert later == [DELIVERED] * 2
     assert line_of(place.transport) is not line
@@ -519,8 +519,8 @@ def test_killed_in_the_middle(place: AmqpPlace) -> None:
         place.transport.send(made(1), seconds_max=SECONDS_MAX)
     place.start()
 
-    assert {answer.verdict for answer in answers} <= {SendResult.DELIVERED, SendResult.UNKNOWN}
-    assert {(answer.verdict, answer.code) for answer in lost} == {
+    assert {answer.result for answer in answers} <= {SendResult.DELIVERED, SendResult.UNKNOWN}
+    assert {(answer.result, answer.code) for answer in lost} == {
         (SendResult.UNKNOWN, "connection_lost")
     }
     kept = delivered(many, answers)
@@ -550,7 +550,7 @@ def test_closed_while_sending(place: AmqpPlace) -> None:
         place.transport.close()
         answers = sending.result(SECONDS_MAX)
 
-    assert {answer.verdict for answer in answers} <= {SendResult.DELIVERED, SendResult.UNKNOWN}
+    assert {answer.result for answer in answers} <= {SendResult.DELIVERED, SendResult.UNKNOWN}
     assert set(delivered(messages, answers)) <= set(ids(place.received()))
 
 

@@ -69,7 +69,7 @@ class Bay:
     def send(self, count: int) -> list[str]:
         messages = made(count)
         answers = self.transport.send(messages, seconds_max=SECONDS_MAX)
-        assert {answer.verdict.value for answer in answers} == {"delivered"}
+        assert {answer.result.value for answer in answers} == {"delivered"}
         return ids(messages)
 
     def subscription(self, *, prefetch: int = 100) -> AmqpSubscription:

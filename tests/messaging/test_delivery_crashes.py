@@ -49,7 +49,7 @@ def queue(rabbit: PrivateRabbitMQ) -> Iterator[str]:
         for raw in (b'"poison"', b'"behind"')
     ]
     answers = transport.send(messages, seconds_max=WAIT_SECONDS_MAX)
-    assert {answer.verdict.value for answer in answers} == {"delivered"}
+    assert {answer.result.value for answer in answers} == {"delivered"}
     transport.close()
     yield name
     with connected(rabbit.url) as connection:

@@ -70,7 +70,7 @@ def test_no_consumer(transport: LocalTransport) -> None:
     """A message that nobody here consumes is refused, and waits for a process that does."""
     (answer,) = transport.send([message_of()], seconds_max=SECONDS_MAX)
 
-    assert (answer.verdict, answer.code) == (SendResult.REFUSED, "no_consumer")
+    assert (answer.result, answer.code) == (SendResult.REFUSED, "no_consumer")
     assert not answer.counts
     assert "order.placed" in answer.reason
 
@@ -83,7 +83,7 @@ def test_pauses_grow(transport: LocalTransport, registry: MessagingRegistry) -> 
     answers = [transport.send([tried(came, n)], seconds_max=SECONDS_MAX)[0] for n in range(3)]
 
     assert [answer.retry_after_seconds for answer in answers] == [1.0, 2.0, 4.0]
-    assert {(answer.verdict, answer.code) for answer in answers} == {
+    assert {(answer.result, answer.code) for answer in answers} == {
         (SendResult.REFUSED, "LookupError")
     }
     assert answers[0].reason == "mailer: no such order"
@@ -129,7 +129,7 @@ def test_a_target_that_is_down(
 
     (answer,) = transport.send([tried(message_of(), 100)], seconds_max=SECONDS_MAX)
 
-    assert (answer.verdict, answer.code) == (SendResult.UNKNOWN, "target_down")
+    assert (answer.result, answer.code) == (SendResult.UNKNOWN, "target_down")
     assert found(ledger, registry) == []
 
 
@@ -145,7 +145,7 @@ def test_one_of_two_fails(
     first = transport.send([came], seconds_max=SECONDS_MAX)
     last = transport.send([tried(came, registry.settings.retries_max)], seconds_max=SECONDS_MAX)
 
-    assert first[0].verdict is SendResult.REFUSED
+    assert first[0].result is SendResult.REFUSED
     assert last == [DELIVERED]
     assert seen == [came.id]
     assert [kept.consumer for kept in found(ledger, registry)] == ["mailer"]
@@ -164,7 +164,7 @@ def test_one_fails_while_another_is_down(
 
     (answer,) = transport.send([message_of()], seconds_max=SECONDS_MAX)
 
-    assert (answer.verdict, answer.code) == (SendResult.REFUSED, "LookupError")
+    assert (answer.result, answer.code) == (SendResult.REFUSED, "LookupError")
     assert answer.counts
 
 
@@ -183,7 +183,7 @@ def test_those_behind_are_held(transport: LocalTransport, registry: MessagingReg
 
     answers = transport.send([bad, behind, other], seconds_max=SECONDS_MAX)
 
-    assert [(answer.verdict, answer.code) for answer in answers] == [
+    assert [(answer.result, answer.code) for answer in answers] == [
         (SendResult.REFUSED, "LookupError"),
         (SendResult.UNKNOWN, "held"),
         (SendResult.DELIVERED, ""),
@@ -212,7 +212,7 @@ def test_no_time_left(transport: LocalTransport, registry: MessagingRegistry) ->
 
     (answer,) = transport.send([message_of()], seconds_max=0.0)
 
-    assert (answer.verdict, answer.code) == (SendResult.UNKNOWN, "late")
+    assert (answer.result, answer.code) == (SendResult.UNKNOWN, "late")
     assert seen == []
 
 

@@ -228,7 +228,7 @@ def test_no_stream_listens(server: PrivateNats, prefix: str, make: Make) -> None
 
     (answer,) = send(make(), one("invoice.sent"))
 
-    assert (answer.verdict, answer.code) == (SendResult.UNDELIVERABLE, "unroutable")
+    assert (answer.result, answer.code) == (SendResult.UNDELIVERABLE, "unroutable")
     assert f"{prefix}invoice.sent" in answer.reason
 
 
@@ -249,7 +249,7 @@ def test_somebody_listens_who_is_no_stream(server: PrivateNats, prefix: str, mak
 
     answers = asked(server, listen)
 
-    assert {(a.verdict, a.code) for a in answers} == {(SendResult.REFUSED, "no_stream")}
+    assert {(a.result, a.code) for a in answers} == {(SendResult.REFUSED, "no_stream")}
 
 
 def test_a_stream_that_does_not_answer(server: PrivateNats, prefix: str, make: Make) -> None:
@@ -267,7 +267,7 @@ def test_a_stream_that_does_not_answer(server: PrivateNats, prefix: str, make: M
         for name in ("order.placed", "invoice.sent")
     ]
 
-    assert [(answer.verdict, answer.code) for answer in answers] == [
+    assert [(answer.result, answer.code) for answer in answers] == [
         (SendResult.UNKNOWN, "no_leader"),
         (SendResult.UNDELIVERABLE, "unroutable"),
     ]
@@ -283,7 +283,7 @@ def test_silent_until_the_limit(server: PrivateNats, prefix: str, make: Make) ->
     answers = transport.send([one(), one()], seconds_max=IMPATIENT_SECONDS)
     server.resume()
 
-    assert [(answer.verdict, answer.code) for answer in answers] == [
+    assert [(answer.result, answer.code) for answer in answers] == [
         (SendResult.UNKNOWN, "timeout")
     ] * 2
 
@@ -305,7 +305,7 @@ def test_closed_while_sending(server: PrivateNats, prefix: str, make: Make) -> N
         answers = sending.result(SECONDS_MAX)
     server.resume()
 
-    assert [(answer.verdict, answer.code) for answer in answers] == [
+    assert [(answer.result, answer.code) for answer in answers] == [
         (SendResult.UNKNOWN, "lost")
     ] * 3
     assert send(transport, one()) == [DELIVERED]
@@ -322,7 +322,7 @@ def test_closed_before_it_was_sent(server: PrivateNats, prefix: str, make: Make)
     session.thread.close(session.end())
     answers = send(transport, one(), one())
 
-    assert [(answer.verdict, answer.code) for answer in answers] == [
+    assert [(answer.result, answer.code) for answer in answers] == [
         (SendResult.UNKNOWN, "lost")
     ] * 2
 
@@ -342,7 +342,7 @@ def test_a_stream_that_is_full(server: PrivateNats, prefix: str, make: Make) -> 
     answers = send(make(), *[one() for _ in range(4)])
 
     assert answers[:2] == [DELIVERED] * 2
-    assert {answer.verdict for answer in answers[2:]} == {SendResult.REFUSED}
+    assert {answer.result for answer in answers[2:]} == {SendResult.REFUSED}
     assert {answer.code for answer in answers[2:]} == {"jetstream_10077"}
     assert answers[3].reason == "maximum messages exceeded"
 
@@ -354,7 +354,7 @@ def test_too_large_for_the_stream(server: PrivateNats, prefix: str, make: Make) 
 
     answers = send(make(), large, one())
 
-    assert (answers[0].verdict, answers[0].code) == (SendResult.UNDELIVERABLE, "too_large")
+    assert (answers[0].result, answers[0].code) == (SendResult.UNDELIVERABLE, "too_large")
     assert answers[1] == DELIVERED
 
 
@@ -378,7 +378,7 @@ def test_a_message_that_cannot_be_sent(server: PrivateNats, prefix: str, make: M
 
     answers = send(make(), one(headers={"no name": "x"}), one())
 
-    assert (answers[0].verdict, answers[0].code) == (SendResult.UNDELIVERABLE, "unsendable")
+    assert (answers[0].result, answers[0].code) == (SendResult.UNDELIVERABLE, "unsendable")
     assert answers[1] == DELIVERED
 
 
@@ -420,7 +420,7 @@ def test_who_may_not_publish(server: PrivateNats, make: Make) -> None:
 
     answers = send(transport, one(), one("order.paid"))
 
-    assert (answers[0].verdict, answers[0].code) == (SendResult.REFUSED, "not_allowed")
+    assert (answers[0].result, answers[0].code) == (SendResult.REFUSED, "not_allowed")
     assert answers[1] == DELIVERED
 
 
@@ -435,7 +435,7 @@ def test_who_may_not_list_the_streams(server: PrivateNats, prefix: str, make: Ma
     assert session is not None
     # Told by the server, not by a wait that took half of the call.
     assert session._may_not_look.is_set()
-    assert [(answer.verdict, answer.code) for answer in answers] == [
+    assert [(answer.result, answer.code) for answer in answers] == [
         (SendResult.REFUSED, "no_responders"),
         (SendResult.DELIVERED, ""),
         (SendResult.REFUSED, "no_responders"),
@@ -471,8 +471,8 @@ def test_killed_in_the_middle_of_many(server: PrivateNats, prefix: str, make: Ma
 
     kept = [headers["Nats-Msg-Id"] for _, headers, _ in stored(server, stream)]
     assert set(delivered(messages, answers)) <= set(kept)
-    assert {answer.verdict for answer in answers} <= {SendResult.DELIVERED, SendResult.UNKNOWN}
-    assert {(answer.verdict, answer.code) for answer in lost} == {(SendResult.UNKNOWN, "lost")}
+    assert {answer.result for answer in answers} <= {SendResult.DELIVERED, SendResult.UNKNOWN}
+    assert {(answer.result, answer.code) for answer in lost} == {(SendResult.UNKNOWN, "lost")}
     assert len(kept) > 100
     assert kept[1:] == ids(messages)[: len(kept) - 1]
 

@@ -299,7 +299,7 @@ def test_what_a_status_means(receiver: Receiver, make: Make, status: int, code: 
 
     (answer,) = send(make(), one())
 
-    assert (answer.verdict, answer.code) == (SendResult.REFUSED, code)
+    assert (answer.result, answer.code) == (SendResult.REFUSED, code)
     assert answer.reason == f"the receiver answered {status}: come later"
     assert answer.retry_after_seconds is None
 
@@ -342,7 +342,7 @@ def test_retry_after(receiver: Receiver, make: Make, said: str, low: float, high
 
     (answer,) = send(make(), one())
 
-    assert answer.verdict is SendResult.REFUSED
+    assert answer.result is SendResult.REFUSED
     assert answer.retry_after_seconds is not None
     assert low <= answer.retry_after_seconds <= high
 
@@ -473,7 +473,7 @@ def test_410_disables(receiver: Receiver, make: Make) -> None:
     transport.close()
     second = send(transport, one())
 
-    assert {(a.verdict, a.code) for a in first + second} == {(SendResult.UNDELIVERABLE, "gone")}
+    assert {(a.result, a.code) for a in first + second} == {(SendResult.UNDELIVERABLE, "gone")}
     assert len(receiver.requests) == 1
 
 
@@ -498,7 +498,7 @@ def test_an_answer_that_never_ends(receiver: Receiver, make: Make) -> None:
 
     (answer,) = make().send([one()], seconds_max=1.0)
 
-    assert (answer.verdict, answer.code) == (SendResult.UNKNOWN, "timeout")
+    assert (answer.result, answer.code) == (SendResult.UNKNOWN, "timeout")
 
 
 @pytest.mark.parametrize(
@@ -535,7 +535,7 @@ def test_words_that_are_no_text(receiver: Receiver, make: Make) -> None:
 
     (answer,) = send(make(), one())
 
-    assert (answer.verdict, answer.code) == (SendResult.REFUSED, "http_500")
+    assert (answer.result, answer.code) == (SendResult.REFUSED, "http_500")
     assert answer.reason == "the receiver answered 500: no \ufffd"
 
 
@@ -578,7 +578,7 @@ def test_what_is_no_answer(
 
     (answer,) = send(make(), one())
 
-    assert (answer.verdict, answer.code) == (verdict, "broken")
+    assert (answer.result, answer.code) == (verdict, "broken")
     assert why in answer.reason
 
 
@@ -610,7 +610,7 @@ def test_a_partition_is_held_at_its_first_failure(receiver: Receiver, make: Make
     answers = send(make(), *mixed)
 
     assert [answer.code for answer in answers[::2]] == ["", "http_500", "held"]
-    assert answers[4].verdict is SendResult.UNKNOWN
+    assert answers[4].result is SendResult.UNKNOWN
     assert answers[1::2] == [DELIVERED] * 3
     assert first[2].id not in {came.headers["webhook-id"] for came in receiver.requests}
 
@@ -701,7 +701,7 @@ def test_a_kept_connection_may_answer_nonsense(receiver: Receiver, make: Make) -
 
     (answer,) = send(transport, one())
 
-    assert (answer.verdict, answer.code) == (SendResult.REFUSED, "broken")
+    assert (answer.result, answer.code) == (SendResult.REFUSED, "broken")
     assert len(receiver.requests) == 2
 
 
@@ -713,7 +713,7 @@ def test_gone_after_the_first(receiver: Receiver, make: Make) -> None:
     answers = send(make(), one("order.first"), one(), one())
 
     assert answers[0] == DELIVERED
-    assert {(a.verdict, a.code) for a in answers[1:]} == {(SendResult.UNKNOWN, "unreachable")}
+    assert {(a.result, a.code) for a in answers[1:]} == {(SendResult.UNKNOWN, "unreachable")}
 
 
 def test_a_receiver_that_keeps_no_connection(receiver: Receiver, make: Make) -> None:
@@ -737,7 +737,7 @@ def test_closed_while_it_waits(receiver: Receiver, make: Make) -> None:
         transport.close()
         (answer,) = sending.result(SECONDS_MAX)
 
-    assert answer.verdict is SendResult.UNKNOWN
+    assert answer.result is SendResult.UNKNOWN
 
 
 def test_headers_travel(receiver: Receiver, make: Make) -> None:
@@ -765,7 +765,7 @@ def test_a_message_that_cannot_be_sent(receiver: Receiver, make: Make) -> None:
 
     answers = send(make(connections_max=1), bad, one(), one())
 
-    assert (answers[0].verdict, answers[0].code) == (SendResult.UNDELIVERABLE, "unsendable")
+    assert (answers[0].result, answers[0].code) == (SendResult.UNDELIVERABLE, "unsendable")
     assert answers[1:] == [DELIVERED] * 2
     assert len(receiver.requests) == 2
 

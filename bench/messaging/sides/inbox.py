@@ -68,7 +68,7 @@ class Inbox:
         began, cpu_began = perf_counter(), process_time()
         for lot in lots(count):
             answers = transport.send(load.in_memory(lot), seconds_max=SEND_SECONDS_MAX)
-            expect({answer.verdict for answer in answers}, {SendResult.DELIVERED}, "the broker")
+            expect({answer.result for answer in answers}, {SendResult.DELIVERED}, "the broker")
         ended, cpu_ended = perf_counter(), process_time()
         transport.close()
         return Timing(count=count, seconds=ended - began, cpu_seconds=cpu_ended - cpu_began)

@@ -376,7 +376,7 @@ class LimitContract:
                 tx.jobs.explain(job.id) for job in (*ada, later, other)
             )
 
-        assert running.verdict.startswith("the job is running, attempt 1, on w")
+        assert running.summary.startswith("the job is running, attempt 1, on w")
         assert any("'ada' is used up" in words and ada[0].id in words for words in blocked.reasons)
         assert any("it is due at" in words and "in 3" in words for words in due.reasons)
         assert any("paused by olga" in words for words in paused.reasons)

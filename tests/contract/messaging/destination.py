@@ -105,7 +105,7 @@ class Shelf:
                 del self._told[word]
             else:
                 self._told[word] = (answer, times - 1)
-        if answer.verdict is SendResult.DELIVERED:
+        if answer.result is SendResult.DELIVERED:
             self.kept.append(message)
         return answer
 

@@ -247,6 +247,6 @@ def deliver(transport: LocalTransport, message: Message) -> None:
     for attempt in range(SENDS_MAX):
         message = msgspec.structs.replace(message, attempt=attempt)
         (answer,) = transport.send([message], seconds_max=WAIT_SECONDS_MAX)
-        if answer.verdict is SendResult.DELIVERED:
+        if answer.result is SendResult.DELIVERED:
             return
     raise AssertionError(message)

@@ -287,9 +287,9 @@ def explain(call: Call, job_id: IdArgument) -> None:
     job_id = id_of(job_id)
     with hinting(job_id), ledger_of(call) as ledger, ledger.reading() as tx:
         found = tx.jobs.explain(job_id)
-    facts = {"id": job_id, "verdict": found.verdict, "reasons": found.reasons}
+    facts = {"id": job_id, "summary": found.summary, "reasons": found.reasons}
     seen = Text("\n").join(
-        [Text(found.verdict, "bold"), *(Text(f"- {reason}") for reason in found.reasons)]
+        [Text(found.summary, "bold"), *(Text(f"- {reason}") for reason in found.reasons)]
     )
     output.show(facts, seen, json=call.json)
 

@@ -98,7 +98,7 @@ _AHEAD = (
 class Explanation(msgspec.Struct, frozen=True):
     """Where a job stands, in one sentence, and what keeps it from running, one sentence each."""
 
-    verdict: str
+    summary: str
     reasons: list[str]
 
 
@@ -112,8 +112,8 @@ def explain(tx: Transaction, job_id: str) -> Explanation:
     reasons = [*_gate(tx, found), *_queue(tx, found), *_serving(tx, found)]
     if not reasons:
         reasons = _in_line(tx, found)
-    verdict = f"the job is queued and waits for {'this' if len(reasons) == 1 else 'these'}"
-    return Explanation(verdict, reasons)
+    summary = f"the job is queued and waits for {'this' if len(reasons) == 1 else 'these'}"
+    return Explanation(summary, reasons)
 
 
 def _standing(found: JobRow) -> str:

@@ -39,7 +39,7 @@ PAUSE_SECONDS_MAX = 3600.0
 class Answer(msgspec.Struct, frozen=True):
     """The result for one message, with a reason for operators; `code` groups equal causes."""
 
-    verdict: SendResult
+    result: SendResult
     code: str = ""
     reason: str = ""
     retry_after_seconds: float | None = None

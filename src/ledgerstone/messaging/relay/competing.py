@@ -152,14 +152,14 @@ class CompetingRelay:
             readable, malformed = self._read(rows)
             answers = self._send(readable) if readable else []
             pairs = list(zip(readable, answers, strict=True))
-            delivered = [place_of(m) for m, a in pairs if a.verdict is SendResult.DELIVERED]
+            delivered = [place_of(m) for m, a in pairs if a.result is SendResult.DELIVERED]
             self._marks.delivered(tx, delivered)
             self._refuse(tx, pairs, {row[0]: row[2] for row in rows})
             self._put_aside(tx, malformed)
             hit("relay.marked")
         share.shrink(0)
         self.counters.delivered += len(delivered)
-        if pairs and all(answer.verdict is SendResult.UNKNOWN for answer in answers):
+        if pairs and all(answer.result is SendResult.UNKNOWN for answer in answers):
             raise TargetDown(self.queue, f"{self.queue}: {answers[0].reason or 'no answer came'}")
         return more
 
@@ -222,7 +222,7 @@ class CompetingRelay:
         """Refused messages: sends them again after a pause, or moves them to the failed table."""
         later: list[Row] = []
         for message, answer in pairs:
-            if answer.verdict in {SendResult.DELIVERED, SendResult.UNKNOWN}:
+            if answer.result in {SendResult.DELIVERED, SendResult.UNKNOWN}:
                 continue
             attempts = message.attempt + answer.counts
             self.counters.refused += 1

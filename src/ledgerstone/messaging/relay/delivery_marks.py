@@ -47,7 +47,7 @@ def is_given_up(
     - `parks`: whether the message can be parked, and is resumed when its missing target is back.
       Otherwise only `skip` gives up a message whose target is missing.
     """
-    if answer.verdict is SendResult.UNDELIVERABLE:
+    if answer.result is SendResult.UNDELIVERABLE:
         given_up = {"park", "skip"} if parks else {"skip"}
         return answer.code not in MISSING or destination.on_failure in given_up
     return destination.on_failure != "block" and attempts >= destination.max_attempts

@@ -290,7 +290,7 @@ class OrderedRelay:
 
     def _through(self, batch: Batch, claim: LaneClaim) -> None:
         answer = claim.lane.answer
-        if answer is not None and answer.verdict is not Sent.UNKNOWN:
+        if answer is not None and answer.result is not Sent.UNKNOWN:
             self.counters.refused += 1
         claim.lane.forget()
         batch.settle(Outcome(claim, OutcomeKind.DONE))
@@ -298,7 +298,7 @@ class OrderedRelay:
     def _settlement(self, outcome: Outcome, each: LaneProgress) -> Settlement:
         held = each.held
         if each.stopped is not None:
-            if each.answer is None or each.answer.verdict is Sent.UNKNOWN:
+            if each.answer is None or each.answer.result is Sent.UNKNOWN:
                 return self._undone(outcome, each)
             return self._refusal(each, each.answer)
         if each.malformed is not None:

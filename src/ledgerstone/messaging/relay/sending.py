@@ -209,7 +209,7 @@ class BatchSender:
 
     def _end(self, claim: LaneClaim) -> None:
         answer = claim.lane.answer
-        if answer is not None and answer.verdict is SendResult.UNKNOWN and not self._heard:
+        if answer is not None and answer.result is SendResult.UNKNOWN and not self._heard:
             self._silent.append(claim)
             return
         self._through(claim)
@@ -290,11 +290,11 @@ class BatchSender:
             if answer is None or lane.answer is not None:
                 # Messages after a gap are sent again.
                 break
-            if answer.verdict is SendResult.DELIVERED:
+            if answer.result is SendResult.DELIVERED:
                 lane.confirmed += 1
             else:
                 lane.answer = answer
-            if answer.verdict is not SendResult.UNKNOWN and not self._heard:
+            if answer.result is not SendResult.UNKNOWN and not self._heard:
                 self._heard = True
                 silent, self._silent = self._silent, []
                 for claim in silent:

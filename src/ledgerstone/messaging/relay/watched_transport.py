@@ -42,7 +42,7 @@ class WatchedTransport:
         except TargetDown as down:
             self._went(down.message)
             raise
-        if answers and all(answer.verdict is SendResult.UNKNOWN for answer in answers):
+        if answers and all(answer.result is SendResult.UNKNOWN for answer in answers):
             self._went(answers[0].reason or "no answer came")
         elif answers:
             self._came_back()
@@ -68,7 +68,7 @@ class WatchedTransport:
 
     def _say_refusals(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
-            if answer.verdict not in {SendResult.REFUSED, SendResult.UNDELIVERABLE}:
+            if answer.result not in {SendResult.REFUSED, SendResult.UNDELIVERABLE}:
                 continue
             with self._lock:
                 if answer.code in self._said or len(self._said) >= CODES_SAID_MAX:

@@ -104,7 +104,7 @@ def ids(messages: Sequence[Message]) -> list[str]:
 def delivered(messages: Sequence[Message], answers: Sequence[Answer]) -> list[str]:
     """The ids of those that were answered with DELIVERED."""
     pairs = zip(messages, answers, strict=True)
-    return [message.id for message, answer in pairs if answer.verdict is SendResult.DELIVERED]
+    return [message.id for message, answer in pairs if answer.result is SendResult.DELIVERED]
 
 
 class TransportContract:
@@ -215,7 +215,7 @@ class RefusalContract:
         answers = place.transport.send(mixed, seconds_max=SECONDS_MAX)
 
         assert delivered(mixed, answers) == ids(good)
-        refused = {answer.verdict for answer in answers[::2]}
+        refused = {answer.result for answer in answers[::2]}
         assert refused <= {SendResult.REFUSED, SendResult.UNDELIVERABLE}
         assert ids(place.received()) == ids(good)
 
@@ -259,8 +259,8 @@ class OutageContract:
         place.transport.send(messages[:1], seconds_max=SECONDS_MAX)
         place.stop()
         # The first call may be the one that notices: then it does not know what arrived.
-        first = _verdicts(place, made(1))
-        second = _verdicts(place, made(1))
+        first = _results(place, made(1))
+        second = _results(place, made(1))
         place.start()
 
         answers = place.transport.send(messages[1:], seconds_max=SECONDS_MAX)
@@ -294,7 +294,7 @@ class OutageContract:
         place.start()
 
         assert gone == place.name
-        assert {answer.verdict for answer in answers} <= {SendResult.DELIVERED, SendResult.UNKNOWN}
+        assert {answer.result for answer in answers} <= {SendResult.DELIVERED, SendResult.UNKNOWN}
         kept = delivered(sent, answers)
         assert len(kept) >= BATCHES_BEFORE * BATCH
         assert set(kept) <= set(ids(place.received()))
@@ -309,7 +309,7 @@ class OutageContract:
 
         took = time.monotonic() - began
         place.resume()
-        assert [answer.verdict for answer in answers] == [SendResult.UNKNOWN] * 5
+        assert [answer.result for answer in answers] == [SendResult.UNKNOWN] * 5
         assert took < IMPATIENT_SECONDS + LATE_SECONDS_MAX
 
     def test_silence_from_the_beginning(self, place: Fragile) -> None:
@@ -318,11 +318,11 @@ class OutageContract:
         place.pause()
         began = time.monotonic()
 
-        verdicts = _verdicts(place, made(2), seconds_max=IMPATIENT_SECONDS)
+        results = _results(place, made(2), seconds_max=IMPATIENT_SECONDS)
 
         took = time.monotonic() - began
         place.resume()
-        assert verdicts in (None, [SendResult.UNKNOWN] * 2)
+        assert results in (None, [SendResult.UNKNOWN] * 2)
         assert took < IMPATIENT_SECONDS + LATE_SECONDS_MAX
 
     def test_after_silence(self, place: Fragile) -> None:
@@ -353,7 +353,7 @@ def _parts(message: Message) -> tuple[object, ...]:
     )
 
 
-def _verdicts(
+def _results(
     place: Endpoint, messages: Sequence[Message], *, seconds_max: float = SECONDS_MAX
 ) -> list[SendResult] | None:
     """The answers; none if the place is out of reach."""
@@ -361,4 +361,4 @@ def _verdicts(
         answers = place.transport.send(messages, seconds_max=seconds_max)
     except TargetDown:
         return None
-    return [answer.verdict for answer in answers]
+    return [answer.result for answer in answers]

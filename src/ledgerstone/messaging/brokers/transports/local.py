@@ -59,7 +59,7 @@ class LocalTransport:
                 answer = Answer(SendResult.UNKNOWN, LATE, "the messages before it took too long")
             else:
                 answer = self._deliver(message)
-            if answer.verdict is not SendResult.DELIVERED:
+            if answer.result is not SendResult.DELIVERED:
                 held.add(message.partition)
             answers.append(answer)
         return answers
@@ -79,9 +79,9 @@ class LocalTransport:
             message = msgspec.structs.replace(message, partition=partition)
         answers = [self._hand(consumer, message) for consumer in consumers]
         # A refusal counts as an attempt, so it comes before an outage.
-        for verdict in (SendResult.REFUSED, SendResult.UNKNOWN):
+        for result in (SendResult.REFUSED, SendResult.UNKNOWN):
             for answer in answers:
-                if answer.verdict is verdict:
+                if answer.result is result:
                     return answer
         return DELIVERED
 
@@ -129,6 +129,6 @@ class LocalTransport:
         return DELIVERED
 
 
-def _answer(verdict: SendResult, consumer: Consumer, failure: Failure, pause: float) -> Answer:
+def _answer(result: SendResult, consumer: Consumer, failure: Failure, pause: float) -> Answer:
     reason = f"{consumer.name}: {failure.message or failure.code}"
-    return Answer(verdict, failure.code, reason, retry_after_seconds=pause)
+    return Answer(result, failure.code, reason, retry_after_seconds=pause)

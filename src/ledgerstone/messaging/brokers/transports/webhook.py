@@ -351,7 +351,7 @@ class _Session:
             if self._target.gone:
                 batch.settle_rest(GONE, lane)
                 batch.settle_all(GONE)
-            elif answer.verdict is not SendResult.DELIVERED:
+            elif answer.result is not SendResult.DELIVERED:
                 batch.settle_rest(HELD, lane)
 
     async def _post(self, batch: _PostBatch, message: Message) -> Answer:
@@ -365,8 +365,8 @@ class _Session:
             return Answer(SendResult.REFUSED if posted else SendResult.UNKNOWN, "timeout", why)
         except ConnectionBroken as error:
             # Without any byte of a response the receiver may be shutting down.
-            verdict = SendResult.REFUSED if error.heard else SendResult.UNKNOWN
-            return Answer(verdict, "broken", str(error))
+            result = SendResult.REFUSED if error.heard else SendResult.UNKNOWN
+            return Answer(result, "broken", str(error))
         except Unsendable as error:
             why = f"it cannot be sent by HTTP: {error}"
             return Answer(SendResult.UNDELIVERABLE, "unsendable", why)
