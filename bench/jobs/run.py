@@ -11,7 +11,7 @@ import msgspec
 from bench.command import Say
 from bench.drain import Drained, drain, drain_fresh
 from bench.engine.wake import Rests
-from bench.jobs import conditions, script, singles
+from bench.jobs import bulk, conditions, script, singles
 from bench.jobs.databases import PLACES
 from bench.jobs.figures import FIGURES, figure
 from bench.jobs.latency import latencies
@@ -55,10 +55,11 @@ median of the ratios of the rounds. CPU is that of the worker processes, for eac
 - driver: the statements of our source, overheard from it, in a hand-written loop: one thread, one
   connection, `batch_max` rows and one commit for each claim and each settlement.
 
-Bulk enqueue: {LOT_MAX} jobs in each transaction; the figure is the lower of the median of the
-ratios and the ratio of the medians. Enqueue one: each job in a transaction of its own,
-beside a driver that is given the finished values of the same two rows. Latency: from the call that
-sends a job to its first line, in an idle worker of another process, the sides in turn job by job;
+Bulk enqueue: {LOT_MAX} jobs in each transaction, that carry nothing, arguments, or arguments and a
+key; the figure is the lowest of the medians of the ratios and the ratios of the medians. Enqueue
+one: each job in a transaction of its own, beside a driver that is given the finished values of the
+same two rows. Latency: from the call that sends a job to its first line, in an idle worker of
+another process, the sides in turn job by job;
 "committed": from the end of the commit.
 Million: finished jobs with their events in the same tables. Held: a transaction with an older
 snapshot is open all the time, while drain follows drain on the same tables; the last one counts."""
@@ -174,17 +175,28 @@ class Bench:
                 name: [found.filled for workers in sides for found in taken[name, workers]]
                 for name in ("ours", "pgqueuer")
             }
-            for name, filled in fills.items():
-                self._rates(f"enqueue {name}", filled)
-            found = ratios(fills["ours"], fills["pgqueuer"])
-            name, case = "bulk_enqueue.vs_pgqueuer", "enqueue ours/pgqueuer"
+            self._bulk(fills)
+
+    def _bulk(self, bare: dict[str, list[Timing]]) -> None:
+        """Jobs that carry nothing (`bare`), arguments, and a key, too; the lowest ratio counts."""
+        ours, peer = ("ours", bulk.ours), ("pgqueuer", bulk.pgqueuer)
+        lowest: list[float] = []
+        for content, keys in (("", False), (" with arguments", False), (" with keys", True)):
+            taken = {"ours": [], "pgqueuer": []} if content else bare
+            for number in range(self.plan.rounds if content else 0):
+                for name, send in (ours, peer) if number % 2 == 0 else (peer, ours):
+                    prepare = self.ours.prepare if name == "ours" else PgQueuer().prepare
+                    with self.place.fresh(prepare) as url:
+                        taken[name].append(apart(send, url, self.plan.jobs, keys=keys))
+            for name, filled in taken.items():
+                self._rates(f"enqueue {name}{content}", filled)
+            found, case = ratios(*taken.values()), f"enqueue ours/pgqueuer{content}"
             # The rates of one side vary by half: of the two ways to compare, the lower counts.
-            middle = median(t.rate for t in fills["ours"]) / median(
-                t.rate for t in fills["pgqueuer"]
-            )
+            rates = [median(timing.rate for timing in filled) for filled in taken.values()]
             self._add(case, "ratio", found)
-            self._add(f"{case}, of the medians", "ratio", [middle])
-            self.figures.append(figure(f"jobs.{self.name}.{name}", min(median(found), middle)))
+            self._add(f"{case}, of the medians", "ratio", [rates[0] / rates[1]])
+            lowest += [median(found), rates[0] / rates[1]]
+        self.figures.append(figure(f"jobs.{self.name}.bulk_enqueue.vs_pgqueuer", min(lowest)))
 
     def _singles(self) -> None:
         """Jobs that are enqueued one by one, each committed by itself."""

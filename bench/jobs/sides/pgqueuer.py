@@ -46,6 +46,11 @@ class PgQueuer:
         timing: Timing = _run(_fill(url, count))
         return timing
 
+    def fill_with(self, url: str, count: int, body: bytes, *, keys: bool) -> Timing:
+        """The same with a payload for each job, and a key of its own."""
+        timing: Timing = _run(_fill(url, count, body, keys=keys))
+        return timing
+
     def work(self, url: str, note: Note) -> None:
         _run(_work(url, note, self._batch_size))
 
@@ -81,13 +86,14 @@ async def _prepare(url: str) -> None:
         await queries.optimize_autovacuum()
 
 
-async def _fill(url: str, count: int) -> Timing:
+async def _fill(url: str, count: int, body: bytes | None = None, *, keys: bool = False) -> Timing:
     async with _queries(url) as queries:
         await queries.enqueue(JOB, None)
         settle_memory()
         began, cpu_began = perf_counter(), process_time()
-        for lot in lots(count - 1):
-            await queries.enqueue([JOB] * lot, [None] * lot, [0] * lot)
+        for number, lot in enumerate(lots(count - 1)):
+            named = [f"{number}-{each}" for each in range(lot)] if keys else None
+            await queries.enqueue([JOB] * lot, [body] * lot, [0] * lot, dedupe_key=named)
         ended, cpu_ended = perf_counter(), process_time()
     return Timing(count=count - 1, seconds=ended - began, cpu_seconds=cpu_ended - cpu_began)
 
