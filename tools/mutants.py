@@ -48,7 +48,7 @@ PACKAGE = Path("src/ledgerstone")
 ENVIRONMENT = {"TESTS_WAIT_SECONDS_MAX": "60"}
 """A test that notices an error by waiting in vain need not wait for minutes."""
 COPIED = ("src", "tests", "tools", "bench", "docs")
-OWN_SERVERS = ("store/dialects", "store/migrations", "store/migrating", "tables.py", "schema.py")
+OWN_SERVERS = ("store/dialects", "migrations/", "tables.py", "schema.py")
 """Errors in such files reach into the databases that other runs copy theirs from."""
 OPTIONS = ("-x", "-q", "-n", "0", "-p", "no:cacheprovider")
 JOBS = 2 * (os.cpu_count() or 1)
