@@ -453,7 +453,7 @@ def test_no_connection_in_time(receiver: Receiver, make: Make) -> None:
     answer.set()
 
     assert [each.code for each in answers] == ["", "timeout", "busy"]
-    assert (answers[1].verdict, answers[2].counts) == (SendResult.UNKNOWN, False)
+    assert (answers[1].result, answers[2].counts) == (SendResult.UNKNOWN, False)
 
 
 def publish(ledger: Ledger, name: str, partitions: Sequence[str]) -> None:
