@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from ledgerstone import Ledger, errors
+from ledgerstone.cancellation import Cancellation
 from ledgerstone.engine.source import Ask, Outcome, OutcomeKind
 from ledgerstone.protocols import (
     Envelope,
@@ -272,6 +273,29 @@ def test_a_job_with_its_own_transactions_that_is_longer_than_its_lease(
         assert (count(running, "seat"), count(running, "events")) == (1, 1)
         pause = "SELECT runs, next_at_ms - succeeded_at_ms FROM protocol_job"
         assert rows(running, pause) == [(1, 7_200_000)]
+
+
+def test_a_tick_that_is_interrupted(ledger: Ledger) -> None:
+    """A worker that stops gives the lease back: another one runs the job at once."""
+    protocol, stopping = letters(), Cancellation()
+
+    @protocol.job("long", every_seconds=3600, manages_transactions=True)
+    def long(at: Transactions) -> Result:
+        stopping.cancel(errors.Interrupted("the worker is stopping"))
+        at.run(lambda db: db.insert("seat", name="after it", after=""))
+        return Result()
+
+    running = ledger.protocol(protocol)
+    token = stopping.begin()
+    with pytest.raises(errors.Interrupted):
+        running.tick()
+    Cancellation.leave(token)
+    seats = count(running, "seat")
+
+    again = running.tick()
+
+    assert (again.held, [each.error for each in again.ran]) == (False, [None])
+    assert (seats, count(running, "seat")) == (0, 1)
 
 
 def letters_with_job() -> Protocol:

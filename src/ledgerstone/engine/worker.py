@@ -200,8 +200,9 @@ class Worker:
         # Until here leases were kept alive.
         self._stop.set()
         self._news.put(None)
+        ends = perf_counter() + JOIN_SECONDS_MAX
         for thread, seconds in self._threads.items():
-            thread.join(seconds)
+            thread.join(min(seconds, max(ends - perf_counter(), 0.0)))
         if self._watcher is not None:
             self._watcher.stop()
         try:
