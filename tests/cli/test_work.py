@@ -21,6 +21,10 @@ from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
 from tests.cli.program import Program, Running
 
 EXAMPLE = Path(protocols.__file__).parent / "example"
+NOTE = """
+@ledger.job("note")
+def note() -> None: ...
+"""
 STARTED = "work: ledgerstone"
 SHOP = """
 import os, time
@@ -159,13 +163,21 @@ def test_without_jobs_it_does_not_start(program: Program) -> None:
     assert "error: empty:ledger has no jobs\nhint: decorate a function" in ended.err
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_protocols_alone_are_worked_off(program: Program, processes: int) -> None:
-    """A ledger that has protocols, and neither jobs nor consumers, has them run."""
+@pytest.mark.parametrize(
+    ("processes", "code", "runs"),
+    [
+        (1, "", "runs the queues of protocols of chat:ledger"),
+        (2, "", "runs the queues of protocols of chat:ledger"),
+        (2, NOTE, "runs note of chat:ledger from default, and the queues of protocols"),
+    ],
+)
+def test_protocols_are_worked_off(program: Program, processes: int, code: str, runs: str) -> None:
+    """With jobs and consumers, and where a ledger has neither of them."""
     (program.folder / "ledgerstone.toml").write_text(
         f'url = "sqlite:///chat.db"\n[protocols]\nfolders = ["{EXAMPLE}"]\n'
     )
-    (program.folder / "chat.py").write_text("from ledgerstone import Ledger\nledger = Ledger()\n")
+    application = f"from ledgerstone import Ledger\nledger = Ledger()\n{code}"
+    (program.folder / "chat.py").write_text(application)
     with Ledger(f"sqlite:///{program.folder}/chat.db") as ledger:
         ledger.migrate()
         chat = ledger.protocol(EXAMPLE)
@@ -174,10 +186,10 @@ def test_protocols_alone_are_worked_off(program: Program, processes: int) -> Non
         with program.start("work", "-A", "chat:ledger", "--processes", processes) as running:
             until(lambda: chat.read(lambda db: db.rows("SELECT id FROM chat_group")) == [("g",)])
             running.terminate()
-            code = running.ended()
+            ended = running.ended()
 
-    assert code == 0
-    assert "runs the queues of protocols of chat:ledger" in running.said
+    assert ended == 0
+    assert runs in running.said
 
 
 @pytest.mark.parametrize(
