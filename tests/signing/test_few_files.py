@@ -7,11 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ledgerstone.signing import upkeep
 from ledgerstone.signing.keys import Family
 from ledgerstone.signing.rocksdb.few_files import LOGS_MAX, SMALL_FILES_MAX
 from ledgerstone.signing.store import Store
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
+
+pytestmark = pytest.mark.slow
 
 OPENINGS = 40
 DESCRIPTORS = 64

@@ -17,6 +17,8 @@ from ledgerstone.signing.rocksdb.log_records import damaged_at
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.signing.conftest import FAMILIES
 
+pytestmark = pytest.mark.slow
+
 BLOCK_BYTES = 32 * 1024
 HEADER_BYTES = 7
 HEADER_BITS = range(8 * HEADER_BYTES)
