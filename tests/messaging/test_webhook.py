@@ -28,6 +28,7 @@ from ledgerstone.messaging.brokers.transports import webhook
 from ledgerstone.messaging.brokers.transports.webhook import (
     HELD,
     REASON_CHARS_MAX,
+    SHARES,
     SLOW_SECONDS,
     WebhookTransport,
 )
@@ -56,6 +57,8 @@ from tests.messaging.receiver import Receiver, Reply
 
 SECONDS_MAX = WAIT_SECONDS_MAX
 CONNECTIONS = DestinationSettings().connections_max
+NEW = int(CONNECTIONS * SHARES[1])
+"""New partitions have so many of them."""
 SOURCE = "/shop"
 NAME = "hooks"
 REFUSED_NAME = "order.unwanted"
@@ -407,7 +410,7 @@ def test_a_slow_post_holds_no_other_partition(receiver: Receiver, home: Home) ->
 def test_more_slow_partitions_than_connections(
     receiver: Receiver, make: Make, home: Home, clock: ManualClock
 ) -> None:
-    """While posts of slow partitions wait for their answers, others have a connection free."""
+    """While posts of slow or new partitions wait for answers, quick ones have a connection."""
     slow, partitions = [f"slow{number}" for number in range(6)], ["ann", "bob", "cid"]
     posted, answer = threading.Semaphore(0), threading.Event()
 
@@ -426,15 +429,19 @@ def test_more_slow_partitions_than_connections(
             until(lambda: len(receiver.kept) == len(slow), what="the first slow ones")
             receiver.replies["order.slow"] = Reply(before=wait)
             publish(ledger, "order.slow", slow)
-            for _ in range(3):
+            for _ in range(2):
                 assert posted.acquire(timeout=WAIT_SECONDS_MAX)
             for _ in range(5):
                 publish(ledger, "order.placed", partitions)
             until(lambda: len(receiver.kept) == len(slow) + 15, what="all others")
+            publish(ledger, "order.slow", [f"new {partition}" for partition in slow])
+            assert posted.acquire(timeout=WAIT_SECONDS_MAX)
+            publish(ledger, "order.placed", partitions)
+            until(lambda: len(receiver.kept) == len(slow) + 18, what="those that are known")
             answer.set()
-            until(lambda: len(receiver.kept) == 2 * len(slow) + 15, what="the slow ones")
+            until(lambda: len(receiver.kept) == 3 * len(slow) + 18, what="the slow ones")
 
-    assert len(receiver.requests) == 2 * len(slow) + 15
+    assert len(receiver.requests) == 3 * len(slow) + 18
 
 
 @pytest.mark.slow
@@ -618,16 +625,16 @@ def test_a_partition_is_held_at_its_first_failure(receiver: Receiver, make: Make
 @pytest.mark.slow
 def test_partitions_go_side_by_side(receiver: Receiver, make: Make) -> None:
     """Partitions are posted at once over a few connections, each in its order."""
-    together = threading.Barrier(CONNECTIONS)
+    together = threading.Barrier(NEW)
     receiver.replies["order.first"] = Reply(before=lambda: together.wait(SECONDS_MAX))
     partitions = [str(number) for number in range(CONNECTIONS * 3)]
-    first = [one("order.first", partition=name) for name in partitions[:CONNECTIONS]]
+    first = [one("order.first", partition=name) for name in partitions[:NEW]]
     later = [one(partition=name) for name in partitions * 3]
 
     answers = send(make(), *first, *later)
 
     assert answers == [DELIVERED] * (len(first) + len(later))
-    assert len({came.connection for came in receiver.requests}) == CONNECTIONS
+    assert NEW <= len({came.connection for came in receiver.requests}) <= CONNECTIONS
     for name in partitions:
         came = [came.message.id for came in receiver.kept if came.message.partition == name]
         assert came == [m.id for m in first + later if m.partition == name]

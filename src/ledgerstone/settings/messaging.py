@@ -141,8 +141,8 @@ class DestinationSettings(_Reached, frozen=True, kw_only=True, forbid_unknown_fi
         Meta(
             ge=1,
             le=1000,
-            description="Webhook: connections that a relay has to the URL at once. Partitions whose"
-            " posts take longer than a second hold at most three quarters of them.",
+            description="Webhook: connections that a relay has to the URL at once. Partitions that"
+            " are not known to answer within a second hold at most three quarters of them.",
         ),
     ] = 32
     private_addresses: Annotated[

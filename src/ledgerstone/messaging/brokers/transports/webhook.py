@@ -57,10 +57,11 @@ from ledgerstone.settings.messaging import DestinationSettings
 
 SLOW_SECONDS = 1.0
 """A partition whose last post took longer is slow."""
-SLOW_SHARE = 0.75
-"""The share of the connections that slow partitions may hold together, but at least one."""
-SLOW_KEPT = 10_000
-"""Slow partitions that are remembered."""
+SHARES = (1.0, 0.75, 0.5)
+"""The shares of the connections, at least one each: all partitions, those that are not known to be
+quick, and those that are slow."""
+KNOWN_MAX = 10_000
+"""Partitions whose pace is remembered."""
 REQUEST_SECONDS_MAX = 20.0
 REASON_CHARS_MAX = 300
 
@@ -89,7 +90,7 @@ class WebhookTransport:
     - A pause that the receiver asks for (`Retry-After`) applies to the partition of the message.
     - User and password of the URL become Basic authentication.
     - Plain `http` needs the setting `private_addresses` and a private address.
-    - Slow partitions wait for one another: they leave connections free for the others.
+    - Slow and unknown partitions leave connections free for those that are known to be quick.
     """
 
     def __init__(
@@ -226,14 +227,16 @@ def _host_header(place: Endpoint, scheme: str) -> bytes:
 
 
 class _Pace:
-    """Remembers the partitions that are slow."""
+    """Remembers which partitions are slow."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._slow: dict[str, None] = {}
+        self._slow: dict[str, bool] = {}
 
-    def is_slow(self, message: Message) -> bool:
-        return message.partition in self._slow
+    def of(self, message: Message) -> int:
+        """0: the partition is quick; 1: not known; 2: slow."""
+        slow = self._slow.get(message.partition)
+        return 1 if slow is None else 2 * slow
 
     @contextmanager
     def measured(self, message: Message) -> Iterator[None]:
@@ -243,9 +246,9 @@ class _Pace:
             yield
         finally:
             self._slow.pop(message.partition, None)
-            if message.partition and self._monotonic() - begun > SLOW_SECONDS:
-                self._slow[message.partition] = None
-                if len(self._slow) > SLOW_KEPT:
+            if message.partition:
+                self._slow[message.partition] = self._monotonic() - begun > SLOW_SECONDS
+                if len(self._slow) > KNOWN_MAX:
                     del self._slow[next(iter(self._slow))]
 
 
@@ -267,16 +270,23 @@ class _PostBatch:
         lanes: dict[str | int, deque[int]] = {}
         for index, message in enumerate(messages):
             lanes.setdefault(message.partition if ordered else index, deque()).append(index)
-        self.lanes: deque[deque[int]] = deque()
-        self.slow: deque[deque[int]] = deque()
-        """The lanes of slow partitions."""
+        self.lanes: list[deque[deque[int]]] = [deque() for _ in SHARES]
+        """The lanes that wait, by the pace of their partition."""
+        self.count = len(lanes)
         for lane in lanes.values():
-            (self.slow if pace.is_slow(messages[lane[0]]) else self.lanes).append(lane)
+            self.add(lane)
         self.posted: set[str] = set()
         """The ids of messages whose request was written."""
         self.trouble: str | None = None
         """Why there is no connection."""
         self.late = Answer(SendResult.UNKNOWN, "timeout", "no response came in time")
+
+    def add(self, lane: deque[int]) -> None:
+        self.lanes[self.pace.of(self.messages[lane[0]])].append(lane)
+
+    def next(self) -> int | None:
+        """The pace of the lane that is next; None if no lane waits."""
+        return next((pace for pace, lanes in enumerate(self.lanes) if lanes), None)
 
     def settle(self, index: int, answer: Answer) -> None:
         self.answers[index] = answer
@@ -288,8 +298,9 @@ class _PostBatch:
             self.settle(lane.popleft(), answer)
 
     def settle_all(self, answer: Answer) -> None:
-        while lanes := self.lanes or self.slow:
-            self.settle_rest(answer, lanes.popleft())
+        for lanes in self.lanes:
+            while lanes:
+                self.settle_rest(answer, lanes.popleft())
 
     def answered(self) -> list[Answer]:
         return [answer if answer is not None else self.late for answer in self.answers]
@@ -301,15 +312,14 @@ class _Session:
     def __init__(self, name: str, target: _Target, connections: int) -> None:
         self._target = target
         self._connections = connections
-        self._places = asyncio.Semaphore(connections)
-        self._slow_places = asyncio.Semaphore(max(1, int(connections * SLOW_SHARE)))
+        self._places = [asyncio.Semaphore(max(1, int(connections * each))) for each in SHARES]
         self._idle: list[Connection] = []
         self._answered = 0
         self.thread = LoopThread(f"ledgerstone-webhook-{name}")
 
     async def carry(self, batch: _PostBatch, seconds_max: float) -> None:
         """Posts the messages that can be posted within `seconds_max`."""
-        count = min(len(batch.lanes) + len(batch.slow), self._connections)
+        count = min(batch.count, self._connections)
         before = self._answered
         try:
             async with asyncio.timeout(seconds_max), asyncio.TaskGroup() as group:
@@ -325,21 +335,24 @@ class _Session:
 
     async def _work(self, batch: _PostBatch) -> None:
         """Posts lane after lane, until none is left or no connection can be made."""
-        while lanes := batch.lanes or batch.slow:
+        while (pace := batch.next()) is not None:
             # Acquired for each lane, so that other calls get their turn in between.
             async with AsyncExitStack() as places:
-                if lanes is batch.slow:
-                    await places.enter_async_context(self._slow_places)
-                await places.enter_async_context(self._places)
-                if not lanes:
+                for each in reversed(self._places[: pace + 1]):
+                    await places.enter_async_context(each)
+                if not batch.lanes[pace]:
                     continue
-                lane = lanes.popleft()
+                lane = batch.lanes[pace].popleft()
+                if batch.pace.of(batch.messages[lane[0]]) > pace:
+                    # Its partition has turned out to be slow meanwhile.
+                    batch.add(lane)
+                    continue
                 try:
                     await self._lane(batch, lane)
                 except Unreachable as error:
                     batch.trouble = str(error)
                     # Another worker that has a connection takes the lane.
-                    lanes.appendleft(lane)
+                    batch.lanes[pace].appendleft(lane)
                     return
 
     async def _lane(self, batch: _PostBatch, lane: deque[int]) -> None:
