@@ -157,6 +157,22 @@ def test_verify(program: Program, stored: Ledger) -> None:
     assert (unknown.code, "there is no file" in unknown.err) == (1, True)
 
 
+def test_a_damaged_file_is_not_written(program: Program, stored: Ledger) -> None:
+    """A whole file that differs from its hash is refused, and the file of the name stays."""
+    (program.folder / "b.png").write_text("mine")
+    with stored.transaction() as tx:
+        wrong = "UPDATE blob_slices SET data = zeroblob(length(data)) WHERE slice_no = 1"
+        tx.connection.exec_driver_sql(wrong)
+
+    got = program.run("blobs", "get", ID, "-o", "b.png")
+    streamed = program.run("blobs", "get", ID, "-o", "/dev/null")
+
+    assert (got.code, streamed.code) == (1, 1)
+    assert f"the file {ID} is damaged" in got.err
+    assert (program.folder / "b.png").read_text() == "mine"
+    assert not list(program.folder.glob("*.part"))
+
+
 def test_verify_goes_on(program: Program, stored: Ledger) -> None:
     """A row that another program named by no hash is damaged, obeyed by no terminal, and passed."""
     with stored.transaction() as tx:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ledgerstone import protocols
+from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.cli.program import Program
 
 EXAMPLE = Path(protocols.__file__).parent / "example"
@@ -101,6 +105,89 @@ def test_what_is_parked(program: Program) -> None:
     assert "nothing is parked in incoming" in left.out
 
 
+def test_another_file_under_a_name(program: Program) -> None:
+    """An import that goes on with another file, or with a shorter one, is refused."""
+    program.run("protocols", "run", "groups", "group.create", "--params", json.dumps(GROUP))
+    first, second = program.run("events", "export").out.splitlines()
+    (program.folder / "all.jsonl").write_text(f"{first}\n{second}\n")
+    (program.folder / "short.jsonl").write_text(f"{first}\n")
+    (program.folder / "other.jsonl").write_text(f"{second}\n{first}\n{first}\n")
+    (program.folder / "longer.jsonl").write_text(f"{first}\n{second}\n{first}\n")
+
+    program.run("events", "import", "all.jsonl", "--resume", "one")
+    short = program.run("events", "import", "short.jsonl", "--resume", "one")
+    other = program.run("events", "import", "other.jsonl", "--resume", "one")
+    longer = program.run("events", "import", "longer.jsonl", "--resume", "one", "--json")
+    named = program.run("events", "import", "all.jsonl", "--resume", "x" * 300)
+
+    assert (short.code, other.code, named.code) == (1, 1, 1)
+    assert "the import one has read 2 other events" in short.err
+    assert "the import one has read 2 other events" in other.err
+    assert (longer.json["resumed"], longer.json["known"]) == (2, 1)
+    assert "the name of an import has 1 to" in named.err
+
+
+def test_an_export_that_fails(program: Program) -> None:
+    """The file of the name stays as it was, and nothing is left beside it."""
+    program.run("protocols", "run", "groups", "group.create", "--params", json.dumps(GROUP))
+    program.run("protocols", "snapshot", "groups")
+    program.run("protocols", "prune", "--keep-days", "0")
+    (program.folder / "all.jsonl").write_text("mine")
+    before = sorted(path.name for path in program.folder.iterdir())
+
+    nobody = program.run("events", "export", "nobody", "-o", "all.jsonl")
+    pruned = program.run("events", "export", "groups", "-o", "all.jsonl")
+    nowhere = program.run("events", "export", "groups", "-o", "none/all.jsonl")
+
+    assert (nobody.code, pruned.code, nowhere.code) == (1, 1, 1)
+    assert "none/all.jsonl cannot be written" in nowhere.err
+    assert (program.folder / "all.jsonl").read_text() == "mine"
+    assert sorted(path.name for path in program.folder.iterdir()) == before
+
+
+def test_an_import_from_a_pipe(program: Program) -> None:
+    """A named pipe, as the shell makes for `<(…)`, is read like stdin; a folder is refused."""
+    pipe = program.folder / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        given = pool.submit(pipe.write_text, '{"type":"group","data":{}}\n')
+        piped = program.run("events", "import", "pipe", "--json")
+        given.result()
+    folder = program.run("events", "import", ".")
+
+    assert (piped.code, piped.json["failed"]) == (0, 1)
+    assert (folder.code, ". cannot be read: Is a directory" in folder.err) == (1, True)
+
+
+def test_a_line_that_is_too_long(program: Program) -> None:
+    """No more of it is read than an event may have; what came before it is kept."""
+    small = {"LEDGERSTONE_STORE_BODY_BYTES_MAX": "1024"}
+    event = {"type": "group", "data": {"id": "g", "name": "x" * 6000, "by": "ann"}}
+    (program.folder / "long.jsonl").write_text(json.dumps(event))
+
+    refused = program.run("events", "import", "long.jsonl", **small)
+    taken = program.run("events", "import", "long.jsonl", "--json")
+
+    assert (refused.code, taken.json["new"]) == (1, 1)
+    assert "line 1 has more than" in refused.err
+    assert "raise store.body_bytes_max" in refused.err
+
+
+def test_nobody_reads_what_is_followed(program: Program) -> None:
+    """`tail | head`: it ends without an error when nobody reads any more."""
+    create = ("protocols", "run", "groups", "group.create", "--params")
+    program.run(*create, json.dumps(GROUP))
+    words = [*program.command, "protocols", "tail"]
+    where = {"cwd": program.folder, "env": program.environment}
+
+    with subprocess.Popen(words, stdout=subprocess.PIPE, **where) as following:  # type: ignore[call-overload]
+        assert following.stdout.readline()
+        following.stdout.close()
+        program.run(*create, json.dumps(GROUP | {"group": "h"}))
+
+        assert following.wait(WAIT_SECONDS_MAX) == 0
+
+
 def test_tests(program: Program) -> None:
     """A protocol whose cases fail is told, and ends with exit code 1."""
     folder = program.folder / "broken"
@@ -122,10 +209,14 @@ def test_what_is_wrong_is_told(program: Program) -> None:
     nobody = program.run("protocols", "blocked", "nobody")
     nothing = program.run("protocols", "run", "groups", "nothing")
     params = program.run("protocols", "run", "groups", "join", "--params", "[1]")
+    null = program.run(
+        "protocols", "run", "groups", "group.create", "--params", json.dumps(GROUP | {"by": None})
+    )
 
     assert "its protocols: groups" in nobody.err
     assert "group.create" in nothing.err
     assert "--params is no JSON object" in params.err
+    assert "an identity that receives is text, not None" in null.err
 
 
 @pytest.mark.slow

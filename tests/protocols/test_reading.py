@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ledgerstone import Ledger, errors
-from ledgerstone.protocols import Envelope, Reading, Running
+from ledgerstone.protocols import Envelope, Reading, Running, moving
 from ledgerstone.protocols.connection import _listing
 from tests.protocols.letters import count, given_key, letters, rows, seat, words_of, written
 
@@ -69,6 +69,42 @@ def test_an_import_is_resumed(running: Running) -> None:
 
     assert (kept, moved.resumed, moved.known) == (9, 10, 1)
     assert count(running, "events") == 44
+
+
+@pytest.mark.parametrize("file", ["other", "shorter"])
+def test_an_import_is_resumed_with_another_file(running: Running, file: str) -> None:
+    """It is refused: the events of that file would be passed over silently."""
+    running.import_events(mixed(), name="file", batch=5)
+    other = [written("other"), *mixed()] if file == "other" else mixed()[:-1]
+
+    with pytest.raises(errors.KeyConflict, match="the import file has read 46 other events"):
+        running.import_events(other, name="file", batch=5)
+
+    assert running.import_events([*mixed(), written("more")], name="file").new == 1
+
+
+def test_a_batch_is_bounded_in_bytes(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with the event that exceeds the bound, whatever the count of its events."""
+    monkeypatch.setattr(moving, "BATCH_BYTES_MAX", 500)
+    seen = list[int]()
+
+    running.import_events(
+        [Envelope(type="note", data={"n": n, "words": "x" * 230}) for n in range(5)],
+        progress=lambda moved: seen.append(moved.all),
+    )
+
+    assert seen == [2, 4, 5]
+
+
+def test_an_event_that_is_too_large(running: Running) -> None:
+    """It is refused as where one is received, and nothing of its batch is kept."""
+    most = running.database.settings.body_bytes_max + moving.FRAME_BYTES_MAX
+    large = Envelope(type="note", data={"words": "x" * most})
+
+    with pytest.raises(errors.TooLarge, match=r"event 2 has \d+ bytes, at most 1048576"):
+        running.import_events([given_key(), large])
+
+    assert count(running, "events") == 0
 
 
 @pytest.mark.parametrize(

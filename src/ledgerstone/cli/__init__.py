@@ -38,7 +38,9 @@ def main() -> None:
     except OSError as error:
         if error.filename is not None or error.errno not in {*_FULL, errno.EPIPE}:
             raise
-        _forget_the_rest()
+        from ledgerstone.console.byte_files import forget_the_rest
+
+        forget_the_rest()
         # The reader closed the pipe: it has read enough.
         full = error.errno in _FULL
         said = f"error: what there is to say cannot be written: {error.strerror}"
@@ -56,10 +58,3 @@ def end_without_handlers(code: object) -> None:
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()
         os._exit(code if isinstance(code, int) else int(code is not None))
-
-
-def _forget_the_rest() -> None:
-    """Drop the rest of stdout: Python would try to write it again at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

@@ -54,6 +54,13 @@ def written_to(file: str) -> Iterator[BinaryIO]:
             raise
 
 
+def forget_the_rest() -> None:
+    """Drop the rest of stdout: Python would try to write it again at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 @contextmanager
 def _told(file: str, act: str) -> Iterator[None]:
     try:

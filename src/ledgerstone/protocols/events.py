@@ -36,9 +36,10 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def check(self) -> None:
         """BadInput unless every database keeps it."""
         check_name(self.type, "the type of an event", chars_max=NAME_CHARS_MAX)
-        if self.event_id:
+        # None is refused, too: nothing has checked what a command put in.
+        if self.event_id != "":
             check_name(self.event_id, "the identity of an event", chars_max=KEY_CHARS_MAX)
-        if self.received_by:
+        if self.received_by != "":
             check_name(self.received_by, "an identity that receives", chars_max=KEY_CHARS_MAX)
         if not -MOMENT_MS_MAX <= self.created_at_ms <= MOMENT_MS_MAX:
             raise BadInput(f"an event has a moment in ms since 1970, not {self.created_at_ms}")

@@ -114,11 +114,16 @@ class Running:
         batch: int = IMPORT_EVENTS,
         progress: Callable[[Moved], None] = lambda _: None,
     ) -> Moved:
-        """Apply many events, so many a commit; one that has a name can be resumed."""
+        """Apply many events, so many a commit; one that has a name can be resumed.
+
+        - TooLarge for an event larger than `store.body_bytes_max`.
+        - KeyConflict if the import of this name has read other events.
+        """
         importer = Importer(
             self.database,
             self.protocol,
             batch=batch,
+            bytes_max=self._settings.store.body_bytes_max,
             retry_seconds=self._settings.protocols.retry_seconds,
         )
         return importer.run(envelopes, name=name, progress=progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import mimetypes
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from ledgerstone.console.byte_files import STDIO, read_from, written_to
 from ledgerstone.console.call import EXIT_REFUSED, Call, command
 from ledgerstone.console.groups import group
 from ledgerstone.console.pages import LIST_ROWS, CursorOption, LimitOption
-from ledgerstone.errors import NotFound
+from ledgerstone.errors import ContentMissing, NotFound
 from ledgerstone.ledger import Ledger
 
 PAGE_ROWS = 1000
@@ -80,6 +81,8 @@ def get(
 ) -> None:
     """Write a file, or a range of it, to a file or to stdout.
 
+    A whole file is compared with its hash: exit 1 if it is damaged, and nothing has its name.
+
     Example: ledgerstone blobs get 9f86d0… -o film.mp4
     """
     if to == STDIO and call.json:
@@ -88,12 +91,18 @@ def get(
         found = _found(ledger, file_id)
         pieces = ledger.blobs.read(found.file_id, start, end)
         size = (found.bytes if end is None else end) - start
+        digest = hashlib.sha256()
         with written_to(to) as file, byte_bar("get", size, json=call.json or to == STDIO) as shown:
             written = 0
             for piece in pieces:
                 file.write(piece)
+                digest.update(piece)
                 written += len(piece)
                 shown(written)
+            if written == found.bytes and digest.hexdigest() != found.file_id:
+                message = f"the file {found.file_id} is damaged: it has the hash"
+                hint = "restore it from a backup; `blobs verify` names all that are damaged"
+                raise ContentMissing(f"{message} {digest.hexdigest()}", hint=hint)
     if to != STDIO:
         words = output.Text(f"{to} has {written:,} bytes")
         output.show({"file": to, "bytes": written}, words, json=call.json)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -13,18 +11,18 @@ import typer
 from ledgerstone.console import output
 from ledgerstone.console.application import ledger_of
 from ledgerstone.console.bars import count_bar
+from ledgerstone.console.byte_files import STDIO, read_from, written_to
 from ledgerstone.console.call import Call, command
 from ledgerstone.console.groups import group
 from ledgerstone.console.output import Text
 from ledgerstone.console.pages import LIST_ROWS, CursorOption, LimitOption
-from ledgerstone.errors import BadInput
+from ledgerstone.errors import BadInput, TooLarge
 from ledgerstone.protocols.cli.arguments import NameArgument, registry_of
 from ledgerstone.protocols.events import Envelope, decode, encode
-from ledgerstone.protocols.moving import BATCH_EVENTS_MAX
+from ledgerstone.protocols.moving import BATCH_EVENTS_MAX, FRAME_BYTES_MAX
 from ledgerstone.protocols.read.status import EVENTS
 from ledgerstone.protocols.running import IMPORT_EVENTS
 
-STDIO = "-"
 COUNT_BYTES = 1 << 20
 
 ProtocolOption = Annotated[
@@ -73,15 +71,18 @@ def import_(
 
     Example: ledgerstone events import events.jsonl --resume first
     """
-    count = None if file == STDIO else _count(_there(file))
     with (
         ledger_of(call) as ledger,
-        _input(file) as source,
-        count_bar(f"import {file}", count, json=call.json) as shown,
+        read_from(file) as source,
+        count_bar(f"import {file}", _count(file), json=call.json) as shown,
     ):
         running = ledger.protocol(protocol)
+        line_bytes_max = ledger.settings.store.body_bytes_max + FRAME_BYTES_MAX
         moved = running.import_events(
-            _envelopes(source), name=resume, batch=batch, progress=lambda told: shown(told.all)
+            _envelopes(source, line_bytes_max),
+            name=resume,
+            batch=batch,
+            progress=lambda told: shown(told.all),
         )
         running.work()
     words = (
@@ -109,7 +110,7 @@ def export(
     count = 0
     with (
         ledger_of(call) as ledger,
-        _output(output_) as target,
+        written_to(output_) as target,
         count_bar("export", None, json=call.json) as shown,
     ):
         for _, event in ledger.protocol(name).export_events(after=after, kept_only=kept):
@@ -121,8 +122,12 @@ def export(
         output.show({"exported": count}, Text(f"{count:,} events"), json=call.json)
 
 
-def _envelopes(source: BinaryIO) -> Iterator[Envelope]:
-    for number, line in enumerate(source, start=1):
+def _envelopes(source: BinaryIO, line_bytes_max: int) -> Iterator[Envelope]:
+    # One byte more than a line with its end may have shows that a line is too long.
+    for number, line in enumerate(iter(lambda: source.readline(line_bytes_max + 2), b""), start=1):
+        if len(line.rstrip(b"\n")) > line_bytes_max:
+            message = f"line {number} has more than {line_bytes_max} bytes"
+            raise TooLarge(message, hint="raise store.body_bytes_max, or send it as a file")
         if not line.strip():
             continue
         try:
@@ -131,35 +136,12 @@ def _envelopes(source: BinaryIO) -> Iterator[Envelope]:
             raise BadInput(f"line {number}: {error.message}") from error
 
 
-def _there(file: str) -> Path:
-    path = Path(file)
-    if not path.is_file():
-        raise BadInput(f"there is no file {file}")
-    return path
-
-
-def _count(path: Path) -> int:
-    with path.open("rb") as source:
+def _count(file: str) -> int | None:
+    """How many lines a file has; None for a pipe, which can be read once."""
+    if file == STDIO or not Path(file).is_file():
+        return None
+    with Path(file).open("rb") as source:
         return sum(part.count(b"\n") for part in iter(lambda: source.read(COUNT_BYTES), b""))
-
-
-@contextmanager
-def _input(file: str) -> Iterator[BinaryIO]:
-    if file == STDIO:
-        yield sys.stdin.buffer
-        return
-    with _there(file).open("rb") as source:
-        yield source
-
-
-@contextmanager
-def _output(file: str) -> Iterator[BinaryIO]:
-    if file == STDIO:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    with Path(file).open("wb") as target:
-        yield target
 
 
 app = group(

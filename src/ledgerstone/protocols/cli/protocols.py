@@ -11,6 +11,7 @@ import typer
 from ledgerstone.console import output
 from ledgerstone.console.application import ledger_of
 from ledgerstone.console.bars import count_bar
+from ledgerstone.console.byte_files import forget_the_rest
 from ledgerstone.console.call import EXIT_REFUSED, Call, command
 from ledgerstone.console.groups import group
 from ledgerstone.console.output import Text
@@ -222,7 +223,12 @@ def tail(
             left = 1.0 if until is None else min(1.0, until - monotonic())
             for position, event in following.wait(seconds=max(left, 0.0)):
                 line = {"position": position, **msgspec.to_builtins(event)}
-                typer.echo(msgspec.json.encode(line).decode())
+                try:
+                    typer.echo(msgspec.json.encode(line).decode())
+                except BrokenPipeError:
+                    # The regular end of a tail that follows for ever: `tail | head`.
+                    forget_the_rest()
+                    return
             if until is not None and monotonic() >= until:
                 return
 
