@@ -49,10 +49,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, scale: float, events: int | None = None) -> Plan:
-        """The plan of a scale: ten million events once; less events, three times."""
+        """The plan of a scale: ten million events once; less events, three times.
+
+        A number of events is the scale, too: a small run must not pass for a whole one.
+        """
         count = max(1000, round(EVENTS * scale)) if events is None else events
         return cls(
-            scale=scale,
+            scale=scale if events is None else events / EVENTS,
             events=count,
             items=min(20_000, count),
             rounds_ingest=1 if count > EVENTS // 10 else 3,
