@@ -564,7 +564,8 @@ def opened_database(
 def _keep_slice(tx: StoreTransaction, wish: BlobAppendSlice) -> None:
     """Store a slice of a file for a command of a protocol."""
     assert isinstance(tx, Transaction)
-    tx.blobs.add_slice(wish.file_id, wish.slice_no, wish.offset, wish.data)
+    place = (wish.file_id, wish.slice_no, wish.offset)
+    tx.blobs.add_slice(*place, wish.data, total_size=wish.total_size)
 
 
 def _announce(tx: StoreTransaction, announcements: Sequence[Announcement]) -> list[bool]:

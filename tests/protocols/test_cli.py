@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ledgerstone import protocols
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
-from tests.cli.program import Program
+from tests.cli.program import Ended, Program
 
 EXAMPLE = Path(protocols.__file__).parent / "example"
 BROKEN = """
@@ -20,6 +23,7 @@ from pathlib import Path
 from ledgerstone.protocols import Protocol
 protocol = Protocol("broken", folder=Path(__file__).parent)
 """
+WRONG = {"data": "no base64!", "by": "ann"}
 GROUP = {"group": "g", "name": "Garden", "by": "ann"}
 
 
@@ -103,6 +107,35 @@ def test_what_is_parked(program: Program) -> None:
     assert "1 items are queued again" in retried.out
     assert "1 items are removed" in dropped.out
     assert "nothing is parked in incoming" in left.out
+
+
+def test_a_file_of_the_example(program: Program) -> None:
+    """It is shared, its slices come in any order as base64, and it is read as it was."""
+    content = os.urandom(50_000)
+    file_id = hashlib.sha256(content).hexdigest()
+    shared = {"group": "g", "file_id": file_id, "name": "a.bin", "total_size": 50_000, "by": "ann"}
+
+    def slice_of(number: int, offset: int, data: bytes) -> Ended:
+        words = base64.b64encode(data).decode()
+        part = {"file_id": file_id, "slice_no": number, "offset": offset, "data": words}
+        return _run(program, "file.slice", part | {"by": "ann"})
+
+    _run(program, "group.create", GROUP)
+    early = slice_of(0, 0, content[:30_000])
+    begun = _run(program, "file.begin", shared)
+    codes = [slice_of(1, 30_000, content[30_000:]).code for _ in range(2)]
+    codes.append(slice_of(0, 0, content[:30_000]).code)
+    bad = _run(program, "file.slice", {"file_id": file_id, "slice_no": 2, "offset": 0} | WRONG)
+    got = program.run("blobs", "get", file_id, "-o", "a.bin")
+
+    assert (early.code, f"nobody has shared the file {file_id}" in early.err) == (1, True)
+    assert (begun.code, codes, got.code) == (0, [0, 0, 0], 0)
+    assert (bad.code, "the slice is no base64" in bad.err) == (1, True)
+    assert (program.folder / "a.bin").read_bytes() == content
+
+
+def _run(program: Program, command: str, params: dict[str, Any]) -> Ended:
+    return program.run("protocols", "run", "groups", command, "--params", json.dumps(params))
 
 
 def test_another_file_under_a_name(program: Program) -> None:

@@ -162,9 +162,7 @@ class Blobs:
             size = total_size if row.overdue else row.total_size
             row = row._replace(total_size=size, mime=mime, slice_size=wanted)
             row = rows.start_over(self._tx, row, keep_ms=self._state.keep_ms)
-        if row.total_size != total_size:
-            message = f"the file {file_id} has {row.total_size} bytes, not {total_size}"
-            raise KeyConflict(message, hint="one hash has one size: check what was hashed")
+        _check_same_size(row, total_size)
         if slice_size not in {None, row.slice_size} and not row.completed:
             message = f"the slices of {file_id} have {row.slice_size} bytes, not {slice_size}"
             raise KeyConflict(message, hint="send slices of the size that it began with")
@@ -217,14 +215,26 @@ class Blobs:
         new = slots.new_of(self._tx, row, wanted, self._state.folder)
         return slots.add(self._tx, row, new, keep_ms=self._state.keep_ms).progress
 
-    def add_slice(self, file_id: str, number: int, offset: int, data: bytes) -> Progress:
+    def add_slice(
+        self,
+        file_id: str,
+        number: int,
+        offset: int,
+        data: bytes,
+        *,
+        total_size: int | None = None,
+    ) -> Progress:
         """Add a slice where an event says that it belongs; the last one completes the file.
 
-        For files that another program began, by the documented columns: their slices may have any
-        sizes. If they are whole and are not the content of the hash, they are removed, as by
-        `complete`.
+        - For files whose slices may have any sizes: those that another program began, by the
+          documented columns, and those that the first slice begins by its `total_size`.
+        - KeyConflict if the file is there with another size.
+        - If they are whole and are not the content of the hash, they are removed, as by `complete`.
         """
-        row = rows.lock_known(self._tx, rows.checked_hash(file_id))
+        rows.checked_hash(file_id)
+        if total_size is not None:
+            self._begin_in_slices(file_id, total_size)
+        row = rows.lock_known(self._tx, file_id)
         wanted = slots.placed_at(row, number, offset, data)
         new = slots.new_of(self._tx, row, [wanted], self._state.folder)
         row = slots.add(self._tx, row, new, keep_ms=self._state.keep_ms)
@@ -357,6 +367,15 @@ class Blobs:
         message = f"{file_id} is begun and removed by others all the time"
         raise StoreBusy(message, hint="run the transaction again")
 
+    def _begin_in_slices(self, file_id: str, total_size: int) -> None:
+        """Begin an upload in slices of any sizes, or find it."""
+        self._check_size(total_size)
+        row = self._inserted(file_id, total_size, None, None)
+        if row.overdue:
+            row = row._replace(total_size=total_size, mime=None, slice_size=None)
+            row = rows.start_over(self._tx, row, keep_ms=self._state.keep_ms)
+        _check_same_size(row, total_size)
+
     def _insert(self, file_id: str, size: int, mime: str | None, slice_size: int | None) -> None:
         """Add a row, unless there is one."""
         row = (file_id, size, _checked_mime(mime), slice_size, self._state.keep_ms)
@@ -396,6 +415,12 @@ class Blobs:
         if type(given) is not int or not 1 <= given <= SLICE_BYTES_MAX:
             raise BadInput(f"a slice has 1 to {SLICE_BYTES_MAX} bytes, not {given!r}")
         return given
+
+
+def _check_same_size(row: BlobRow, total_size: int) -> None:
+    if row.total_size != total_size:
+        message = f"the file {row.file_id} has {row.total_size} bytes, not {total_size}"
+        raise KeyConflict(message, hint="one hash has one size: check what was hashed")
 
 
 def check_whole(row: BlobRow) -> None:

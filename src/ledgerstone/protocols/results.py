@@ -64,12 +64,13 @@ class DeferredEnqueue(msgspec.Struct, frozen=True):
 
 
 class BlobAppendSlice(msgspec.Struct, frozen=True):
-    """Keep a slice of a file."""
+    """Keep a slice of a file; one with a `total_size` begins the file if it is not there."""
 
     file_id: str
     slice_no: int
     offset: int
     data: bytes
+    total_size: int | None = None
 
 
 Intent = IncomingRemove | OutgoingEnqueue | DeferredEnqueue | BlobAppendSlice

@@ -411,6 +411,22 @@ class SliceContract:
         assert before == 1
         assert b"".join(ledger.blobs.read(ID)) == DATA
 
+    def test_the_first_slice_begins_the_file(self, ledger: Ledger, clock: ManualClock) -> None:
+        """One that says the size of the file needs no upload before it; an expired one is anew."""
+        with pytest.raises(errors.NotFound):
+            ledger.run(lambda tx: tx.blobs.add_slice(ID, 0, 0, DATA[:6000]))
+        size = len(DATA)
+        ledger.run(lambda tx: tx.blobs.add_slice(ID, 0, 0, b"x" * 6000, total_size=size))
+        clock.advance(24 * HOUR * 365)
+
+        first = ledger.run(lambda tx: tx.blobs.add_slice(ID, 1, 6000, DATA[6000:], total_size=size))
+        with pytest.raises(errors.KeyConflict, match=f"has {size} bytes"):
+            ledger.run(lambda tx: tx.blobs.add_slice(ID, 0, 0, DATA[:6000], total_size=size + 1))
+        last = ledger.run(lambda tx: tx.blobs.add_slice(ID, 0, 0, DATA[:6000], total_size=size))
+
+        assert (first.bytes, last.completed) == (size - 6000, True)
+        assert b"".join(ledger.blobs.read(ID)) == DATA
+
     def test_slices_of_a_file_that_is_there(self, ledger: Ledger) -> None:
         """A slice of a file that came in slices of other sizes changes nothing, or is refused."""
         stored(ledger)

@@ -10,9 +10,11 @@ identity (`received_by`) by itself.
 from __future__ import annotations
 
 import secrets
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
+from ledgerstone.errors import BadInput, NotFound
 from ledgerstone.protocols.connection import Projecting, Reading
 from ledgerstone.protocols.events import Envelope, encode
 from ledgerstone.protocols.protocol import Protocol
@@ -169,10 +171,29 @@ def list_messages(
     return Result(answer={"messages": messages, "next": page.next, "previous": page.previous})
 
 
+@protocol.command("file.begin")
+def begin_file(
+    db: Reading, *, group: str, file_id: str, name: str, total_size: int, by: str
+) -> Result:
+    """Share a file; it is named by its SHA-256, and its slices follow in any order."""
+    data = {"group": group, "by": by, "file_id": file_id, "name": name, "total_size": total_size}
+    return _told(db, by, [("file", data)])
+
+
 @protocol.command("file.slice")
-def add_slice(_db: Reading, *, file_id: str, slice_no: int, offset: int, data: bytes) -> Result:
-    """A slice of a file that has arrived."""
-    return Result(intents=[BlobAppendSlice(file_id, slice_no, offset, data)])
+def add_slice(
+    db: Reading, *, file_id: str, slice_no: int, offset: int, data: str, by: str
+) -> Result:
+    """A slice of a file that was shared, in base64; the last one completes the file."""
+    size = "SELECT total_size FROM chat_file WHERE file_id = :file AND received_by = :by"
+    found = db.one(size, file=file_id, by=by)
+    if found is None:
+        raise NotFound(f"nobody has shared the file {file_id} with {by}", hint="call file.begin")
+    try:
+        content = b64decode(data, validate=True)
+    except ValueError as error:
+        raise BadInput(f"the slice is no base64: {error}") from error
+    return Result(intents=[BlobAppendSlice(file_id, slice_no, offset, content, found[0])])
 
 
 @protocol.job("key.issue", every_seconds=60)
