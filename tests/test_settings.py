@@ -91,6 +91,8 @@ EXAMPLES: dict[str, Any] = {
     "messaging.exchanges": {"events": {"type": "fanout"}},
     "messaging.queues": {"orders": {"bindings": {"events": ["order.#"]}}},
     "blobs.folder": "files",
+    "blobs.upload_token": "token-of-sixteen-characters",
+    "blobs.upload_host": "::1",
     "protocols.enabled": False,
     "protocols.retention": {"groups": {"keep_days": 30.0, "snapshot_days": 7.0}},
     "blobs.enabled": False,

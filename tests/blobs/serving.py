@@ -69,17 +69,25 @@ def asked_of(
 
 
 async def asked(
-    app: UploadApp, method: str, path: str, body: bytes = b"", silent: bool = False, /, **said: str
+    app: UploadApp,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    silent: bool | asyncio.Event = False,
+    /,
+    **said: str,
 ) -> Answer:
-    """One request of an event loop."""
+    """One request of an event loop; an event says that the body is read so far."""
     named = {"tus_resumable": "1.0.0"} | said
     headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in named.items()]
     scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": headers}
-    given = [{"type": "http.request", "body": body, "more_body": silent}]
+    given = [{"type": "http.request", "body": body, "more_body": silent is not False}]
     answers: list[MutableMapping[str, Any]] = []
 
     async def receive() -> MutableMapping[str, Any]:
         if not given:
+            if isinstance(silent, asyncio.Event):
+                silent.set()
             await asyncio.Event().wait()
         return given.pop()
 

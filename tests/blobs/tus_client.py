@@ -6,8 +6,8 @@ import base64
 import http.client
 import socket
 import struct
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 import msgspec
 
@@ -85,6 +85,29 @@ class Client(msgspec.Struct, frozen=True):
             with suppress(ConnectionError):
                 connection.sendall(data[:sent])
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+
+    @contextmanager
+    def sending(
+        self, path: str, offset: int, data: bytes, *, sent: int, **headers: str
+    ) -> Iterator[Callable[[], Response]]:
+        """Begin to send bytes, stand still after so many, and yield a call for the answer."""
+        named = {"content_type": BODY_TYPE, "upload_offset": str(offset)} | headers
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=WAIT_SECONDS_MAX)
+        connection.putrequest("PATCH", path)
+        for name, value in self._headers(named | {"content_length": str(len(data))}).items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        connection.send(data[:sent])
+
+        def answer() -> Response:
+            got = connection.getresponse()
+            found = {name.lower(): value for name, value in got.getheaders()}
+            return Response(got.status, found, got.read())
+
+        try:
+            yield answer
+        finally:
+            connection.close()
 
     def _headers(self, given: Mapping[str, str]) -> dict[str, str]:
         named = {name.replace("_", "-"): value for name, value in given.items()}

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 from sqlalchemy import make_url
 
+from ledgerstone.blobs.tus.server import UploadServer, upload_server
 from ledgerstone.console import logs, output
 from ledgerstone.console.application import ledger_of
 from ledgerstone.console.call import Call
 from ledgerstone.console.serving import serve
+from ledgerstone.ledger import Ledger
 from ledgerstone.messaging.cli.carrying import (
     destinations_of,
     ready_to_carry,
@@ -40,8 +43,8 @@ def up(call: Call) -> None:
 
     -A names your code. Without it, messages are carried to every destination of the settings, and
     schedules and retention are looked after: no handler runs. A store of signing is looked after,
-    too, every `signing.work_seconds`. Where neither code nor a database is
-    named, a sample application runs on a file of its own.
+    too, every `signing.work_seconds`. With `blobs.upload_token` uploads are taken by HTTP (tus).
+    Where neither code nor a database is named, a sample application runs on a file of its own.
 
     Example: ledgerstone up -A shop:ledger
     """
@@ -58,18 +61,32 @@ def up(call: Call) -> None:
         served = sorted({kind.queue for kind in ledger.kinds.all().values()})
         jobs = [ledger.job_source(queue) for queue in served]
         try:
-            facts = serve(
-                ledger,
-                [*jobs, *relays],
-                json=call.json,
-                intro=_intro(call, sample),
-                stores=ledger.store_duties(),
-            )
+            with _uploads(ledger) as uploads:
+                facts = serve(
+                    ledger,
+                    [*jobs, *relays],
+                    json=call.json,
+                    intro=_intro(call, sample),
+                    stores=ledger.store_duties(),
+                    uploads=uploads,
+                )
         finally:
             for relay in relays:
                 relay.transport.close()
     if call.json:
         output.show_json(facts)
+
+
+@contextmanager
+def _uploads(ledger: Ledger) -> Iterator[UploadServer | None]:
+    """What takes uploads, where the settings want it."""
+    blobs, grace = ledger.settings.blobs, ledger.settings.engine.grace_seconds
+    server = upload_server(ledger.blobs, grace_seconds=grace) if blobs.enabled else None
+    if server is None:
+        yield None
+        return
+    with server:
+        yield server
 
 
 def _is_sample(call: Call) -> bool:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from copy import copy
 from enum import Enum
-from typing import Any, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -31,6 +31,9 @@ from ledgerstone.messaging.cli.carrying import (
 from ledgerstone.messaging.inbox.deliveries import Deliveries, Received
 from ledgerstone.messaging.outbox.routing import RETRY
 from ledgerstone.signing import DUTIES
+
+if TYPE_CHECKING:
+    from ledgerstone.blobs.tus.server import UploadServer
 
 LOOK_SECONDS = 1.0
 COUNTED_MAX = 1000
@@ -79,6 +82,8 @@ class UpFacts(msgspec.Struct, frozen=True):
     received: Received | None
     signing: dict[str, int]
     """The counters of signing's duties, by duty."""
+    uploads: str | None = None
+    """Where uploads are taken by HTTP."""
 
     @property
     def moved(self) -> int:
@@ -94,14 +99,16 @@ def serve(
     json: bool = False,
     intro: Sequence[str] = (),
     stores: Sequence[StoreDuties[Any]] = (),
+    uploads: UploadServer | None = None,
 ) -> UpFacts:
     """Work and show it, until a signal comes or an error that waiting cannot help.
 
     - `intro` are lines to be shown first.
     - `stores` are duties on other stores than the database.
+    - `uploads` takes uploads already, and is asked to stop when the worker stops.
     """
     worker = ledger.worker(*sources, stores=stores)
-    observer = _Observer(ledger, worker)
+    observer = _Observer(ledger, worker, None if uploads is None else uploads.url)
     console = output.console()
     live = console.is_terminal and not json
     showing: _Show = _Screen(console) if live else _Lines()
@@ -111,6 +118,8 @@ def serve(
     with showing:
 
         def look(stopping: bool) -> None:
+            if stopping and uploads is not None:
+                uploads.ask_to_stop()
             showing.show(observer.look(UpState.STOPPING if stopping else UpState.RUNNING))
 
         worker.run(look=look, look_seconds=LOOK_SECONDS)
@@ -131,7 +140,8 @@ def signing_work(duties: Mapping[str, int]) -> dict[str, int]:
 class _Observer:
     """Looks at a worker and at its database."""
 
-    def __init__(self, ledger: Ledger, worker: Worker) -> None:
+    def __init__(self, ledger: Ledger, worker: Worker, uploads: str | None) -> None:
+        self._uploads = uploads
         self._ledger = ledger
         self._worker = worker
         sources = [pump.source for pump in worker.pumps]
@@ -173,6 +183,7 @@ class _Observer:
             carried=[facts_of(self._ledger, relay) for relay in relays],
             received=copy(self._deliveries.counters) if self._deliveries is not None else None,
             signing=signing_work(report.duties),
+            uploads=self._uploads,
         )
 
     def _silence(self) -> str | None:
@@ -244,6 +255,8 @@ class _Lines:
                     facts.worker,
                 ),
             )
+            if facts.uploads is not None:
+                _log.info("up: takes uploads at %s", facts.uploads)
             if _told_here(facts.trouble):
                 _log.warning("trouble: %s", facts.trouble)
             if facts.state is not UpState.RUNNING:
@@ -333,6 +346,8 @@ def screen(facts: UpFacts, *, per_second: float) -> RenderableType:
         "worker": f"{output.short(facts.worker)}, up {output.lasting(facts.up_ms)}",
         "sources": ", ".join(facts.sources),
     }
+    if facts.uploads is not None:
+        rows["uploads"] = Text(facts.uploads)
     if facts.state is not UpState.STOPPED:
         most = f" of {facts.concurrency}" if facts.received is None else ""
         work = f"{facts.running} running{most}, {facts.waiting} waiting"

@@ -31,6 +31,7 @@ from ledgerstone.blobs.tus.request import (
     CONTENT_TYPE,
     PARTIAL,
     VERSION,
+    Bodies,
     Checksum,
     Disconnected,
     Receive,
@@ -38,8 +39,8 @@ from ledgerstone.blobs.tus.request import (
     Scope,
     Send,
     Silent,
+    Stopping,
     UploadRequest,
-    body_of,
     digest_of,
     parts_of,
     request_of,
@@ -119,10 +120,22 @@ class UploadApp:
         self._store = store
         self._uploads = Uploads(store, finished)
         self._authorize = authorize
-        self._idle_seconds_max = idle_seconds_max
+        self._bodies = Bodies(idle_seconds_max)
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="uploads")
         self._finishing = ThreadPoolExecutor(FINISHING_MAX, thread_name_prefix="uploads-finish")
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def stop(self) -> None:
+        """Take no more bytes, and store those that came: the clients are told 503.
+
+        The event loop of the application calls it.
+        """
+        self._bodies.stop()
+
+    def close(self) -> None:
+        """Wait for the calls of the database that run."""
+        for threads in (self._threads, self._finishing):
+            threads.shutdown(cancel_futures=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -144,6 +157,8 @@ class UploadApp:
             return refused.status, refused.headers, refused.words
         except Silent:
             return 408, {"Connection": "close"}, "nothing came any more"
+        except Stopping:
+            return 503, {"Connection": "close", "Retry-After": RETRY_SECONDS}, "the server stops"
         except Disconnected:
             return None, {}, ""
         except LedgerstoneError as error:
@@ -246,7 +261,7 @@ class UploadApp:
             return await self._store_checked(checksum, upload, receive)
         buffer = bytearray()
         try:
-            async for piece in body_of(receive, seconds_max=self._idle_seconds_max):
+            async for piece in self._bodies.read(receive):
                 buffer += piece
                 if len(buffer) >= BUFFER_BYTES:
                     upload = await self._append(upload, buffer)
@@ -261,7 +276,7 @@ class UploadApp:
         left = self._most(upload.size) - upload.offset
         spools = Path(tempfile.gettempdir())
         with tempfile.SpooledTemporaryFile(BUFFER_BYTES) as spool, told(spools):
-            async for piece in body_of(receive, seconds_max=self._idle_seconds_max):
+            async for piece in self._bodies.read(receive):
                 left -= len(piece)
                 if left < 0:
                     raise Refused(413, "the body is longer than what is left of the upload")

@@ -8,6 +8,7 @@ import binascii
 import hashlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -45,6 +46,10 @@ class Disconnected(Exception):
 
 class Silent(Disconnected):
     """The client is there, and sends nothing any more."""
+
+
+class Stopping(Disconnected):
+    """The server ends: the client goes on with another one."""
 
 
 class Checksum(msgspec.Struct, frozen=True):
@@ -190,19 +195,44 @@ def parts_of(concat: str) -> list[str]:
     return found
 
 
-async def body_of(receive: Receive, *, seconds_max: float) -> AsyncIterator[bytes]:
-    """The body as it comes; Disconnected if it ends early, Silent if nothing comes for so long."""
-    while True:
-        try:
-            async with asyncio.timeout(seconds_max):
-                message = await receive()
-        except TimeoutError as error:
-            raise Silent from error
-        if message["type"] == "http.disconnect":
-            raise Disconnected
-        yield message.get("body", b"")
-        if not message.get("more_body", False):
-            return
+class Bodies:
+    """The bodies that are read now, each of which may stand still for so long."""
+
+    def __init__(self, seconds_max: float) -> None:
+        self._seconds_max = seconds_max
+        self._limits: set[asyncio.Timeout] = set()
+        self._stopping = False
+
+    def stop(self) -> None:
+        """End them where they are."""
+        self._stopping = True
+        for limit in self._limits:
+            # One whose time is over at this moment ends anyway.
+            with suppress(RuntimeError):
+                limit.reschedule(0)
+
+    async def read(self, receive: Receive) -> AsyncIterator[bytes]:
+        """A body as it comes; Disconnected if it ends early, Silent or Stopping why it does."""
+        more = True
+        while more:
+            if self._stopping:
+                raise Stopping
+            limit = asyncio.timeout(self._seconds_max)
+            try:
+                async with limit:
+                    self._limits.add(limit)
+                    message = await receive()
+            except TimeoutError as error:
+                raise self._end() from error
+            finally:
+                self._limits.discard(limit)
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            yield message.get("body", b"")
+            more = message.get("more_body", False)
+
+    def _end(self) -> Disconnected:
+        return Stopping() if self._stopping else Silent()
 
 
 def digest_of(checksum: Checksum) -> Any:
