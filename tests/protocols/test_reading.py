@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ledgerstone import Ledger, errors
 from ledgerstone.protocols import Envelope, Reading, Running, moving
 from ledgerstone.protocols.connection import _listing
+from ledgerstone.protocols.read.status import EVENTS
 from tests.protocols.letters import count, given_key, letters, rows, seat, words_of, written
 
 
@@ -197,3 +199,26 @@ def test_a_page_reads_its_index_alone(tmp_path: Path, page: str) -> None:
 
     assert len(plan) == 1
     assert "USING COVERING INDEX idx_letter_page" in plan[0]
+
+
+def test_a_page_is_planned_once(tmp_path: Path) -> None:
+    """SQLite plans the statement of a page at its first read, and not again at each."""
+    prepared = list[int]()
+
+    def asked(action: int, *_: object) -> int:
+        """SQLite asks whenever it plans; 0 allows it."""
+        prepared.append(action)
+        return 0
+
+    with Ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        ledger.migrate()
+        with ledger.reading() as tx:
+            driver: Any = tx.connection.connection.driver_connection
+            driver.set_authorizer(asked)
+            EVENTS.read(tx, limit=50, protocol_="letters")
+            once = len(prepared)
+            EVENTS.read(tx, limit=50, protocol_="letters")
+            EVENTS.read(tx, limit=20, protocol_="letters")
+            driver.set_authorizer(None)
+
+    assert 0 < once == len(prepared)

@@ -77,7 +77,7 @@ class Keyset(Generic[T]):
 
         def page(kind: str, rows: Select[Any], *, descending: bool) -> Statement:
             expression = _page(rows, order=order, descending=descending, split=split)
-            return Statement(f"{name}.{kind}_page", expression)
+            return Statement(f"{name}.{kind}_page", expression, amend=_prepared_once)
 
         def behind(*, descending: bool) -> Select[Any]:
             return query.where(
@@ -209,6 +209,11 @@ def _page(
     parts = [first(query.where(each), order).subquery(f"part_{i}") for i, each in enumerate(split)]
     every = union_all(*(select(part) for part in parts)).subquery("every_part")
     return first(select(every), [every.c[str(column.key)] for column in order])
+
+
+def _prepared_once(text: str) -> str:
+    """SQLite plans a statement with a bare parameter in LIMIT anew each time that it is bound."""
+    return text.replace("LIMIT ? OFFSET ?", "LIMIT ? + 0 OFFSET ?")
 
 
 def _behind(order: Sequence[ColumnElement[Any]], *, descending: bool) -> ColumnElement[bool]:
