@@ -17,6 +17,7 @@ import msgspec
 from bench.ledgers import opened
 from ledgerstone.engine.source import Ask, Handler, Outcome, OutcomeKind
 from ledgerstone.ledger import Ledger, Transaction
+from ledgerstone.store.connections.joined import JoinedConnection, of_sqlalchemy
 from ledgerstone.store.schema.namespace import Namespace
 from tests.chores import Chores, ChoreSource, NewChore
 from tests.chores.work import nothing
@@ -147,7 +148,8 @@ class _Cursor:
 def listening(ledger: Ledger) -> Iterator[tuple[Transaction, list[Heard]]]:
     """A transaction, and what went through its cursors."""
     with ledger.transaction() as tx:
-        overheard = _Overheard(ledger.database, tx.connection, rooms=ledger.rooms)
+        connection = JoinedConnection(tx.connection, of_sqlalchemy(tx.connection))
+        overheard = _Overheard(ledger.database, connection, rooms=ledger.rooms)
         overheard.heard = []
         yield overheard, overheard.heard
 

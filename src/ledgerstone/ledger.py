@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from ledgerstone.signing.duty_store import Access
     from ledgerstone.signing.relay import Announcement
     from ledgerstone.signing.signing import Signing
+    from ledgerstone.store.connections.joined import JoinedConnection
+    from ledgerstone.store.connections.pool import PooledConnection
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -75,13 +77,14 @@ class Transaction(StoreTransaction):
     """One transaction, ours or the caller's, with the calls of the rooms.
 
     - `connection` is the SQLAlchemy connection, for statements of the caller.
-    - A joined transaction belongs to the caller, who commits, rolls back and closes it.
+    - A joined transaction belongs to the caller, who commits, rolls back and closes it. After that
+      it is refused: join the next one.
     """
 
     def __init__(
         self,
         database: Database[Any],
-        connection: Connection,
+        connection: PooledConnection | JoinedConnection,
         *,
         rooms: Rooms,
         joined: bool = False,
@@ -253,16 +256,28 @@ class Ledger:
         - `joined` is a SQLAlchemy connection or session, sync or async, a Django connection inside
           `atomic`, or a connection of psycopg, sqlite3 or PyMySQL.
         - The result for an async object is an AsyncTransaction, whose calls are awaited.
-        - NotInTransaction if each statement would commit by itself; WrongDatabase if the connection
-          is to another database.
+        - NotInTransaction if each statement would commit by itself, or at a use after the caller
+          has ended the transaction; WrongDatabase if the connection is to another database.
         """
-        # Not by type: SQLAlchemy's asyncio extension is optional.
+        # Not by type: SQLAlchemy's ORM and its asyncio extension may not be loaded.
+        if hasattr(joined, "registry") and callable(joined):
+            # A scoped session, sync or async: the session of this thread or task.
+            joined = joined()
         if hasattr(joined, "run_sync"):
-            bridge = cast("AsyncSession", joined)
-            return AsyncTransaction(
-                lambda work: bridge.run_sync(lambda sync: work(self._joined(sync)))
-            )
+            return AsyncTransaction(self._joining(cast("AsyncSession", joined)))
         return self._joined(joined)
+
+    def _joining(self, bridge: AsyncSession) -> RunInTransaction[Transaction]:
+        """Join at the first call, which may wait for the database, and stay in that transaction."""
+        tx: Transaction | None = None
+
+        def inside(sync: object, work: Callable[[Transaction], T]) -> T:
+            nonlocal tx
+            if tx is None:
+                tx = self._joined(sync)
+            return work(tx)
+
+        return lambda work: bridge.run_sync(inside, work)
 
     @property
     def blobs(self) -> BlobStore:
@@ -525,7 +540,7 @@ class Ledger:
             connection,
             rooms=self.rooms,
             joined=True,
-            ending=self._joiner.hooks_of(connection),
+            ending=self._joiner.hooks_of(connection.connection),
         )
 
     def _ready(self) -> None:

@@ -31,7 +31,8 @@ T = TypeVar("T")
 class Guest(Protocol):
     """A program's own transaction.
 
-    - `joined` calls a function with the ledger's transaction inside this one.
+    - `join` joins this transaction once; its result calls functions with the ledger's transaction.
+    - `joined` calls one function with the ledger's transaction inside this one.
     - `execute` runs the program's own SQL and answers its rows.
     - What was executed since `savepoint` is undone by `undo`.
     - `close` closes whatever it opened.
@@ -40,6 +41,8 @@ class Guest(Protocol):
     def begin(self) -> None: ...
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]: ...
+
+    def join(self, ledger: Ledger) -> Callable[[Callable[[Transaction], Any]], Any]: ...
 
     def joined(self, ledger: Ledger, work: Callable[[Transaction], T]) -> T: ...
 
@@ -58,6 +61,10 @@ class _Sync:
     """What guests have in common that call and are answered."""
 
     holder: Any
+
+    def join(self, ledger: Ledger) -> Callable[[Callable[[Transaction], Any]], Any]:
+        tx = ledger.join(self.holder)
+        return lambda work: work(tx)
 
     def joined(self, ledger: Ledger, work: Callable[[Transaction], T]) -> T:
         return work(ledger.join(self.holder))
@@ -129,6 +136,10 @@ class AsyncConnectionGuest:
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
         result = self._wait(self.holder.execute(text(statement)))
         return [tuple(row) for row in result] if result.returns_rows else []
+
+    def join(self, ledger: Ledger) -> Callable[[Callable[[Transaction], Any]], Any]:
+        tx = ledger.join(self.holder)
+        return lambda work: self._wait(tx.run(work))
 
     def joined(self, ledger: Ledger, work: Callable[[Transaction], T]) -> T:
         answer: T = self._wait(ledger.join(self.holder).run(work))

@@ -17,11 +17,16 @@ import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import (
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from ledgerstone import Ledger, errors
+from ledgerstone.jobs.states import Status as JobStatus
 from ledgerstone.ledger import Transaction
 from ledgerstone.store import leases
 from ledgerstone.store.dialects.sqlite.dialect import best_driver
@@ -31,7 +36,7 @@ from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.chores import Chores
 from tests.chores.workshop import opened
 from tests.contract.store.joins import JoinContract
-from tests.harness.joinable import CONNECT
+from tests.harness.joinable import CONNECT, STANDARD_LIBRARY, async_url
 from tests.harness.own_table import notes_kept, tables
 from tests.harness.threads import aside, still_waits
 
@@ -220,6 +225,50 @@ def test_our_error_leaves_it_to_the_user(ledger: Ledger, home: Home) -> None:
     assert chores_kept(ledger) == 1
 
 
+@pytest.mark.parametrize("begun", ["session", "connection"])
+def test_a_session_on_a_connection(ledger: Ledger, home: Home, begun: str) -> None:
+    """A session that is bound to a connection ends the transaction only if it began it."""
+    engine = create_engine(opened_url(home), poolclass=NullPool, **library(home))
+    with engine.connect() as connection:
+        if begun == "connection":
+            connection.begin()
+        with Session(bind=connection) as session:
+            tx = ledger.join(session)
+            Chores(tx).enqueue(1)
+            session.commit()
+            if begun == "session":
+                with pytest.raises(errors.NotInTransaction):
+                    Chores(tx).enqueue(2)
+            else:
+                Chores(tx).enqueue(2)
+        connection.commit()
+        with pytest.raises(errors.NotInTransaction):
+            Chores(tx).enqueue(3)
+
+    assert chores_kept(ledger) == (1 if begun == "session" else 2)
+
+
+def test_after_its_close(ledger: Ledger, home: Home) -> None:
+    """A transaction whose session or connection was closed is refused by an error of ours."""
+    engine = create_engine(opened_url(home), poolclass=NullPool, **library(home))
+    parsed = make_url(home.url)
+    guests: list[Any] = [
+        Session(engine),
+        scoped_session(sessionmaker(engine)),
+        engine.connect(),
+        CONNECT[parsed.get_backend_name()](parsed, False),
+    ]
+    for guest in guests:
+        tx = ledger.join(guest)
+        Chores(tx).enqueue(1)
+        guest.close()
+
+        with pytest.raises(errors.LedgerstoneError):
+            Chores(tx).enqueue(2)
+
+    assert chores_kept(ledger) == 0
+
+
 def test_two_joined_ones_that_meet(ledger: Ledger, home: Home) -> None:
     """One with the same key waits for the first; then it sees that one's, or is told to try again.
 
@@ -276,6 +325,29 @@ def test_the_recipe_for_sqlalchemy_on_sqlite(ledger: Ledger, home: Home) -> None
         connection.rollback()
 
     assert chores_kept(ledger) == 1
+
+
+def test_a_scoped_session_under_asyncio(ledger: Ledger, home: Home) -> None:
+    """The session of the running task is joined, and stays the user's."""
+    standard = home.server is None
+
+    async def visit(ledger: Ledger) -> None:
+        engine = create_async_engine(async_url(home.url), poolclass=NullPool)
+        session = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+        await ledger.join(session).jobs.enqueue("a", {})
+        await session.commit()
+        await ledger.join(session).jobs.enqueue("a", {})
+        await session.remove()
+        await engine.dispose()
+
+    with (
+        pytest.warns(RuntimeWarning, match="WAL-reset") if standard and unsound() else nothing(),
+        opened(home.url + STANDARD_LIBRARY if standard else home.url) as same,
+    ):
+        asyncio.run(visit(same))
+
+    with ledger.reading() as tx:
+        assert tx.jobs.counts()["default"][JobStatus.QUEUED] == 1
 
 
 @sqlite_only

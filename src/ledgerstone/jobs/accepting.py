@@ -210,6 +210,7 @@ _content = Statement(
 
 def accept(tx: Transaction, kinds: Kinds, jobs: Sequence[NewJob]) -> list[Enqueued]:
     """Accept each, or say by which job its key is taken; what is malformed refuses all."""
+    tx.check_usable()
     desk = _JobChecker(kinds, tx.database)
     checked = [desk.checked(new) for new in jobs]
     ids = [new_id() for _ in checked]

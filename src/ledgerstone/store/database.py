@@ -31,6 +31,7 @@ from ledgerstone.store.connections.faults import (
     migrate_hint,
     translated,
 )
+from ledgerstone.store.connections.joined import JoinedConnection, of_sqlalchemy
 from ledgerstone.store.connections.outage import Outage
 from ledgerstone.store.connections.pool import ConnectionPool, PooledConnection
 from ledgerstone.store.dialects.by_url import dialect_of
@@ -311,7 +312,7 @@ class Database(Generic[Tx]):
             with self.engine.connect() as connection:
                 connection.execution_options(isolation_level="REPEATABLE READ")
                 with connection.begin():
-                    tx = self._wrap(self, connection)
+                    tx = self._wrap(self, JoinedConnection(connection, of_sqlalchemy(connection)))
                     try:
                         yield tx
                     finally:

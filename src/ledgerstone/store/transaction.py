@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ledgerstone import cancellation
 from ledgerstone.errors import LedgerstoneError, StoreError
 from ledgerstone.store.connections import block_end
 from ledgerstone.store.connections.commit_hooks import CommitHooks
 from ledgerstone.store.connections.faults import translated
-from ledgerstone.store.connections.pool import PooledConnection
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, CursorResult, Executable
     from sqlalchemy.engine.interfaces import Dialect as DriverDialect
 
+    from ledgerstone.store.connections.joined import JoinedConnection
+    from ledgerstone.store.connections.pool import PooledConnection
     from ledgerstone.store.database import Database
     from ledgerstone.store.dialects.postgres.pipeline import Pipeline
 
@@ -28,9 +30,11 @@ class Transaction:
     """One transaction on one database, ours or the caller's.
 
     - `connection` is the SQLAlchemy connection, for statements of the caller.
-    - A joined transaction belongs to the caller, who commits, rolls back and closes it.
+    - A joined transaction belongs to the caller, who commits, rolls back and closes it. A use after
+      that raises NotInTransaction, as far as the caller's connection tells of its end.
     - A transaction of ours ends with its block. COMMIT and ROLLBACK inside the block raise
       NotAllowedNow, and so does every use after the block, in any thread.
+    - In a handler that has to stop, each call raises the reason.
     - Its commit wakes each channel of `wake`, once; a rollback wakes none.
     - Hooks of `at_commit` run inside the transaction, before the commit; `notes` holds their data.
     """
@@ -38,7 +42,7 @@ class Transaction:
     def __init__(
         self,
         database: Database[Any],
-        connection: Connection | PooledConnection,
+        connection: PooledConnection | JoinedConnection,
         *,
         joined: bool = False,
         ending: CommitHooks | None = None,
@@ -61,12 +65,11 @@ class Transaction:
     @property
     def connection(self) -> Connection:
         """The SQLAlchemy connection; from its first use on, every statement is sent at once."""
-        self._check_not_ended()
+        self.check_usable()
         if self.pipeline is not None:
             self.pipeline.holding = False
             self.pipeline.flush()
-        connection = self._connection
-        return connection.connection if isinstance(connection, PooledConnection) else connection
+        return self._connection.connection
 
     def execute(
         self, statement: Executable, parameters: Parameters | None = None
@@ -87,22 +90,26 @@ class Transaction:
         self.check_open()
         if self.pipeline is not None:
             self.pipeline.flush()
-        connection = self._connection
-        fairy = (
-            connection.fairy if isinstance(connection, PooledConnection) else connection.connection
-        )
-        return fairy.cursor()
+        return self._connection.cursor()
 
     def check_open(self) -> None:
-        """NotAllowedNow if a transaction of ours has ended, with its block or inside it."""
+        """NotAllowedNow if the transaction has ended, with its block, inside it or by its owner."""
         self._check_not_ended()
-        if isinstance(self._connection, PooledConnection):
+        self._connection.check_open()
+
+    def check_usable(self) -> None:
+        """Before a call that sends nothing yet: the handler may go on, and the block has not ended.
+
+        Code in the block of a transaction of ours may have ended it: its commit tells.
+        """
+        cancellation.check()
+        self._check_not_ended()
+        if self.joined:
             self._connection.check_open()
 
     def break_off(self) -> None:
         """Note that a call of the driver was interrupted: a connection of ours is discarded."""
-        if isinstance(self._connection, PooledConnection):
-            self._connection.break_off()
+        self._connection.break_off()
 
     def end(self) -> None:
         """Mark the transaction as ended: every later use raises NotAllowedNow."""
@@ -115,9 +122,10 @@ class Transaction:
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """A savepoint: the block is rolled back if it raises, and the transaction stays usable."""
+        cancellation.check()
         self._savepoints += 1
         name = f"ledgerstone_{self._savepoints}"
-        self.command(f"SAVEPOINT {name}")
+        self._send(f"SAVEPOINT {name}")
         try:
             yield
             if self.pipeline is not None:
@@ -127,18 +135,22 @@ class Transaction:
             if self.pipeline is not None:
                 self.pipeline.drop()
             try:
-                self.command(f"ROLLBACK TO SAVEPOINT {name}")
-                self.command(f"RELEASE SAVEPOINT {name}")
+                self._send(f"ROLLBACK TO SAVEPOINT {name}")
+                self._send(f"RELEASE SAVEPOINT {name}")
             except StoreError:
                 # A deadlock has rolled back the whole transaction with this savepoint, or the
                 # connection is lost: then the first error is raised, as is KeyboardInterrupt.
                 if isinstance(error, Exception) and not isinstance(translated(error), StoreError):
                     raise
             raise
-        self.command(f"RELEASE SAVEPOINT {name}")
+        self._send(f"RELEASE SAVEPOINT {name}")
 
     def command(self, text: str) -> None:
         """Run a statement without parameters and result on the driver."""
+        cancellation.check()
+        self._send(text)
+
+    def _send(self, text: str) -> None:
         if self.pipeline is not None:
             self.check_open()
             self.pipeline.hold(text.encode()).count()
@@ -162,6 +174,7 @@ class Transaction:
 
     def at_commit(self, name: str, work: Callable[[], None]) -> None:
         """Call `work` before the commit, once for each name; now, if the commit is not visible."""
+        self.check_usable()
         if self._ending is None:
             work()
         else:
@@ -169,6 +182,7 @@ class Transaction:
 
     def after_commit(self, work: Callable[[], None]) -> None:
         """Call `work` after the commit; never for a joined transaction."""
+        self.check_usable()
         if not self.joined:
             self.committed.append(work)
 
@@ -179,6 +193,7 @@ class Transaction:
 
     def wake(self, channel: str) -> None:
         """Wake the threads that wait for this channel, after the commit."""
+        self.check_usable()
         if channel in self.woken:
             return
         self.woken.add(channel)

@@ -55,6 +55,20 @@ SIDE_BY_SIDE: dict[str, Callable[..., object]] = {
     "chore": lambda tx, key: Chores(tx).enqueue(1, key=key),
 }
 
+AFTER_ITS_END: dict[str, Callable[[Transaction], object]] = {
+    "enqueue": lambda tx: Chores(tx).enqueue(2),
+    "read": lambda tx: Chores(tx).counts(),
+    "nothing": lambda tx: tx.jobs.enqueue_many([]),
+    "connection": lambda tx: tx.connection,
+    "cursor": lambda tx: tx.cursor(),
+    "command": lambda tx: tx.command("SELECT 1"),
+    "savepoint": lambda tx: tx.savepoint().__enter__(),
+    "wake": lambda tx: tx.wake(CHANNEL),
+    "hook": lambda tx: tx.at_commit("late", lambda: None),
+}
+NOT_TOLD_APART = ("driver", "sqlite3")
+"""Guests whose connection only reports that a transaction is open, and not which one."""
+
 
 @pytest.mark.filterwarnings("ignore:SQLite .* has the WAL-reset bug:RuntimeWarning")
 class JoinContract:
@@ -112,6 +126,39 @@ class JoinContract:
 
         assert after == ([], 0)
         assert kept(ledger) == ([], 1)
+
+    @pytest.mark.parametrize("ending", ["commit", "rollback"])
+    def test_used_after_the_user_ended_it(self, ledger: Ledger, guest: Guest, ending: str) -> None:
+        """Once the user has ended it, each use of it is NotInTransaction, and writes nothing."""
+        in_it = guest.join(ledger)
+        in_it(lambda tx: Chores(tx).enqueue(1))
+
+        getattr(guest, ending)()
+        accepted = [
+            name
+            for name, use in AFTER_ITS_END.items()
+            if not raised(errors.NotInTransaction, partial(in_it, use))
+        ]
+
+        assert accepted == []
+        assert kept(ledger) == ([], 1 if ending == "commit" else 0)
+
+    @pytest.mark.parametrize("ending", ["commit", "rollback"])
+    def test_used_in_the_users_next_transaction(
+        self, name: str, ledger: Ledger, guest: Guest, ending: str
+    ) -> None:
+        """A use in the next transaction is refused; where the driver cannot tell, it is kept."""
+        in_it = guest.join(ledger)
+        in_it(lambda tx: Chores(tx).enqueue(1))
+        getattr(guest, ending)()
+        guest.begin()
+        add_note(guest, "next")
+
+        told = raised(errors.NotInTransaction, lambda: in_it(lambda tx: Chores(tx).enqueue(2)))
+        guest.commit()
+
+        assert told == (name not in NOT_TOLD_APART)
+        assert kept(ledger) == (["next"], (ending == "commit") + (not told))
 
     def test_a_savepoint_takes_ours_with_it(self, ledger: Ledger, guest: Guest) -> None:
         """Back to the user's savepoint, what we wrote since is gone, and what came before stays."""
@@ -290,6 +337,15 @@ class JoinedWorkContract:
 
         assert before == 0
         assert done in ([], ["1"])
+
+
+def raised(error: type[Exception], call: Callable[[], object]) -> bool:
+    """Whether the call raised this error."""
+    try:
+        call()
+    except error:
+        return True
+    return False
 
 
 def finished(ledger: Ledger, chore: str) -> bool:

@@ -175,6 +175,7 @@ def publish(
 
     If the call raises inside a joined transaction, a savepoint has undone everything it wrote.
     """
+    tx.check_usable()
     if not isinstance(messages, Sequence):
         raise BadInput(f"messages must be a list of NewMessage, not {type(messages).__name__}")
     if len(messages) > MESSAGES_MAX:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-from ledgerstone.errors import NotAllowedNow, StoreBusy, StoreUnavailable
+from ledgerstone.errors import NotAllowedNow, NotInTransaction, StoreBusy, StoreUnavailable
 
 _HINT = (
     "let the block end the transaction; use a savepoint (`with tx.savepoint():`, or begin_nested)"
@@ -65,6 +65,12 @@ def after_the_block() -> NotAllowedNow:
     """The transaction was used after its block."""
     message = "the transaction has ended with its block: nothing more can be done in it"
     return NotAllowedNow(message, hint="do it inside the block, or in another transaction")
+
+
+def ended_by_its_owner() -> NotInTransaction:
+    """The joined transaction was used after its owner had ended it."""
+    message = "the transaction that was joined has ended: nothing more can be done in it"
+    return NotInTransaction(message, hint="join the next transaction: call `ledger.join` again")
 
 
 def met_another() -> StoreBusy:

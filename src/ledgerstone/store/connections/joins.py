@@ -32,6 +32,13 @@ from ledgerstone.errors import (
 )
 from ledgerstone.store.connections.commit_hooks import CommitHooks, hooks_of
 from ledgerstone.store.connections.faults import translated
+from ledgerstone.store.connections.joined import (
+    JoinedConnection,
+    StillOpen,
+    of_django,
+    of_driver,
+    of_sqlalchemy,
+)
 from ledgerstone.store.dialects.sqlite.library import library_of
 from ledgerstone.store.schema.tables import ledger_identity
 from ledgerstone.store.sql.cursors import PlainCursors
@@ -76,7 +83,7 @@ class Joiner:
         wraps_driver = isinstance(connection.engine.pool, StaticPool)
         return None if wraps_driver else hooks_of(connection)
 
-    def connection_of(self, joined: object) -> Connection:
+    def connection_of(self, joined: object) -> JoinedConnection:
         """A SQLAlchemy connection inside the caller's transaction."""
         try:
             return self._checked(joined)
@@ -89,7 +96,7 @@ class Joiner:
                 raise
             raise fault from error
 
-    def _checked(self, joined: object) -> Connection:
+    def _checked(self, joined: object) -> JoinedConnection:
         # Not imported here: a caller with a session has imported it.
         orm = sys.modules.get("sqlalchemy.orm")
         if orm is not None and isinstance(joined, orm.Session):
@@ -100,13 +107,17 @@ class Joiner:
                 connection.begin()
             self._check_kind(connection.dialect.name)
             self._check_library(connection.connection.dbapi_connection)
+            still_open = of_sqlalchemy(connection)
         else:
-            connection = self._wrapped(self._driver_connection(joined))
+            driver_connection = self._driver_connection(joined)
+            connection, still_open = self._wrapped(driver_connection)
+            if driver_connection is not joined:
+                still_open = of_django(joined, still_open)
         raw: Any = connection.connection.dbapi_connection
         _check_open_transaction(raw, self._database.dialect.name)
         self._database.dialect.check_joined(raw)
         self._check_identity(connection)
-        return connection
+        return JoinedConnection(connection, still_open)
 
     def _driver_connection(self, joined: object) -> Any:
         if hasattr(joined, "in_atomic_block") and hasattr(joined, "connection"):
@@ -124,14 +135,15 @@ class Joiner:
             " or a psycopg, sqlite3 or PyMySQL connection",
         )
 
-    def _wrapped(self, raw: Any) -> Connection:
+    def _wrapped(self, raw: Any) -> tuple[Connection, StillOpen]:
         driver = _driver_of(raw)
         self._check_kind(DRIVERS[driver])
         self._check_library(raw)
-        plain: Any = PlainCursors(driver, raw)
-        pool = StaticPool(lambda: plain, reset_on_return=None)
+        plain = PlainCursors(driver, raw)
+        made: Any = plain
+        pool = StaticPool(lambda: made, reset_on_return=None)
         engine = Engine(pool, self._driver_dialect(driver), self._database.engine.url)
-        return engine.connect()
+        return engine.connect(), of_driver(driver, plain)
 
     def _driver_dialect(self, driver: str) -> DriverDialect:
         """SQLAlchemy's dialect for this driver; our engine's own if the driver is the same."""

@@ -192,6 +192,10 @@ class PooledConnection:
             self._connection = self._sqlalchemy_connection()
         return self._connection
 
+    def cursor(self) -> Any:
+        """A cursor of the driver."""
+        return self.fairy.cursor()
+
     def begin(self) -> None:
         """Begin the transaction: on the driver if the dialect can, otherwise by SQLAlchemy."""
         self._began = self._pool.dialect.begin(self.fairy.dbapi_connection, reads=self._reads)

@@ -11,29 +11,36 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+_SERVER_STATUS_IN_TRANS = 1
+
 
 class PlainCursors:
     """A driver's connection whose `cursor` makes such cursors."""
 
     def __init__(self, driver: str, raw: Any) -> None:
         self.raw = raw
-        self.cursor = _maker(driver, raw)
+        self.was_in_transaction = False
+        """On PyMySQL: whether an answer of the server said that a transaction is open."""
+        self.cursor = _maker(driver, self)
+        if driver == "pymysql":
+            self.was_in_transaction = self.in_transaction()
+
+    def in_transaction(self) -> bool:
+        """On PyMySQL: whether a transaction is open, by the last answer with a status."""
+        return bool(self.raw.server_status & _SERVER_STATUS_IN_TRANS)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.raw, name)
 
 
-def _maker(driver: str, raw: Any) -> Callable[[], Any]:
+def _maker(driver: str, plain: PlainCursors) -> Callable[[], Any]:
+    raw = plain.raw
     if driver == "psycopg":
         from psycopg.rows import tuple_row
 
         return partial(raw.cursor, row_factory=tuple_row)
     if driver == "pymysql":
-        from pymysql.constants import CLIENT
-        from pymysql.cursors import Cursor
-
-        found_rows = raw.client_flag & CLIENT.FOUND_ROWS
-        return partial(raw.cursor, Cursor if found_rows else _found_rows_cursor())
+        return partial(_pymysql_cursor(), plain)
     if driver == "MySQLdb":
         from MySQLdb.cursors import Cursor  # type: ignore[import-untyped]
 
@@ -48,16 +55,26 @@ def _sqlite_cursor(raw: Any) -> Any:
 
 
 @cache
-def _found_rows_cursor() -> Any:
+def _pymysql_cursor() -> Any:
+    from pymysql.constants import CLIENT
     from pymysql.cursors import Cursor
 
-    class FoundRowsCursor(Cursor):  # type: ignore[misc]
+    class MatchedRowsCursor(Cursor):  # type: ignore[misc]
         """Reads the count from the server's message: `Rows matched: 2  Changed: 0  Warnings: 0`."""
+
+        def __init__(self, plain: PlainCursors) -> None:
+            super().__init__(plain.raw)
+            self._plain = plain
+            self._counts_changed = not plain.raw.client_flag & CLIENT.FOUND_ROWS
 
         def _do_get_result(self) -> None:
             super()._do_get_result()
-            found = re.search(rb"\d+", self._result.message or b"")
-            if found:
-                self.rowcount = int(found.group())
+            plain = self._plain
+            if not plain.was_in_transaction:
+                plain.was_in_transaction = plain.in_transaction()
+            if self._counts_changed:
+                found = re.search(rb"\d+", self._result.message or b"")
+                if found:
+                    self.rowcount = int(found.group())
 
-    return FoundRowsCursor
+    return MatchedRowsCursor
