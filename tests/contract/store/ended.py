@@ -19,6 +19,7 @@ from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.chores import Chores
 from tests.contract.store.transactions import Meeting, count_up
+from tests.harness.interrupting import CUT
 from tests.harness.own_table import OwnTable, note, notes, notes_kept, write
 from tests.harness.threads import together
 
@@ -55,13 +56,6 @@ def by_cursor(words: str) -> Act:
         cursor.close()
 
     return act
-
-
-CUT = {
-    "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend({})"),
-    "mysql": ("SELECT CONNECTION_ID()", "KILL {}"),
-}
-"""What a server calls a connection, and how it is told to end it."""
 
 
 def cut(ledger: Ledger, tx: Transaction) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gc
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
 from tests.chores import Chores
 from tests.chores.workshop import opened
+from tests.harness.interrupting import interrupting
 from tests.harness.ledgers import another
 from tests.harness.own_table import OwnTable, note, notes, notes_kept, write
 from tests.harness.threads import aside, signaled, together
@@ -29,12 +29,6 @@ from tests.harness.threads import aside, signaled, together
 FAILURES_MANY = 30
 """More than a pool has connections."""
 TURNS_MANY = 25
-_DIGITS = " UNION ALL ".join(f"SELECT {digit} AS d" for digit in range(10))
-_PLACES = ", ".join(f"({_DIGITS}) AS d{place}" for place in range(7))
-LONG = f"SELECT COUNT(*) FROM {_PLACES}"  # noqa: S608 - digits
-"""A statement that counts to ten million."""
-INTO_THE_CALL_SECONDS = 0.2
-"""When a call of LONG is under way and not over."""
 
 
 class Interruption(BaseException):
@@ -316,23 +310,22 @@ class TransactionContract(OwnTable):
     @pytest.mark.parametrize("through", ["statement", "connection"])
     @pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
     def test_a_call_that_is_broken_off(
-        self, home: Home, through: str, error: type[BaseException]
+        self, ledger: Ledger, home: Home, through: str, error: type[BaseException]
     ) -> None:
         """A connection in the middle of whose call an error was raised answers nobody any more."""
-        with opened(home.url, store={"pool_size_max": 1}) as ledger:
-            with pytest.raises(error), ledger.transaction() as tx:
+        with opened(home.url, store={"pool_size_max": 1}) as other:
+            with pytest.raises(error), other.transaction() as tx:
                 Chores(tx).enqueue(1)
                 used = driver_connection(tx)
-                slow = Statement("test.slow", text(LONG))
-                with raising_after(INTO_THE_CALL_SECONDS, error):
+                with interrupting(ledger, tx, error) as statement:
                     if through == "statement":
-                        slow.rows(tx)
+                        Statement("test.slow", text(statement)).rows(tx)
                     else:
-                        tx.connection.execute(text(LONG))
+                        tx.connection.execute(text(statement))
 
-            with ledger.transaction() as tx:
+            with other.transaction() as tx:
                 ids = [Chores(tx).enqueue(number).id for number in range(3)]
-            with ledger.reading() as tx:
+            with other.reading() as tx:
                 found = [Chores(tx).get(key).id for key in ids]
         assert found == ids
         assert is_closed(used)
@@ -429,22 +422,6 @@ class Meeting:
         if not self._over:
             self._barrier.wait(WAIT_SECONDS_MAX)
             self._over = True
-
-
-@contextmanager
-def raising_after(seconds: float, error: type[BaseException]) -> Iterator[None]:
-    """Raise the error in this thread, wherever it is then: as a signal's handler may."""
-
-    def interrupt(*_: object) -> None:
-        raise error
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def driver_connection(tx: Transaction) -> Any:
