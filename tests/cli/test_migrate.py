@@ -21,6 +21,11 @@ from ledgerstone.testing.servers import PrivatePostgres
 from tests.cli.program import Program
 
 UNKNOWN_REVISION = "9999"
+DROPS = {
+    "sqlite": ("DROP TRIGGER tg_job__moves", "DROP INDEX idx_job__due"),
+    "postgres": ("DROP TRIGGER tg_job__moves ON job", "DROP INDEX idx_job__due"),
+    "mysql": ("DROP TRIGGER tg_job__moves", "DROP INDEX idx_job__due ON job"),
+}
 _numbers = itertools.count(1)
 
 
@@ -44,7 +49,7 @@ def test_it_tells_programs_what_it_did(program: Program, home: Home) -> None:
     assert first["before"] is None
     assert first["after"] == newest
     assert newest in first["applied"]
-    assert second == {"before": newest, "after": newest, "applied": [], "set_up": []}
+    assert second == {"before": newest, "after": newest, "applied": [], "missing": [], "set_up": []}
 
 
 def test_check_changes_nothing(program: Program, home: Home) -> None:
@@ -56,6 +61,44 @@ def test_check_changes_nothing(program: Program, home: Home) -> None:
     assert [check.code for check in checks] == [3, 3]
     assert all("0001  ground floor" in check.out for check in checks)
     assert (after.code, after.out) == (0, f"at {revisions.newest()}, up to date\n")
+
+
+def test_a_half_present_schema(program: Program, home: Home) -> None:
+    """An index and a trigger that were dropped are named by --check and doctor, and made again."""
+    program.run("--url", home.url, "migrate")
+    _execute(home.url, *DROPS[home.kind])
+
+    check = program.run("--url", home.url, "migrate", "--check")
+    doctor = program.run("--url", home.url, "doctor", "--json")
+    status = program.run("--url", home.url, "status")
+    again = program.run("--url", home.url, "migrate")
+    after = program.run("--url", home.url, "migrate", "--check")
+
+    assert (check.code, doctor.code, again.code, after.code) == (3, 1, 0, 0)
+    (schema,) = [one for one in doctor.json["checks"] if one["name"] == "schema"]
+    for name in ("idx_job__due", "tg_job__moves"):
+        assert f"\n  {name}\n" in check.out
+        assert name in schema["found"]
+        assert f"\n  {name}\n" in again.out
+    assert "run `ledgerstone migrate`" in check.out
+    assert "run `ledgerstone migrate`" in schema["todo"]
+    assert status.code == 0 or "hint: run `ledgerstone migrate`" in status.err
+
+
+def test_a_table_that_was_dropped(program: Program, home: Home) -> None:
+    """What commands advise leads to its name; --check, doctor and migrate say the same."""
+    program.run("--url", home.url, "migrate")
+    _execute(home.url, "DROP TABLE outbox_lane")
+
+    status = program.run("--url", home.url, "status")
+    doctor = program.run("--url", home.url, "doctor", "--json")
+    told = [program.run("--url", home.url, "migrate", *rest) for rest in (["--check"], [])]
+
+    assert "names the tables that were dropped" in status.err
+    (schema,) = [one for one in doctor.json["checks"] if one["name"] == "schema"]
+    assert schema["found"].endswith("has no outbox_lane")
+    assert all("has no outbox_lane" in each.err for each in told)
+    assert all(f"hint: {schema['todo']}" in each.err for each in told)
 
 
 def test_check_makes_no_file(program: Program) -> None:
@@ -85,10 +128,14 @@ def test_a_newer_schema_is_refused(program: Program, home: Home) -> None:
 
 
 def _pretend_newer(url: str) -> None:
-    newer = f"UPDATE {VERSION_TABLE} SET version_num = '{UNKNOWN_REVISION}'"  # noqa: S608
+    _execute(url, f"UPDATE {VERSION_TABLE} SET version_num = '{UNKNOWN_REVISION}'")  # noqa: S608
+
+
+def _execute(url: str, *statements: str) -> None:
     settings = Settings.load(url=url, environ={})
-    with Ledger(settings=settings) as ledger, ledger.transaction() as tx:
-        tx.connection.execute(text(newer))
+    with Ledger(settings=settings) as ledger, ledger.database.engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mysql"])

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import MetaData, inspect, text
+from sqlalchemy.exc import DBAPIError
 
 from ledgerstone import Ledger, errors
 from ledgerstone.settings import Settings
-from ledgerstone.store.schema import existing_tables, revisions
+from ledgerstone.store.schema import existing_tables, parts, revisions
+from ledgerstone.store.schema.ddl import DdlStep
 from ledgerstone.testing.fixtures import Home
 
 PAUSE = (
@@ -17,6 +19,28 @@ PAUSE = (
     " house INTEGER NOT NULL)"
 )
 VERSIONS = "CREATE TABLE schema_version (version INTEGER PRIMARY KEY, applied_at BIGINT NOT NULL)"
+EVERYTHING = {
+    "sqlite": "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'",
+    "postgresql": (  # noqa: S608 - no value of a user
+        "SELECT 'table', relname, '' FROM pg_class WHERE relkind = 'r' AND relnamespace = {0}"
+        " UNION SELECT 'index', relname, pg_get_indexdef(oid) FROM pg_class"
+        " WHERE relkind = 'i' AND relname LIKE 'idx%' AND relnamespace = {0}"
+        " UNION SELECT 'trigger', tgname, pg_get_triggerdef(pg_trigger.oid)"
+        " FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid"
+        " WHERE relnamespace = {0} AND NOT tgisinternal"
+        " UNION SELECT 'function', proname, pg_get_functiondef(oid) FROM pg_proc"
+        " WHERE pronamespace = {0}"
+    ).format("to_regnamespace(quote_ident(:place))"),
+    "mysql": (
+        "SELECT 'table', TABLE_NAME, '' FROM information_schema.TABLES WHERE TABLE_SCHEMA = :place"
+        " UNION SELECT 'index', INDEX_NAME, GROUP_CONCAT(COLUMN_NAME ORDER BY SEQ_IN_INDEX)"
+        " FROM information_schema.STATISTICS"
+        " WHERE TABLE_SCHEMA = :place AND INDEX_NAME LIKE 'idx%' GROUP BY INDEX_NAME"
+        " UNION SELECT 'trigger', TRIGGER_NAME, ACTION_STATEMENT FROM information_schema.TRIGGERS"
+        " WHERE TRIGGER_SCHEMA = :place"
+    ),
+}
+"""What a database has, by its own word and without the constraints."""
 
 
 @pytest.fixture
@@ -43,6 +67,48 @@ def occupy(ledger: Ledger, table: str) -> None:
 
 def tables(ledger: Ledger) -> set[str]:
     return set(inspect(ledger.database.engine).get_table_names())
+
+
+def created(ledger: Ledger) -> dict[str, DdlStep]:
+    """The parts of the newest revision."""
+    database = ledger.database
+    kind = database.url.get_backend_name()
+    return parts.created(revisions.script(kind, database.namespace, rooms=database.rooms))
+
+
+def looked_at(ledger: Ledger) -> revisions.Schema:
+    database = ledger.database
+    with database.engine.connect() as connection:
+        return revisions.look_closely(connection, database.namespace, database.rooms)
+
+
+def everything(ledger: Ledger) -> dict[tuple[str, str], str]:
+    """The definition of every table, index, trigger and function."""
+    kind = ledger.database.url.get_backend_name()
+    place = {"place": ledger.database.namespace.own}
+    query = text(EVERYTHING[kind])
+    with ledger.database.engine.connect() as connection:
+        rows = connection.execute(query, place if ":place" in query.text else {})
+        return {(row[0], row[1]): row[2] for row in rows}
+
+
+def drop(ledger: Ledger, name: str, step: DdlStep) -> bool:
+    """Whether it was dropped: MySQL keeps an index that a foreign key needs."""
+    own = ledger.database.namespace.own
+    kind = ledger.database.url.get_backend_name()
+    table = next(iter(step.sql.partition(" ON ")[2].split()), "")
+    if step.words == "function":
+        execute(ledger, f"DROP FUNCTION {own}.{name} CASCADE")
+    elif step.words == "trigger" and kind == "postgresql":
+        execute(ledger, f"DROP TRIGGER IF EXISTS {name} ON {own}.{table}")
+    elif step.words == "index" and kind == "mysql":
+        try:
+            execute(ledger, f"DROP INDEX {name} ON {own}.{table}")
+        except DBAPIError as error:
+            return "needed in a foreign key" not in str(error)
+    else:
+        execute(ledger, f"DROP {step.words} {own}.{name}")
+    return True
 
 
 @pytest.mark.parametrize(
@@ -96,6 +162,43 @@ def test_tables_that_were_dropped(bare: Ledger) -> None:
 
     with pytest.raises(errors.SchemaMissing, match="has no job_schedule, outbox_pause"):
         bare.migrate()
+
+
+def test_tables_of_a_room_that_were_dropped(bare: Ledger) -> None:
+    """The same for the tables of a room with migrations of its own, before anything is made."""
+    bare.migrate()
+    execute(bare, "DROP TABLE blob_owners")
+
+    with pytest.raises(errors.SchemaMissing, match="has no blob_owners"):
+        bare.migrate()
+    with pytest.raises(errors.SchemaMissing, match="has no blob_owners"):
+        looked_at(bare)
+
+
+def test_every_part_that_was_dropped(bare: Ledger) -> None:
+    """Each index, trigger and function of the migrations is missed by name, and made again."""
+    bare.migrate()
+    before = everything(bare)
+    ours = {name: step for name, step in created(bare).items() if step.words != parts.TABLE}
+
+    dropped = {name for name, step in ours.items() if drop(bare, name, step)}
+    found = looked_at(bare)
+    again = bare.migrate()
+
+    assert (found.up_to_date, set(found.missing)) == (False, dropped)
+    assert again.missing == found.missing
+    assert dropped >= {"tg_job__moves", "idx_job__due"}
+    assert looked_at(bare).up_to_date
+    assert everything(bare) == before
+    assert bare.run(lambda tx: tx.jobs.enqueue("a", key="k")).created
+
+
+def test_no_part_is_unknown(bare: Ledger) -> None:
+    """The parts that are missed are those that the migrations have made."""
+    revisions.migrate(bare.database)
+
+    made = {(step.words, name) for name, step in created(bare).items()}
+    assert made == everything(bare).keys()
 
 
 def test_types_that_were_left(bare: Ledger) -> None:

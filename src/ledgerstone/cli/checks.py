@@ -24,9 +24,10 @@ from ledgerstone.errors import LedgerstoneError, SettingsError
 from ledgerstone.ledger import Transaction, rooms_for
 from ledgerstone.room import Check, CheckStatus, Room, Rooms, refused
 from ledgerstone.settings import Settings
+from ledgerstone.store.connections.faults import migrate_hint
 from ledgerstone.store.database import Database
 from ledgerstone.store.dialects.sqlite.dialect import VERSION_SOUND, driver_of
-from ledgerstone.store.schema import existing_tables, revisions
+from ledgerstone.store.schema import revisions
 from ledgerstone.store.schema.tables import worker
 from ledgerstone.store.sql.expressions import database_now_ms
 
@@ -277,12 +278,11 @@ def _wakeups(database: Examined, _: Settings) -> Iterator[Check]:
 def _schema(database: Examined, _: Settings) -> Iterator[Check]:
     with database.reading() as tx:
         names = database.namespace
-        revisions.check(revisions.look(tx.connection, names, database.rooms), database.url)
-        there = inspect(tx.connection).get_table_names(schema=names.own)
-        gone = existing_tables.missing(there, list(revisions.titles()))
-    if gone:
-        todo = "something dropped them: restore them from a backup"
-        yield _problem("schema", f"tables are missing: {', '.join(gone)}", todo)
+        found = revisions.look_closely(tx.connection, names, database.rooms)
+    revisions.check(found, database.url)
+    if found.missing:
+        todo = f"{migrate_hint(database.url)}, which makes them"
+        yield _problem("schema", f"missing: {', '.join(found.missing)}", todo)
     else:
         at = "" if database.dialect.embedded else f", in the schema {names.own}"
         yield _ok("schema", f"{revisions.newest()}, up to date{at}")

@@ -6,6 +6,7 @@ With --rls also keep organisations apart.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from enum import Enum
 from typing import Annotated
 
@@ -37,11 +38,15 @@ class DatabaseKind(Enum):
 
 
 class MigrationResult(msgspec.Struct, frozen=True):
-    """The result of a migration; `set_up` tells what was done to the tables of messaging."""
+    """The result of a migration; `set_up` tells what was done to the tables of messaging.
+
+    `missing`: the indexes, triggers and functions that were missing and have been made.
+    """
 
     before: str | None
     after: str
     applied: tuple[str, ...]
+    missing: tuple[str, ...]
     set_up: list[str]
 
 
@@ -113,7 +118,7 @@ def looked_up(database: Database[Transaction]) -> revisions.Schema:
     if file is not None and not file.exists():
         return revisions.nothing(database.rooms)
     with database.reading() as tx:
-        return revisions.look(tx.connection, database.namespace, database.rooms)
+        return revisions.look_closely(tx.connection, database.namespace, database.rooms)
 
 
 def brought_up_to_date(database: Database[Transaction], settings: Settings) -> MigrationResult:
@@ -122,7 +127,9 @@ def brought_up_to_date(database: Database[Transaction], settings: Settings) -> M
     set_up = MessagingRegistry(settings.messaging).setup
     steps = set_up.apply(database) if settings.messaging.auto_setup else []
     words = list(dict.fromkeys(step.words for step in steps))
-    return MigrationResult(before.current, before.newest, before.everything_pending, words)
+    return MigrationResult(
+        before.current, before.newest, before.everything_pending, before.missing, words
+    )
 
 
 def _separate(
@@ -167,6 +174,8 @@ def _standing(schema: revisions.Schema, database: Database[Transaction]) -> Rend
     at = schema.current or "nothing"
     if schema.up_to_date:
         return f"at {at}, up to date"
+    if schema.missing:
+        return Group(f"at {at}; missing:", _each(schema.missing), Text(migrate_hint(database.url)))
     return Group(
         f"at {at}, {schema.newest} is needed; pending:",
         _listed(schema.everything_pending, database),
@@ -179,10 +188,17 @@ def _done(migrated: MigrationResult, database: Database[Transaction]) -> Rendera
     if migrated.applied:
         parts.append(f"{migrated.before or 'nothing'} → {migrated.after}; applied:")
         parts.append(_listed(migrated.applied, database))
+    if migrated.missing:
+        parts.append("missing, and made again:")
+        parts.append(_each(migrated.missing))
     if migrated.set_up:
         parts.append("for messages:")
-        parts.append(escape("\n".join(f"  {words}" for words in migrated.set_up)))
+        parts.append(_each(migrated.set_up))
     return Group(*parts) if parts else f"at {migrated.after}, nothing to do"
+
+
+def _each(words: Iterable[str]) -> RenderableType:
+    return escape("\n".join(f"  {each}" for each in words))
 
 
 def _apart(separated: row_security.RowSecurityReport) -> RenderableType:

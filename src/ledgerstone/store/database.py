@@ -28,6 +28,7 @@ from ledgerstone.store.connections.deadlines import Deadline
 from ledgerstone.store.connections.faults import (
     MIGRATE_SOMEWHERE,
     commit_unknown,
+    dropped_hint,
     migrate_hint,
     translated,
 )
@@ -390,7 +391,7 @@ class Database(Generic[Tx]):
                 pool.outage()
                 self.outage.failed(fault)
             if isinstance(fault, SchemaMissing) and fault.hint == MIGRATE_SOMEWHERE:
-                fault.hint = migrate_hint(self.url)
+                fault.hint = dropped_hint(self.url)
             if fault is error:
                 raise
             raise fault from error

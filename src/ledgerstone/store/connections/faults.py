@@ -53,7 +53,7 @@ _MYSQL: dict[int, type[errors.StoreError]] = {
     **dict.fromkeys((1021, 1041, 1114), errors.StoreFull),
     **dict.fromkeys((1044, 1045, 1049, 1142, 1143), errors.StoreDenied),
     **dict.fromkeys((1227, 1290, 1698, 1792, 1836), errors.StoreDenied),
-    **dict.fromkeys((1146,), errors.SchemaMissing),
+    **dict.fromkeys((1146, 1176), errors.SchemaMissing),
     **dict.fromkeys((1062, 1586), errors.Duplicate),
     **dict.fromkeys((1034, 1035, 1194, 1712), errors.StoreCorrupt),
 }
@@ -68,6 +68,7 @@ _SQLITE: tuple[tuple[str, type[errors.StoreError]], ...] = (
     ("unable to open database", errors.StoreUnavailable),
     ("disk i/o error", errors.StoreUnavailable),
     ("no such table", errors.SchemaMissing),
+    ("no such index", errors.SchemaMissing),
     ("unique constraint", errors.Duplicate),
     ("closed database", errors.StoreUnavailable),
 )
@@ -120,6 +121,11 @@ _TABLE = re.compile(
 def migrate_hint(url: URL) -> str:
     """The hint for missing or outdated tables, with the URL of this database."""
     return f"run `ledgerstone migrate` with --url {url.render_as_string(hide_password=True)}"
+
+
+def dropped_hint(url: URL) -> str:
+    """The hint for a table or index that the server does not find."""
+    return f"{migrate_hint(url)}: it makes what is missing, or names the tables that were dropped"
 
 
 def is_of_the_call(error: BaseException, driver: DriverDialect) -> bool:

@@ -6,7 +6,7 @@ would be used as ours. Each table that a pending revision creates is therefore i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -75,12 +75,9 @@ def check(
     - SchemaMissing for a missing table of an `applied` revision.
     - An enum type of a pending revision is dropped, or NotAllowedNow if a table uses it.
     """
+    check_not_dropped(connection, schema, applied)
     found = inspect(connection)
     there = set(found.get_table_names(schema=schema))
-    gone = missing(there, applied)
-    if gone:
-        message = f"the database is at revision {applied[-1]} and has no {', '.join(gone)}"
-        raise SchemaMissing(message, hint="something dropped them: restore them from a backup")
     for table in sorted(there & CREATED.keys()):
         created = CREATED[table]
         if created.revision in pending:
@@ -88,10 +85,18 @@ def check(
     _drop_types(connection, schema, found, pending)
 
 
-def missing(there: Iterable[str], applied: Sequence[str]) -> list[str]:
-    """The tables that these revisions have created and that do not exist."""
+def check_not_dropped(connection: Connection, schema: str | None, applied: Sequence[str]) -> None:
+    """SchemaMissing if a table that one of these revisions has created does not exist."""
     made = {table for table, created in CREATED.items() if created.revision in applied}
-    return sorted(made - set(there))
+    gone = sorted(made.difference(inspect(connection).get_table_names(schema=schema)))
+    if gone:
+        raise dropped(applied[-1], gone)
+
+
+def dropped(revision: str, tables: Sequence[str]) -> SchemaMissing:
+    """These tables do not exist, although the database has the revision."""
+    message = f"the database is at revision {revision} and has no {', '.join(tables)}"
+    return SchemaMissing(message, hint="something dropped them: restore them from a backup")
 
 
 def check_table(table: str, names: str, columns: Sequence[Any], *, hint: str = HINT) -> None:

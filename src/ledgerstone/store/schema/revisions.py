@@ -29,7 +29,7 @@ from sqlalchemy import inspect
 from ledgerstone.errors import BadInput, SchemaMissing, SchemaOutdated
 from ledgerstone.store.connections.faults import migrate_hint, translated
 from ledgerstone.store.rooms import StoredRoom
-from ledgerstone.store.schema import existing_tables, move_to_namespace
+from ledgerstone.store.schema import ddl, existing_tables, move_to_namespace, parts
 from ledgerstone.store.schema.columns import VERSION_TABLE
 from ledgerstone.store.schema.namespace import Namespace
 
@@ -90,10 +90,12 @@ class Schema(msgspec.Struct, frozen=True):
     """The schema or database of the tables; None if there are no tables."""
     moves: bool = False
     """Whether the tables lie among those of the user and are to be moved."""
+    missing: tuple[str, ...] = ()
+    """Indexes, triggers and functions that the tables lack, if `look_closely` was asked."""
 
     @property
     def up_to_date(self) -> bool:
-        return not self.everything_pending
+        return not self.everything_pending and not self.missing
 
     @property
     def everything_pending(self) -> tuple[str, ...]:
@@ -154,6 +156,40 @@ def look(connection: Connection, names: Namespace, rooms: Sequence[StoredRoom] =
     return _schema(listed, current)
 
 
+def look_closely(
+    connection: Connection, names: Namespace, rooms: Sequence[StoredRoom] = ()
+) -> Schema:
+    """The same, and what is missing at the newest revision; SchemaMissing if tables were dropped.
+
+    This takes a tenth of a second: for an operator, not for each process.
+    """
+    found = look(connection, names, rooms)
+    if found.current is None or found.moves:
+        return found
+    _check_tables(connection, names, found)
+    if found.everything_pending:
+        return found
+    return msgspec.structs.replace(found, missing=tuple(_missing(connection, names, rooms)))
+
+
+def _check_tables(connection: Connection, names: Namespace, found: Schema) -> None:
+    applied = [revision for revision in kernel().titles() if revision not in found.pending]
+    existing_tables.check_not_dropped(connection, names.own, applied)
+
+
+def _missing(
+    connection: Connection, names: Namespace, rooms: Sequence[StoredRoom]
+) -> dict[str, ddl.DdlStep]:
+    """The missing parts of the newest revision, and how they are made."""
+    lacking = parts.missing(
+        connection, names.own, script(connection.dialect.name, names, rooms=rooms)
+    )
+    gone = sorted(name for name, step in lacking.items() if step.words == parts.TABLE)
+    if gone:
+        raise existing_tables.dropped(newest(), gone)
+    return lacking
+
+
 def _current(
     connection: Connection, place: str | None, listed: Sequence[RevisionLine]
 ) -> dict[str, str]:
@@ -198,9 +234,10 @@ def _standing(line: RevisionLine, current: str | None) -> RoomSchema:
 
 
 def migrate(database: Database[Any], *, to: str = "head") -> Schema:
-    """Apply the pending revisions; returns the state before.
+    """Apply the pending revisions, and make what is missing of earlier ones.
 
-    `to`: a revision of the kernel or of a room; no revision after it is applied.
+    Returns the state before. `to`: a revision of the kernel or of a room; no revision after it is
+    applied.
     """
     names, dialect = database.namespace, database.dialect
     try:
@@ -220,6 +257,10 @@ def migrate(database: Database[Any], *, to: str = "head") -> Schema:
                     _upgrade(config, to if last else "head")
                     if last:
                         break
+                if before.current is not None and to == "head":
+                    lacking = _missing(within, names, database.rooms)
+                    ddl.run(within, list(lacking.values()))
+                    before = msgspec.structs.replace(before, missing=tuple(lacking))
             connection.commit()
             if database.dialect.embedded:
                 # On the connection that created a table, SQLite's writes to it are three to four
