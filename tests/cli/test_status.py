@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from sqlalchemy import update
 
@@ -18,9 +20,12 @@ from ledgerstone.store.schema import revisions
 from ledgerstone.store.schema.tables import worker
 from ledgerstone.testing.fixtures import Home
 from ledgerstone.testing.servers import PrivateMariaDB, PrivatePostgres
+from ledgerstone.testing.waiting import until
 from tests import chores
 from tests.chores.work import nothing
 from tests.cli.program import COLUMNS, Program
+from tests.harness.threads import signaled
+from tests.harness.workers import started
 
 PASSWORD = "hunter2"
 WORKERS_MANY = 40
@@ -51,6 +56,35 @@ def test_it_shows_who_works(program: Program, home: Home, ledger: Ledger) -> Non
     assert f"…{working.id[-8:]}" in shown.out
     assert "alive" in shown.out
     assert stopped["workers"][0]["state"] == "stopped"
+
+
+def test_it_shows_abandoned_handlers(program: Program, home: Home, ledger: Ledger) -> None:
+    """A handler that does not stop is counted with its worker until it ends, and not afterwards."""
+    go = threading.Event()
+
+    @ledger.job("stuck", timeout_seconds=0.05, max_attempts=1)
+    def stuck() -> None:
+        signaled(go)
+
+    with ledger.transaction() as tx:
+        tx.jobs.enqueue("stuck")
+    engine = msgspec.structs.replace(ledger.settings.engine, notice_seconds=0.05, abandoned_max=8)
+    working = Worker(ledger.database, [ledger.job_source()], engine)
+    with started(working):
+        counters = working.pumps[0].counters
+        until(lambda: counters.abandoned == 1, what="the abandoned handler")
+        ledger.run(lambda tx: sign_in(tx, working.id, working.report()))
+        told = program.run("--url", home.url, "status", "--json").json
+        shown = program.run("--url", home.url, "status").out
+        go.set()
+        until(lambda: counters.abandoned == 0, what="its end")
+        ledger.run(lambda tx: sign_in(tx, working.id, working.report()))
+        after = program.run("--url", home.url, "status").out
+
+    assert [one["abandoned"] for one in told["workers"]] == [1]
+    assert [one["running"] for one in told["workers"]] == [0]
+    assert "abandoned" in shown
+    assert "abandoned" not in after
 
 
 def test_it_fits_a_narrow_terminal(program: Program, home: Home, ledger: Ledger) -> None:

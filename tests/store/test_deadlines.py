@@ -82,8 +82,8 @@ def test_a_call_that_nobody_answers(ledger: Ledger, proxy: Proxy, through: str) 
 
 
 def test_a_commit_that_nobody_answers(ledger: Ledger, proxy: Proxy) -> None:
-    """The same for the answer to a commit."""
-    with pytest.raises(errors.StoreUnavailable), ledger.transaction() as tx:
+    """For the answer to a commit that is CommitUnknown: it may have been committed."""
+    with pytest.raises(errors.CommitUnknown), ledger.transaction() as tx:
         tx.connection.execute(text("SELECT 1"))
         proxy.silence()
     proxy.speak()

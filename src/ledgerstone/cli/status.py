@@ -251,7 +251,8 @@ _STATE_STYLE = {
 
 
 def _workers_table(found: list[WorkerFacts]) -> RenderableType:
-    numbers = ("running", "done", "refused")
+    abandoned = any(worker.abandoned for worker in found)
+    numbers = ("running", "done", "refused", *(("abandoned",) if abandoned else ()))
     troubled = any(worker.trouble for worker in found)
     columns = ("id", "where", "state", "seen", *numbers, *(("trouble",) if troubled else ()))
     table = output.table("Workers", *columns, numbers=numbers)
@@ -264,6 +265,7 @@ def _workers_table(found: list[WorkerFacts]) -> RenderableType:
             f"{worker.running:,}",
             f"{worker.done:,}",
             f"{worker.refused:,}",
+            *((f"{worker.abandoned:,}",) if abandoned else ()),
             *((Text(worker.trouble or "", "red"),) if troubled else ()),
         )
     return Group(table, *_rest(found), "")

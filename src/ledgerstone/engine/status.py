@@ -46,6 +46,8 @@ class WorkerFacts(msgspec.Struct, frozen=True):
     trouble: str | None
     duties: dict[str, int] = {}
     """By duty, how much the worker has done."""
+    abandoned: int = 0
+    """Handlers that take no notice of a timeout, a lost lease or a shutdown, and still run."""
 
 
 class LeaseFacts(msgspec.Struct, frozen=True):
@@ -96,6 +98,7 @@ def _worker(seen: workers.WorkerSeen, silent_after_ms: float) -> WorkerFacts:
         refused=total("refused"),
         trouble=_one_line(next(filter(None, map(_trouble, by_source)), _duty_trouble(seen))),
         duties=seen.report.get("duties", {}),
+        abandoned=total("abandoned"),
     )
 
 

@@ -197,7 +197,8 @@ class CancellationContract(OwnTable):
 class JobCancellationContract(OwnTable):
     """The same for jobs, which can call. Fixtures: `ledger`."""
 
-    def test_every_call_raises(self, ledger: Ledger) -> None:
+    @pytest.mark.parametrize(("name", "calls"), [("a", 5), ("b", 7)])
+    def test_every_call_raises(self, ledger: Ledger, name: str, calls: int) -> None:
         """Once its lease is lost its calls and its statements raise before they start."""
         begun, heard = threading.Event(), list[object]()
 
@@ -220,7 +221,25 @@ class JobCancellationContract(OwnTable):
             with pytest.raises(LeaseLost), job.transaction():
                 pass
 
-        job_id = jobs.enqueue(ledger, "a", max_attempts=1)
+        @ledger.job("b")
+        def open_before(job: Job) -> None:
+            if heard:
+                return
+            with ledger.reading() as tx:
+                begun.set()
+                until(lambda: _raised(job.check), what="LeaseLost")
+                calls = [
+                    lambda: tx.connection,
+                    tx.cursor,
+                    lambda: tx.command("SELECT 1"),
+                    lambda: tx.savepoint().__enter__(),
+                    lambda: tx.wake("jobs"),
+                    lambda: tx.at_commit("late", lambda: None),
+                    lambda: tx.jobs.enqueue_many([]),
+                ]
+                heard.extend(_raised(call) for call in calls)
+
+        job_id = jobs.enqueue(ledger, name, max_attempts=1)
         worker = ledger.worker()
         with started(worker):
             signaled(begun)
@@ -228,7 +247,7 @@ class JobCancellationContract(OwnTable):
             worker.pumps[0].lose(claim)
             until(lambda: jobs.standing(ledger, job_id).status is JobStatus.SUCCEEDED)
 
-        assert heard == [LeaseLost] * 5
+        assert heard == [LeaseLost] * calls
         assert notes_kept(ledger) == []
 
     def test_after_it_has_ended_itself(self, ledger: Ledger) -> None:

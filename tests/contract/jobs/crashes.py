@@ -35,6 +35,7 @@ from tests.contract.jobs.examples import (
 )
 from tests.harness.child import Child
 from tests.harness.children import ORPHAN_SECONDS_MAX, held_and_let_go
+from tests.harness.own_table import notes_kept, tables
 from tests.harness.workers import started
 
 FATAL = 20
@@ -62,13 +63,18 @@ WORKER_ROW = """
     VALUES (:id, 'here', 1, 0, :seen, 'running', :report)
 """
 WORKER = """
+import itertools
 import json
 import os
 import signal
+import threading
+
+from sqlalchemy import insert
 
 from ledgerstone.ledger import Ledger
 from ledgerstone.settings import Settings
 from tests.harness.children import orphaned
+from tests.harness.own_table import note
 
 url = sys.argv[1]
 engine = {"grace_seconds": 0.1, **json.loads(sys.argv[2])}
@@ -89,6 +95,20 @@ def told():
     os.kill(os.getpid(), signal.SIGTERM)
     while True:
         pass
+
+together = threading.Barrier(6, action=lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+@ledger.job("write")
+def write(job):
+    def pair(tx, number):
+        name = f"{job.id} {number}"
+        tx.connection.execute(insert(note).values(name=name, count=1))
+        tx.jobs.enqueue("written", {"by": name})
+
+    for number in itertools.count():
+        ledger.run(lambda tx: pair(tx, number))
+        if number == 3:
+            together.wait()
 
 ledger.kinds.add("orphaned", orphaned, process=True)
 
@@ -221,6 +241,25 @@ class JobCrashesContract:
         assert moves_of(ledger, job_id)[-1] == ("running", "queued")
         assert history_of(ledger, job_id)[-1].detail["error"]["code"] == "interrupted"
         assert_replayed(ledger, job_id)
+
+    def test_sigterm_while_all_write(self, ledger: Ledger, home: Home) -> None:
+        """Six handlers that write without end stop in time: each is refunded, nothing is halved."""
+        tables.create_all(ledger.database.engine)
+        ids = [enqueue(ledger, "write") for _ in range(6)]
+
+        code = _worked(home, concurrency=6)
+
+        rows = [standing(ledger, job_id) for job_id in ids]
+        with ledger.reading() as tx:
+            written = tx.jobs.counts()["default"][Status.QUEUED] - len(ids)
+        assert code == 0
+        assert [(row.status, row.attempt, row.crashes) for row in rows] == [
+            (Status.QUEUED, 0, 0)
+        ] * len(ids)
+        assert len(notes_kept(ledger)) == written >= 4 * len(ids)
+        for job_id in ids:
+            assert history_of(ledger, job_id)[-1].detail["error"]["code"] == "interrupted"
+            assert_replayed(ledger, job_id)
 
     def test_a_process_of_its_own(self, ledger: Ledger) -> None:
         """In a process of its own a crash takes nothing else along, and is counted all the same."""
