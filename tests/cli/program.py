@@ -85,6 +85,12 @@ class Program:
         self.command = [sys.executable, "-c", WITHOUT_OVERRIDE, "-m", "ledgerstone"]
         self._forked = False
 
+    def be_a_module(self) -> None:
+        """From now on it is called as `python -m ledgerstone`, without a program on the path."""
+        self.command = [sys.executable, "-m", "ledgerstone"]
+        self.environment["PATH"] = os.defpath
+        self._forked = False
+
     def hide(self, module: str) -> None:
         """From now on it runs where the module is not installed."""
         folder = self.folder.parent / "hidden"

@@ -166,7 +166,8 @@ def test_every_option_of_accepting_is_kept(program: Program) -> None:
     (job,) = program.run("jobs", "list", "--org", ORG, "--key", "k", "--json").json["jobs"]
     shown = program.run("jobs", "show", job["id"])
 
-    assert created.out == f"{job['id']}  created, unchecked: -A would check it\n"
+    told = "created, unchecked: -A would check it\n  no worker runs on this database"
+    assert created.out == f"{job['id']}  {told}\n"
     assert (job["payload"], job["queue"], job["org_id"]) == ({"word": "a"}, "mail", ORG)
     assert (job["priority"], job["max_attempts"], job["requested_by"]) == (9, 3, "ann")
     assert (job["run_at"], job["gate"]) == ("2030-01-31T07:00:00Z", "scheduled")

@@ -112,6 +112,7 @@ def test_it_handles_nothing_by_itself(program: Program, home: Home, ledger: Ledg
     with program.start("--url", home.url, "up") as running:
         running.says("no handler runs here: name your code")
         running.says(STARTED)
+        running.says("does schedules and retention")
         until(lambda: lease_of(ledger) is not None, what="the duties of a worker")
         running.terminate()
         code = running.ended()
@@ -141,6 +142,23 @@ def test_the_sample_shows_what_happens(program: Program) -> None:
     assert sorted(each.name for each in (program.folder / ".ledgerstone").glob("*.db")) == [
         "sample.db"
     ]
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_sample_can_be_run(program: Program) -> None:
+    """Also where it was started as `python -m ledgerstone`, each printed command is one."""
+    program.be_a_module()
+    with program.start("up") as running:
+        running.says(STARTED)
+        lines = [line for line in running.said.splitlines() if " -A " in line]
+        commands = [line[line.index(sys.executable) :] for line in lines]
+        for command in commands:
+            program.command = shlex.split(command)
+            ended = program.run()
+            assert ended.code == 0, ended.err
+        running.terminate()
+
+    assert len(commands) == len(TRY)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ is returned with its attempt refunded. The second: everything is returned at onc
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -108,12 +109,21 @@ def _is_sample(call: Call) -> bool:
 def _intro(call: Call, sample: bool) -> Sequence[str]:
     """The facts that are printed when it has begun."""
     if sample:
-        program = "ledgerstone" if shutil.which("ledgerstone") else sys.argv[0]
         return (
             f"no application and no database is named: this is the sample {SAMPLE}",
             "try in a second terminal:",
-            *(f"{program} {words}" for words in TRY),
+            *(f"{_program()} {words}" for words in TRY),
         )
     if call.application is None:
         return ("no handler runs here: name your code, as in `ledgerstone up -A shop:ledger`",)
     return ()
+
+
+def _program() -> str:
+    """How this program is called from another terminal."""
+    if shutil.which("ledgerstone"):
+        return "ledgerstone"
+    started = Path(sys.argv[0])
+    if started.name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m ledgerstone"
+    return shlex.quote(str(started))

@@ -43,6 +43,8 @@ CONNECTING = "connecting"
 SAY_SECONDS = 5.0
 """Without a terminal, changes are said at most so often."""
 
+DUTIES_ALONE = "schedules and retention"
+"""The work of a worker without sources."""
 _log = logging.getLogger("ledgerstone.up")
 
 
@@ -250,7 +252,7 @@ class _Lines:
                 *(
                     __version__,
                     facts.url,
-                    ", ".join(facts.sources),
+                    ", ".join(facts.sources) or DUTIES_ALONE,
                     facts.concurrency,
                     facts.worker,
                 ),
@@ -344,7 +346,7 @@ def screen(facts: UpFacts, *, per_second: float) -> RenderableType:
     rows: dict[str, RenderableType] = {
         "database": Text(facts.url),
         "worker": f"{output.short(facts.worker)}, up {output.lasting(facts.up_ms)}",
-        "sources": ", ".join(facts.sources),
+        "sources": ", ".join(facts.sources) or DUTIES_ALONE,
     }
     if facts.uploads is not None:
         rows["uploads"] = Text(facts.uploads)

@@ -14,6 +14,7 @@ from ledgerstone.console.call import EXIT_REFUSED, Call, command
 from ledgerstone.console.groups import group
 from ledgerstone.console.moments import now_of
 from ledgerstone.console.output import Text
+from ledgerstone.engine import worker_rows
 from ledgerstone.errors import BadInput
 from ledgerstone.jobs import Accepted, Enqueued, Status, history
 from ledgerstone.jobs.accepting import NO_ORG
@@ -102,7 +103,10 @@ def enqueue(
             _check_known(ledger, call.application, job_type)
         payload = _parsed(ledger, arguments)
         found = ledger.run(lambda tx: tx.jobs.enqueue(job_type, payload, **options))
-    output.show(found, _accepted(found, checked=call.application is not None), json=call.json)
+        with ledger.reading() as tx:
+            waits = not worker_rows.alive(tx)
+    seen = _accepted(found, checked=call.application is not None, waits=waits)
+    output.show(found, seen, json=call.json)
 
 
 def _parsed(ledger: Ledger, arguments: str) -> dict[str, Any]:
@@ -127,10 +131,12 @@ def _check_known(ledger: Ledger, application: str, job_type: str) -> None:
         raise BadInput(f"{application} has no job {job_type!r}", hint=hint)
 
 
-def _accepted(found: Enqueued, *, checked: bool) -> RenderableType:
+def _accepted(found: Enqueued, *, checked: bool, waits: bool) -> RenderableType:
     if found.accepted is Accepted.EXISTING:
         return Text(f"{found.id}  existing: same key, same content")
     note = "" if checked else ", unchecked: -A would check it"
+    if waits:
+        note += "\n  no worker runs on this database"
     return Text.assemble(found.id, ("  created", "green"), (note, "dim"))
 
 
