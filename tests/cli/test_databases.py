@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy.engine import make_url
 from typer.core import TyperGroup
 
+from ledgerstone import protocols
 from ledgerstone.cli.program import COMMANDS, _loaded
 from ledgerstone.jobs import Status
 from ledgerstone.jobs.read import queues, unserved
@@ -30,6 +31,7 @@ ledger = Ledger({url!r})
 def note() -> None: ...
 """
 OWN = "sqlite:///own.db"
+EXAMPLE = Path(protocols.__file__).parent / "example"
 COMMANDS_OF_ANY_DATABASE = [
     ["migrate"],
     ["migrate", "--check"],
@@ -45,6 +47,15 @@ COMMANDS_OF_ANY_DATABASE = [
     ["inbox", "cleanup"],
     ["failed", "show"],
     ["messaging", "setup", "--apply"],
+    ["blobs", "list"],
+    ["blobs", "verify"],
+    ["blobs", "gc"],
+    ["protocols", "list"],
+    ["protocols", "tick"],
+    ["protocols", "blocked"],
+    ["protocols", "retry"],
+    ["protocols", "snapshots"],
+    ["events", "list"],
 ]
 
 
@@ -79,6 +90,9 @@ def test_every_command_takes_an_application() -> None:
 @pytest.mark.parametrize("arguments", COMMANDS_OF_ANY_DATABASE, ids=" ".join)
 def test_the_database_is_said(shop: Program, arguments: list[str]) -> None:
     """A command on the application's database says so: on stderr, in JSON, and nothing else."""
+    if arguments[0] in {"protocols", "events"}:
+        folders = f'[protocols]\nfolders = ["{EXAMPLE}"]\n'
+        (shop.folder / "ledgerstone.toml").write_text(folders)
     shop.run("migrate", *APP)
 
     plain = shop.run(*arguments, *APP)

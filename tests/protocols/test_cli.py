@@ -57,7 +57,8 @@ def test_a_protocol_from_the_command_line(program: Program) -> None:
     doctor = program.run("doctor", "--json")
 
     assert created.json == {"key": "g-1"}
-    assert (listed.json[0]["blocked"], listed.json[0]["outgoing"]) == (1, 3)
+    (groups,) = listed.json["protocols"]
+    assert (groups["blocked"], groups["outgoing"]) == (1, 3)
     assert [row["reason_key"] for row in blocked.json["rows"]] == ["bob/g/bob"]
     assert [job["name"] for job in ticked.json["jobs"]] == ["key.issue"]
     assert [row["event_type"] for row in events.json["rows"]] == ["key", "group"]

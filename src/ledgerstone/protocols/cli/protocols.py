@@ -59,7 +59,7 @@ def listed(call: Call) -> None:
     for facts in found:
         shown.add_row(facts.protocol, *_counts(facts, names))
     none = Text("there is no protocol; name folders in protocols.folders, or give -A MODULE:LEDGER")
-    output.show(found, shown if found else none, json=call.json)
+    output.show({"protocols": found}, shown if found else none, json=call.json)
 
 
 def run(
