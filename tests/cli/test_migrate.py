@@ -63,6 +63,7 @@ def test_check_changes_nothing(program: Program, home: Home) -> None:
     assert (after.code, after.out) == (0, f"at {revisions.newest()}, up to date\n")
 
 
+@pytest.mark.slow
 def test_a_half_present_schema(program: Program, home: Home) -> None:
     """An index and a trigger that were dropped are named by --check and doctor, and made again."""
     program.run("--url", home.url, "migrate")
@@ -85,6 +86,7 @@ def test_a_half_present_schema(program: Program, home: Home) -> None:
     assert status.code == 0 or "hint: run `ledgerstone migrate`" in status.err
 
 
+@pytest.mark.slow
 def test_a_table_that_was_dropped(program: Program, home: Home) -> None:
     """What commands advise leads to its name; --check, doctor and migrate say the same."""
     program.run("--url", home.url, "migrate")

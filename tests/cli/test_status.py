@@ -58,6 +58,7 @@ def test_it_shows_who_works(program: Program, home: Home, ledger: Ledger) -> Non
     assert stopped["workers"][0]["state"] == "stopped"
 
 
+@pytest.mark.slow
 def test_it_shows_abandoned_handlers(program: Program, home: Home, ledger: Ledger) -> None:
     """A handler that does not stop is counted with its worker until it ends, and not afterwards."""
     go = threading.Event()

@@ -175,6 +175,7 @@ def test_tables_of_a_room_that_were_dropped(bare: Ledger) -> None:
         looked_at(bare)
 
 
+@pytest.mark.slow
 def test_every_part_that_was_dropped(bare: Ledger) -> None:
     """Each index, trigger and function of the migrations is missed by name, and made again."""
     bare.migrate()

@@ -242,6 +242,7 @@ class JobCrashesContract:
         assert history_of(ledger, job_id)[-1].detail["error"]["code"] == "interrupted"
         assert_replayed(ledger, job_id)
 
+    @pytest.mark.slow
     def test_sigterm_while_all_write(self, ledger: Ledger, home: Home) -> None:
         """Six handlers that write without end stop in time: each is refunded, nothing is halved."""
         tables.create_all(ledger.database.engine)
