@@ -49,9 +49,9 @@ from ledgerstone.failpoints import hit
 from ledgerstone.messaging.inbox.consumers import Consumer
 from ledgerstone.messaging.message import NAME_CHARS_MAX, Message
 from ledgerstone.settings import MessagingSettings
-from ledgerstone.store.sql.batch import InsertEach
 from ledgerstone.store.sql.expressions import hexadecimal, now_ms, second
 from ledgerstone.store.sql.pages import Keyset, Page
+from ledgerstone.store.sql.rows import InsertRows
 from ledgerstone.store.sql.statement import Row, Statement
 from ledgerstone.store.sql.timestamps import moment_of
 
@@ -131,12 +131,11 @@ class _Statements:
         consumer = bindparam("consumer", type_=receipt.c.consumer.type)
         cutoff = second(now_ms() - bindparam("age_ms", type_=BigInteger()))
         last = bindparam("last", type_=receipt.c.processed_at.type)
-        self.take = InsertEach(
+        self.take = InsertRows(
             "inbox.receipt",
             receipt,
-            incoming=(receipt.c.consumer, receipt.c.message_name),
-            # The batch format cannot carry bytes; there is only one message.
-            values=lambda _: {"message_id": message_id, "processed_at": second(now_ms())},
+            columns=("message_id", "consumer", "message_name"),
+            values={"processed_at": second(now_ms())},
         )
         mine = (receipt.c.message_id == message_id, receipt.c.consumer == consumer)
         unfinished = func.substr(receipt.c.message_name, 1, len(UNFINISHED)) == UNFINISHED
@@ -299,9 +298,11 @@ def _received(
     statements = _statements(registry.shared.receipt)
     unfinished = (UNFINISHED + _name_of(message))[:NAME_CHARS_MAX]
     message_id = UUID(message.id).bytes
-    taken = statements.take.run(tx, [(consumer.name, unfinished)], message_id=message_id)
+    inserted = statements.take.run(
+        tx, [{"message_id_": message_id, "consumer_": consumer.name, "message_name_": unfinished}]
+    )
     hit("inbox.receipt")
-    if not taken:
+    if inserted:
         return None
     row = statements.named.one(tx, message_id=message_id, consumer=consumer.name)
     if row is not None and row[0].startswith(UNFINISHED):
