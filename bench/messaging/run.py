@@ -18,7 +18,7 @@ from bench.messaging import broker, client, heads, load
 from bench.messaging.figures import FIGURES, HEAD_LOOKUP, figure
 from bench.messaging.sides import faststream_outbox as peer
 from bench.messaging.sides.faststream_outbox import FaststreamOutbox
-from bench.messaging.sides.inbox import BareInbox, Inbox
+from bench.messaging.sides.inbox import BareInbox, Inbox, SQLAlchemyInbox
 from bench.messaging.sides.relay import Relay
 from bench.places import Place
 from bench.report import Figure, Measurement, Report, report
@@ -62,7 +62,8 @@ Publish: into the outbox, {LOT_MAX} in each transaction. Inbox: messages that li
 handled, each in a transaction with its receipt and one row, and then acknowledged. Ours is a
 receiver with default settings ({SUBSCRIPTION.concurrency} threads,
 prefetch {SUBSCRIPTION.prefetch}); the client is pika and psycopg with as many threads, the same
-prefetch and the same two rows.
+prefetch and the same two rows. Both handlers write their row with a cursor of psycopg; beside them,
+for the table alone, ours with SQLAlchemy's connection.
 
 Heads: the statements with which a relay claims the next lane that is due and reads its first
 message, without the commit, while so many rows wait in {load.PARTITIONS:,} partitions; a round
@@ -170,8 +171,8 @@ class Bench:
             self._rates(f"publish {side.name}", [found.filled for found in taken[side.name]])
 
     def inbox(self) -> None:
-        """Ours and the bare client in turn."""
-        sides: list[Side] = [Inbox(self.broker), BareInbox(self.broker)]
+        """Ours, with the driver and with SQLAlchemy, and the bare client in turn."""
+        sides: list[Side] = [side(self.broker) for side in (Inbox, SQLAlchemyInbox, BareInbox)]
         taken: dict[str, list[Timing]] = {side.name: [] for side in sides}
         for number in range(self.plan.rounds):
             for side in sides:

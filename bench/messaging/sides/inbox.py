@@ -1,7 +1,7 @@
 """Taking messages from the broker: a receipt and one row in one transaction, then the ack.
 
-Both sides have the same tables, prefetch and number of threads. Ours is a worker with default
-settings; the bare client and the bare driver are put together by hand.
+All have the same tables, prefetch and number of threads. Ours is a worker with default settings;
+the bare client and the bare driver are put together by hand.
 """
 
 from __future__ import annotations
@@ -78,12 +78,17 @@ class Inbox:
 
             @ledger.consumer(load.NAME, name=CONSUMER)
             def handle(tx: Transaction, message: Message) -> None:
-                tx.connection.exec_driver_sql(EFFECT, (message.id,))
+                self._effect(tx, message)
                 note()
 
+            settle_memory()
             ledger.worker(ledger.deliveries(load.SUBSCRIPTION)).run()
             message = "the worker ended"
             raise RuntimeError(message)
+
+    def _effect(self, tx: Transaction, message: Message) -> None:
+        """The row of the handler, written with the driver, as the bare client writes it."""
+        tx.cursor().execute(EFFECT, (message.id,))
 
     def looking(self, url: str) -> AbstractContextManager[Looked]:
         return looking_by(plain_engine(url), UNFINISHED)
@@ -92,6 +97,15 @@ class Inbox:
         with plain_engine(url).connect() as connection:
             found = tuple(connection.exec_driver_sql(DONE).one())
         expect(found, (total, total), self.name)
+
+
+class SQLAlchemyInbox(Inbox):
+    """The same worker; its handler writes the row with SQLAlchemy's connection."""
+
+    name = "ours by SQLAlchemy"
+
+    def _effect(self, tx: Transaction, message: Message) -> None:
+        tx.connection.exec_driver_sql(EFFECT, (message.id,))
 
 
 class BareInbox(Inbox):

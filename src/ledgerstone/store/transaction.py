@@ -65,10 +65,7 @@ class Transaction:
     @property
     def connection(self) -> Connection:
         """The SQLAlchemy connection; from its first use on, every statement is sent at once."""
-        self.check_usable()
-        if self.pipeline is not None:
-            self.pipeline.holding = False
-            self.pipeline.flush()
+        self._send_at_once()
         return self._connection.connection
 
     def execute(
@@ -82,15 +79,19 @@ class Transaction:
         return self.connection.execute(statement, parameters, execution_options=names.options)
 
     def cursor(self) -> Any:
-        """A cursor of the driver, inside this transaction, for statements of the caller."""
-        return self.connection.connection.cursor()
+        """A cursor of the driver, inside this transaction, for statements of the caller.
+
+        From its first use on, every statement is sent at once. It costs less than `connection`.
+        """
+        self._send_at_once()
+        return self._connection.cursor()
 
     def own_cursor(self) -> Any:
         """The same, for a single statement of ours that runs now."""
         self.check_open()
         if self.pipeline is not None:
             self.pipeline.flush()
-        return self._connection.cursor()
+        return self._connection.own_cursor()
 
     def check_open(self) -> None:
         """NotAllowedNow if the transaction has ended, with its block, inside it or by its owner."""
@@ -110,6 +111,13 @@ class Transaction:
     def break_off(self) -> None:
         """Note that a call of the driver was interrupted: a connection of ours is discarded."""
         self._connection.break_off()
+
+    def _send_at_once(self) -> None:
+        """Hold no statement back: the caller's own must follow those of ours."""
+        self.check_usable()
+        if self.pipeline is not None:
+            self.pipeline.holding = False
+            self.pipeline.flush()
 
     def end(self) -> None:
         """Mark the transaction as ended: every later use raises NotAllowedNow."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, text
+from sqlalchemy import event, insert, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
@@ -117,6 +117,7 @@ BEHIND = {
     "rollback of the driver": lambda tx: tx.connection.connection.dbapi_connection.rollback(),
     "rollback of a cursor": by_cursor("ROLLBACK"),
 }
+INSERTED = "INSERT INTO note (name, count) VALUES ('by a cursor', 0)"
 TEXTS = ("COMMIT", " rollback ", "/* a */ Commit", "BEGIN", "START TRANSACTION")
 AFTERWARDS = {
     "nothing": nothing,
@@ -343,6 +344,37 @@ class EndedContract(OwnTable):
             AFTERWARDS[after](tx)
 
         assert_kept(ledger, "before", chores=1)
+
+    @pytest.mark.parametrize("after", AFTERWARDS)
+    @pytest.mark.parametrize("words", ["COMMIT", "ROLLBACK"])
+    def test_ended_in_a_block_with_a_cursor_alone(
+        self, ledger: Ledger, words: str, after: str
+    ) -> None:
+        """An end by a cursor is noticed also if SQLAlchemy's connection was never made."""
+        with pytest.raises(errors.NotAllowedNow, match="ended"), ledger.transaction() as tx:
+            Chores(tx).enqueue(1)
+            by_cursor(INSERTED)(tx)
+            by_cursor(words)(tx)
+            AFTERWARDS[after](tx)
+
+        kept = ["by a cursor"] if words == "COMMIT" else []
+        assert_kept(ledger, *kept, chores=len(kept))
+
+    def test_blocks_with_a_cursor_alone(self, ledger: Ledger) -> None:
+        """What a cursor writes is undone and committed with its block, and costs no connection."""
+        ledger.run(lambda tx: Chores(tx).enqueue(0))
+        made: list[object] = []
+        event.listen(ledger.database.engine, "engine_connect", made.append)
+
+        for fails in (True, True, False):
+            with suppress(LookupError), ledger.transaction() as tx:
+                by_cursor(INSERTED)(tx)
+                Chores(tx).enqueue(1)
+                if fails:
+                    raise LookupError
+
+        assert made == []
+        assert_kept(ledger, "by a cursor", chores=2)
 
     @pytest.mark.parametrize("after", AFTERWARDS)
     @pytest.mark.parametrize("ending", BEHIND)

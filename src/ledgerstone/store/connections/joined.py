@@ -46,6 +46,8 @@ class JoinedConnection:
         except Exception as error:
             raise translated(error) from error
 
+    own_cursor = cursor
+
     def check_open(self) -> None:
         """NotInTransaction if the caller has ended the transaction."""
         try:

@@ -4,7 +4,8 @@
       ▲                │                         │
       └───otherwise────┴────a thread waits───────┘
 
-After a commit with statements of ours alone the connection needs no reset, so it can be kept.
+After a commit for which no SQLAlchemy connection was made, the connection needs no reset, so it can
+be kept.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class PooledConnection:
     """A driver's connection; its SQLAlchemy connection is made at the first use of `connection`.
 
     Making and beginning one costs as much as a short statement, and most transactions of ours do
-    not use it: they begin and commit on the driver.
+    not use it: they begin and commit on the driver. Nor does a `cursor` of the driver need it.
     """
 
     def __init__(self, pool: ConnectionPool, fairy: PoolProxiedConnection, *, reads: bool) -> None:
@@ -180,6 +181,8 @@ class PooledConnection:
         self._pool = pool
         self._reads = reads
         self._began = False
+        self._watched = False
+        """Whether the caller has a cursor or SQLAlchemy's connection."""
         self._committed = False
         self._connection: Connection | None = None
         self._begun: RootTransaction | None = None
@@ -193,7 +196,16 @@ class PooledConnection:
         return self._connection
 
     def cursor(self) -> Any:
-        """A cursor of the driver."""
+        """A cursor of the driver; SQLAlchemy's connection is not made for it."""
+        if self._connection is not None:
+            return self._connection.connection.cursor()
+        self.check_open()
+        if not self._reads and not self._watched:
+            self._watch_open()
+        return self.fairy.cursor()
+
+    def own_cursor(self) -> Any:
+        """A cursor of the driver for a statement of ours, which never ends the transaction."""
         return self.fairy.cursor()
 
     def begin(self) -> None:
@@ -208,8 +220,13 @@ class PooledConnection:
         self._begun = made.begin()
         if not self._reads:
             self.fairy.info[_IN_BLOCK] = False
-            self._pool.dialect.watch_open(self.fairy.dbapi_connection)
+            self._watch_open()
         return made
+
+    def _watch_open(self) -> None:
+        """From now on the caller may end the transaction on the driver."""
+        self._watched = True
+        self._pool.dialect.watch_open(self.fairy.dbapi_connection)
 
     def check_open(self) -> None:
         """Raise an error if the transaction that was begun is not open any more.
@@ -220,7 +237,7 @@ class PooledConnection:
             raise block_end.broken_off()
         connection = self._connection
         if connection is None:
-            if self._began:
+            if self._began or self._watched:
                 self._pool.dialect.check_open(self.fairy.dbapi_connection, used=False)
             return
         if connection.invalidated:
