@@ -20,6 +20,7 @@ from tests.contract.messaging.outbox import (
 )
 from tests.contract.messaging.outbox_cleanup import CleanupContract
 from tests.contract.messaging.outbox_refused import RefusedPublishingContract
+from tests.contract.messaging.places import PlacesContract
 
 
 @pytest.fixture(params=KINDS)
@@ -58,3 +59,7 @@ class TestJoinedPublishing(JoinedPublishingContract):
 
 class TestRefusedPublishing(RefusedPublishingContract):
     """Publishing that raises."""
+
+
+class TestPlaces(PlacesContract):
+    """Several calls of one transaction."""

@@ -10,9 +10,12 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
+
 from ledgerstone.engine.executors.processes import PR_SET_PDEATHSIG
 from ledgerstone.engine.source import Cancel, Claim
 from ledgerstone.errors import Hopeless
+from ledgerstone.testing.waiting import until
 
 ORPHAN_SECONDS_MAX = 600.0
 """How long one that lost its worker goes on, if nothing ends it."""
@@ -35,6 +38,22 @@ def die_on_zero(claim: Claim) -> None:
     """Dies of the number 0."""
     if int(claim.body) == 0:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def begun_and_gated(claim: Claim) -> None:
+    """Says that it has begun, and ends when the file that its body names is there."""
+    gate = Path(msgspec.json.decode(claim.body))
+    _beginning_of(gate).touch()
+    until(gate.exists)
+
+
+def begun(gate: Path) -> bool:
+    """Whether the handler that waits for this file has begun."""
+    return _beginning_of(gate).exists()
+
+
+def _beginning_of(gate: Path) -> Path:
+    return gate.with_suffix(".begun")
 
 
 class Wordless(Exception):

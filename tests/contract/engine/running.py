@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from ledgerstone.engine.worker import Worker
 from ledgerstone.errors import HandlerTimeout, Interrupted, LeaseLost, SchemaMissing
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX, until
-from tests.chores import Chores, ChoreSource, Status, install
+from tests.chores import Chores, ChoreSource, NewChore, Status, install
 from tests.chores.work import nothing
 from tests.chores.workshop import chores, counts, enqueue, standing
 from tests.harness import children
@@ -349,6 +350,25 @@ class RunningContract:
 
             # It counts what it has settled after the commit.
             until(lambda: worker.pumps[0].counters.done == 5)
+
+    def test_a_lost_lease_ends_no_other_process(self, ledger: Ledger, tmp_path: Path) -> None:
+        """Only the child of the claim that was lost is killed; the others finish their items."""
+        gates = [tmp_path / name for name in ("lost", "kept")]
+        new = [NewChore(body=str(gate), max_attempts=1) for gate in gates]
+        with ledger.transaction() as tx:
+            lost, kept = (enqueued.id for enqueued in Chores(tx).enqueue_many(new))
+
+        source = chores(children.begun_and_gated, where=ExecutorKind.PROCESS)
+        with running(ledger, source, concurrency=2) as worker:
+            until(lambda: all(children.begun(gate) for gate in gates), what="both to begin")
+            taken = [each for each in worker.pumps[0].held().values() if each.key == lost]
+            worker.pumps[0].lose(taken[0])
+            until(lambda: standing(ledger, lost).status is not Status.RUNNING, what="its end")
+            gates[1].touch()
+            until(lambda: standing(ledger, kept).status is not Status.RUNNING)
+
+        assert standing(ledger, kept).status is Status.DONE
+        assert standing(ledger, kept).crashes == 0
 
 
 class _Timed(ChoreSource):
