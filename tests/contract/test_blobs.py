@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.contract.blobs.files import FileContract, on_disk
+from tests.contract.blobs.limits import FolderContract, LimitContract
 from tests.contract.blobs.slices import SliceContract
 
 __all__ = ["on_disk"]
@@ -14,3 +15,11 @@ class TestSlices(SliceContract):
 
 class TestFiles(FileContract):
     """Whole."""
+
+
+class TestLimits(LimitContract):
+    """At their limits."""
+
+
+class TestFolder(FolderContract):
+    """Beside the database."""

@@ -14,11 +14,20 @@ from ledgerstone.settings import Settings
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import new_home
 from tests.contract.items.sequencer import BlindContract, SequencerContract
+from tests.contract.items.sequencer_ranges import MergedContract, RangesContract
 from tests.harness.drivers import connect
 
 
 class TestSequencer(SequencerContract):
     """Each committed row once, without a gap."""
+
+
+class TestRanges(RangesContract):
+    """What is scanned again, and when."""
+
+
+class TestMerged(MergedContract):
+    """Ranges that become one."""
 
 
 @pytest.mark.mysql

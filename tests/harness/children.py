@@ -40,6 +40,24 @@ def die_on_zero(claim: Claim) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def pid_of_call(_: object) -> int:
+    """The process that it runs in."""
+    return os.getpid()
+
+
+def ends_with(code: int) -> None:
+    """Ends its process with this exit code, or by this signal if it is below zero."""
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def survives(number: int) -> int:
+    """Sends its process a signal; the process that goes on after it."""
+    os.kill(os.getpid(), number)
+    return os.getpid()
+
+
 def begun_and_gated(claim: Claim) -> None:
     """Says that it has begun, and ends when the file that its body names is there."""
     gate = Path(msgspec.json.decode(claim.body))

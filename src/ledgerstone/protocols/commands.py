@@ -154,6 +154,7 @@ class Commands:
 
     def _apply(self, tx: Transaction, result: Result, now: int) -> None:
         for number, envelope in result.per_item:
+            envelope.check()
             if incoming.remove(tx, self._protocol.name, number):
                 applying.place(tx, self._protocol, envelope, now)
         for envelope in result.envelopes:

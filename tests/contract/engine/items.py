@@ -219,6 +219,23 @@ class CountedContract(SubjectContract):
             assert subject.attempt(tx, key) == (failures if subject.counts_failures else begun)
         assert taken.attempt == 1
 
+    def test_attempts_on_record(
+        self, ledger: Ledger, clock: ManualClock, subject: ItemSubject
+    ) -> None:
+        """A claim is on record with the number of the attempt that it begins."""
+        added(ledger, subject, 1)
+        for _ in range(2):
+            (taken,) = claim(ledger, subject)
+            settle(ledger, subject, subject.outcome(taken, OutcomeKind.FAILED))
+            clock.advance(3600)
+        claim(ledger, subject)
+
+        history = subject.history
+        held = select(history.c.attempt).where(history.c.worker.is_not(None))
+        with ledger.reading() as tx:
+            attempts = [row[0] for row in tx.execute(held.order_by(history.c.id))]
+        assert attempts == [1, 1, 2, 2, 3]
+
 
 def _row(ledger: Ledger, items: Items) -> dict[str, Any]:
     """The only row of the table, without what the database computes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,14 @@ from ledgerstone.jobs import Kinds, Limit
 from ledgerstone.jobs.accepting import accept
 from ledgerstone.jobs.schedules import schedules as jobs_schedules
 from ledgerstone.jobs.schedules.rows import job_schedule
-from ledgerstone.jobs.schedules.schedules import DUE_MAX, PAGES_MAX, ScheduleRunner, Schedules
+from ledgerstone.jobs.schedules.schedules import (
+    DUE_MAX,
+    PAGES_MAX,
+    Declared,
+    NewSchedule,
+    ScheduleRunner,
+    Schedules,
+)
 from ledgerstone.jobs.tables import KEY_CHARS_MAX, job
 from ledgerstone.ledger import Ledger
 from ledgerstone.testing.clock import ManualClock
@@ -27,6 +35,7 @@ from tests.contract.jobs.schedules import (
     run,
     takes_a_number,
 )
+from tests.harness.threads import together
 
 NOT_SAID = ("default", 0, 5, "exp", None, None)
 """Where a job goes of whose kind nobody has said anything."""
@@ -191,6 +200,37 @@ class ScheduleTroubleContract:
         clock.advance(MINUTE)
 
         assert ledger.run(ScheduleRunner(ledger.kinds).run) == DUE_MAX
+
+    def test_it_is_logged_once(
+        self, ledger: Ledger, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A trouble that lasts is logged when it begins, and not at each turn."""
+        foreign(ledger, 1)
+        clock.advance(MINUTE)
+        runner = ScheduleRunner(ledger.kinds)
+
+        for _ in range(3):
+            ledger.run(runner.run)
+
+        told = [each for each in caplog.records if "Mars/Olympus" in each.getMessage()]
+        assert len(told) == 1
+
+    def test_declared_at_once(self, ledger: Ledger) -> None:
+        """Workers that declare the same schedules in other orders do not wait for each other."""
+        names = [f"report {number:02}" for number in range(30)]
+
+        def put_all(order: list[str]) -> None:
+            declared = Declared()
+            for name in order:
+                declared.add(NewSchedule(name=name, cron="0 * * * *", job="work"))
+            with ledger.transaction() as tx:
+                declared.put(tx, ledger.kinds)
+
+        together(*[partial(put_all, order) for order in (names, names[::-1])])
+
+        with ledger.reading() as tx:
+            listed = Schedules(tx, ledger.kinds).list(limit=100).rows
+        assert [each.name for each in listed] == names
 
 
 def say(ledger: Ledger) -> None:

@@ -6,13 +6,17 @@ import threading
 from functools import partial
 
 import pytest
+from sqlalchemy import select, update
 
-from ledgerstone.errors import NotAllowedNow
+from ledgerstone.errors import BadInput, NotAllowedNow
 from ledgerstone.messaging.outbox.publishing import ORDER
+from ledgerstone.messaging.relay import parked
+from ledgerstone.messaging.relay.lanes import LaneRow
 from ledgerstone.messaging.states import LaneState, RecordKind
+from ledgerstone.messaging.tables import lane
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.waiting import WAIT_SECONDS_MAX
-from tests.contract.messaging.destination import NAME, REFUSED, SHOP
+from tests.contract.messaging.destination import NAME, REFUSED, SHOP, Shop
 from tests.contract.messaging.relays import Opened, Opening, call
 from tests.harness.ledgers import Undone
 from tests.harness.threads import aside, signaled
@@ -90,3 +94,54 @@ class PlacesContract(Opened):
 
         assert shop.lane("ann").state is LaneState.PARKED
         assert [entry.what for entry in shop.record()] == [RecordKind.PARKED]
+
+    def test_only_parked_partitions_are_resumed(self, opening: Opening) -> None:
+        """Of the partitions that are named those go on that are parked, with all their chances."""
+        shop = opening(on_failure="park", max_attempts=1)
+        shop.shelf.tell("poison", REFUSED)
+        shop.publish("poison", partition="parked")
+        shop.publish(1, partition="paused")
+        shop.tick(2)
+        call(shop, lambda tx: tx.outbox.pause(SHOP, partition="paused"))
+        call(shop, lambda tx: tx.execute(update(lane).values(crashes=2)))
+
+        resumed = shop.ledger.run(
+            lambda tx: parked.resume(tx, SHOP, ["paused", "nowhere", "parked"], by="ada")
+        )
+
+        kept = {each.partition: each.state for each in lanes_of(shop)}
+        assert resumed == ["parked"]
+        assert kept == {"parked": LaneState.OPEN, "paused": LaneState.PAUSED}
+        with shop.ledger.reading() as tx:
+            crashes = tx.execute(select(lane.c.crashes).order_by(lane.c.partition_key)).all()
+        assert [row[0] for row in crashes] == [0, 2]
+
+    def test_so_many_are_resumed_at_once(self, opening: Opening) -> None:
+        """One call finds and resumes a bounded number of partitions."""
+        shop = opening()
+
+        for limit in (0, parked.RESUME_MAX + 1):
+            with pytest.raises(BadInput, match="limit must be 1 to"), shop.ledger.reading() as tx:
+                parked.find(tx, SHOP, limit=limit)
+
+    def test_whether_a_resumed_partition_got_through(self, opening: Opening) -> None:
+        """It has when its lane is open, free and without a failure, or is not there any more."""
+        shop = opening(max_attempts=5)
+        shop.shelf.tell("poison", REFUSED)
+        shop.publish("poison", partition="refused")
+        shop.publish(1, partition="fine")
+        shop.tick()
+        call(shop, lambda tx: tx.execute(update(lane).values(code=None)))
+
+        with shop.ledger.reading() as tx:
+            through = {
+                name: parked.got_through(tx, SHOP, name) for name in ("refused", "fine", "nowhere")
+            }
+
+        assert through == {"refused": False, "fine": True, "nowhere": True}
+
+
+def lanes_of(shop: Shop) -> list[LaneRow]:
+    """The lanes of its destination."""
+    with shop.ledger.reading() as tx:
+        return list(tx.outbox.lanes(SHOP).rows)
