@@ -12,8 +12,9 @@ from ledgerstone.errors import BadInput, EventReplayed, TooLarge
 from ledgerstone.signing.groups import check_group
 from ledgerstone.signing.keys import SignatureKey, request_prefix
 from ledgerstone.signing.life import acks, events, records, seen
+from ledgerstone.signing.life.archive import archive_request
 from ledgerstone.signing.states import Status
-from ledgerstone.signing.values import GroupPolicy, Rejected, SessionId, Stored
+from ledgerstone.signing.values import GroupPolicy, Rejected, RequestId, SessionId, Stored
 from tests.harness.threads import aside, still_waits
 from tests.signing.people import NOW, group, payment, peer
 from tests.signing.world import Worlds
@@ -126,9 +127,12 @@ def test_archived_at_the_moment(worlds: Worlds) -> None:
     world = worlds()
     world.abort(world.propose())
 
-    steps = [world.signing.archive_old_requests(moment) for moment in (NOW, NOW + 1)]
+    with world.store.transaction() as tx:
+        archived = [
+            archive_request(tx, RequestId("r1"), before_nanos=moment) for moment in (NOW, NOW + 1)
+        ]
 
-    assert [step.archived for step in steps] == [[], ["r1"]]
+    assert archived == [False, True]
 
 
 def test_a_paid_event_without_its_signatures(worlds: Worlds) -> None:

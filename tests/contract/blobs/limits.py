@@ -11,11 +11,14 @@ from sqlalchemy import text
 from ledgerstone import Ledger, errors
 from ledgerstone.blobs import content as reading
 from ledgerstone.blobs import expiry, folder
+from ledgerstone.blobs.blobs import OWNED_ROWS_MAX
 from ledgerstone.blobs.expiry import PROBLEMS_MAX
 from ledgerstone.blobs.tables import FILE_ID_CHARS
 from ledgerstone.errors import DiskFailed
+from ledgerstone.ledger import Transaction
 from ledgerstone.testing.clock import ManualClock
 from ledgerstone.testing.fixtures import Home
+from tests.contract.blobs.contents import content
 from tests.contract.blobs.files import DATA, ID, Pipe
 from tests.contract.blobs.slices import HOUR, SIZE, begun, rows, stored
 
@@ -61,8 +64,8 @@ class LimitContract:
 
     def test_numbers_of_slices(self, ledger: Ledger) -> None:
         """A slice behind the last one is refused, also one without bytes; so is one given twice."""
-        file_id = begun(ledger)
-        count = -(-10_500 // SIZE)
+        count = 10
+        file_id = begun(ledger, content(count * SIZE))
 
         for given in ([(count, b"")], [(-1, b"")], [(0, b"x" * SIZE), (0, b"x" * SIZE)]):
             with pytest.raises(errors.BadInput):
@@ -88,6 +91,24 @@ class LimitContract:
             ledger.run(lambda tx: tx.blobs.set_size(upload, 2))
 
         assert ledger.run(lambda tx: tx.blobs.set_size(upload, 3)).whole
+
+    @pytest.mark.slow
+    def test_an_owner_of_many_files(self, ledger: Ledger, home: Home) -> None:
+        """All files of an owner are removed, however many those are."""
+        ids = [f"{number:064x}" for number in range(OWNED_ROWS_MAX + 1)]
+        add = text("INSERT INTO blobs (file_id, total_size) VALUES (:id, 1)")
+        own = text("INSERT INTO blob_owners (owner, file_id) VALUES ('ann', :id)")
+
+        def fill(tx: Transaction) -> None:
+            tx.connection.execute(add, [{"id": each} for each in ids])
+            tx.connection.execute(own, [{"id": each} for each in ids])
+
+        ledger.run(fill)
+
+        removed = ledger.run(lambda tx: tx.blobs.remove_owner("ann"))
+
+        assert removed == len(ids)
+        assert (rows(home, "blobs"), rows(home, "blob_owners")) == (0, 0)
 
     def test_pieces_of_a_file(self, on_disk: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
         """A file on disk is read in pieces of a bounded size."""
