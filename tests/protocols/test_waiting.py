@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ledgerstone import Ledger, errors
 from ledgerstone.engine.source import Ask
-from ledgerstone.protocols import Blocked, Envelope, Projecting, Running, applying
+from ledgerstone.protocols import Blocked, Envelope, Projecting, Running, applying, rechecks
 from ledgerstone.protocols.incoming import ERROR_CHARS_MAX
+from ledgerstone.protocols.results import Reason
 from ledgerstone.testing.clock import ManualClock
 from tests.protocols.letters import arrive, count, given_key, letters, rows, written
 
@@ -159,3 +160,12 @@ def test_an_event_without_a_projector(running: Running) -> None:
 
     assert rows(running, "SELECT status, attempts FROM incoming") == [("parked", 1)]
     assert count(running, "letter_key") == 1
+
+
+def test_a_key_of_a_protocol_that_runs_elsewhere(ledger: Ledger, running: Running) -> None:
+    """Its marker waits for a worker that has the protocol."""
+    ledger.run(lambda tx: rechecks.wake(tx, "elsewhere", [Reason("key", "x")]))
+
+    running.work()
+
+    assert rows(running, "SELECT protocol, attempts FROM recheck_queue") == [("elsewhere", 0)]

@@ -392,7 +392,9 @@ class Deliveries:
         """Takes an outcome that left the message unhandled, and schedules the next attempt."""
         assert isinstance(outcome.claim, DeliveryClaim)
         task = outcome.claim.task
-        task.token += 1
+        if not self._ends(task, outcome.claim.token):
+            # Its handler has acknowledged it, or an outcome of this claim came before.
+            return
         seconds = outcome.delay_seconds or 0.0
         consumer, failure = task.at_work, outcome.failure
         if outcome.verdict is OutcomeKind.FAILED and outcome.delay_seconds is None and failure:
@@ -408,15 +410,20 @@ class Deliveries:
 
     def _finish(self, task: _Task, token: int) -> None:
         """Acknowledges the delivery; does nothing if this handler was abandoned meanwhile."""
-        with self._counting:
-            mine, task.token = task.token == token, task.token + 1
-        if not mine:
+        if not self._ends(task, token):
             return
         # Before the next of its partition begins: a broker that requeues both keeps their order.
         task.delivery.ack()
         self._count("acknowledged")
         if self._waiting.leave(task):
             self._database.wake_signals.notify([self.channel])
+
+    def _ends(self, task: _Task, token: int) -> bool:
+        """Whether this is the first end of the claim with this token."""
+        with self._counting:
+            first = task.token == token
+            task.token += first
+        return first
 
     def _vain(self, task: _Task, failure: Failure) -> _Pause:
         """Notes an outage; returns the pause."""
