@@ -83,7 +83,7 @@ class Scene:
     def _handle(self, tx: Transaction, came: Message) -> None:
         if self.fails:
             raise LookupError("no such order")
-        noted(tx, came.body)
+        noted(tx, str(came.body))
 
     def arrive(self, *bodies: str, partition: str = "ann") -> list[Arrival]:
         """So many messages of a partition."""

@@ -47,7 +47,7 @@ def test_what_is_counted(ledger: Ledger, clock: ManualClock, running: Running) -
     arrive(running, seat("late"))
 
     with ledger.reading() as tx:
-        (facts,) = facts_of(tx, ["letters"])
+        (facts,) = facts_of(tx, [running.protocol])
         due = waits(tx)
     running.work()
     with ledger.reading() as tx:

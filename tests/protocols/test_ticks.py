@@ -61,9 +61,8 @@ def test_a_tick_that_takes_longer_than_its_lease(ledger: Ledger, clock: ManualCl
     assert [row[1:] for row in rows(running, KEPT)] == [(1, 0)] * 3
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_job_that_ends_without_its_lease(ledger: Ledger, clock: ManualClock, fails: bool) -> None:
-    """A process whose lease another took records neither the end of its job nor its failure."""
+def test_a_job_that_ends_without_its_lease(ledger: Ledger, clock: ManualClock) -> None:
+    """A process whose lease another took does not record the end of its job."""
     protocol = letters()
 
     @protocol.job("slow", every_seconds=10, manages_transactions=True)
@@ -71,8 +70,6 @@ def test_a_job_that_ends_without_its_lease(ledger: Ledger, clock: ManualClock, f
         clock.advance(ledger.settings.protocols.tick_lease_seconds + 1)
         with Ledger(str(ledger.settings.url), clock=clock) as other:
             assert not other.protocol(letters_with_job()).tick().held
-        if fails:
-            raise RuntimeError("too late")
         return Result()
 
     running = ledger.protocol(protocol)
