@@ -207,7 +207,9 @@ def test_the_protocol_of_the_how_to(tmp_path: Path) -> None:
 
     assert ran.returncode == 0, ran.stderr
     assert (tested.code, tested.out) == (0, "1 cases in 4 runs, 0 failed\n"), tested.out
-    assert [(each["protocol"], each["parked"]) for each in listed.json] == [("notes", 0)]
+    assert [(each["protocol"], each["parked"]) for each in listed.json["protocols"]] == [
+        ("notes", 0)
+    ]
 
 
 @pytest.mark.slow

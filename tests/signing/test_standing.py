@@ -109,7 +109,11 @@ def test_a_search_is_bounded(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) ->
     assert len(first.requests) == len(second.requests) == 1
 
 
-def test_a_page_has_a_row(worlds: Worlds) -> None:
-    """A page of no rows is BadInput."""
-    with pytest.raises(BadInput):
-        worlds().signing.list_requests(rows_max=0)
+def test_a_page_has_limits(worlds: Worlds) -> None:
+    """A page has 1 to 10,000 rows; a page of others is BadInput."""
+    signing = worlds().signing
+
+    assert signing.list_requests(rows_max=10_000).requests == []
+    for rows_max in (0, 10_001):
+        with pytest.raises(BadInput, match=f"1 to 10000 rows, not {rows_max}"):
+            signing.list_requests(rows_max=rows_max)

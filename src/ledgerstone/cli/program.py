@@ -52,7 +52,7 @@ SUMMARIES = {
     "up": (
         "Run everything in one process: the jobs and consumers of your code, schedules and relays."
     ),
-    "work": "Run the jobs and the consumers of your code until Ctrl-C or SIGTERM.",
+    "work": "Run the jobs, consumers and protocols of your code until Ctrl-C or SIGTERM.",
     "status": "Show the database, its schema, the workers, the leases, jobs and waiting messages.",
     "doctor": "Check settings, database, schema, clocks and workers; say what to do.",
     "migrate": "Bring Ledgerstone's tables up to date.",

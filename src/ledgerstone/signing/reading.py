@@ -14,6 +14,7 @@ from ledgerstone.signing.keys import (
 )
 from ledgerstone.signing.life import records
 from ledgerstone.signing.states import Status
+from ledgerstone.signing.store import PAGE_ROWS_MAX
 from ledgerstone.signing.values import (
     EventHash,
     GroupConfig,
@@ -75,15 +76,17 @@ def list_requests(
     A page is empty only if no such request is left, and the last page has no cursor. So the search
     goes on behind the page, at most `LOOKED_AT_MAX` requests once it has found one.
     """
-    if rows_max < 1:
-        raise BadInput(f"a page has at least one row, not {rows_max}")
+    if not 1 <= rows_max <= PAGE_ROWS_MAX:
+        raise BadInput(f"a page has 1 to {PAGE_ROWS_MAX} rows, not {rows_max}")
     kind = ArchivedRequestKey if archived else RequestKey
     found: list[SigningRequest] = []
     last = after
     looked_at = 0
+    # One more than the page has, to know whether there is a next page.
+    rows_looked_at = max(rows_max + 1, STEP_ROWS)
     while True:
         page = reader.page(
-            kind.family, kind.prefix, after=after, rows_max=max(rows_max + 1, STEP_ROWS)
+            kind.family, kind.prefix, after=after, rows_max=min(rows_looked_at, PAGE_ROWS_MAX)
         )
         for key, value in page.rows:
             request = records.decoded(SigningRequest, key, value)
