@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -133,8 +134,10 @@ def old_ledger(home: Home, revision: str) -> str:
                 connection.execute(
                     text(
                         "INSERT INTO message_event (at_ms, what, queue_name, partition_key)"
-                        " VALUES (1, 'sent', 'local', '')"
-                    )
+                        " VALUES (:now, 'sent', 'local', '')"
+                    ),
+                    # An old event would be removed by the first worker.
+                    {"now": round(time.time() * 1000)},
                 )
         return ledger.database.identity
 
