@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from sqlalchemy import MetaData, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from ledgerstone import Ledger, errors
+from ledgerstone.room import Room
 from ledgerstone.settings import Settings
 from ledgerstone.store.schema import existing_tables, parts, revisions
 from ledgerstone.store.schema.ddl import DdlStep
@@ -43,12 +46,29 @@ EVERYTHING = {
 """What a database has, by its own word and without the constraints."""
 
 
+ASKING: Room[None, None] = Room(name="asking", tables=("asked",), migrations="asking.migrations")
+MIGRATION = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision = "asking_0001", None
+
+def upgrade():
+    if not sa.inspect(op.get_bind()).has_table("asked"):
+        op.create_table("asked", sa.Column("id", sa.Integer, primary_key=True))
+"""
+
+
 @pytest.fixture
 def bare(home: Home) -> Iterator[Ledger]:
     """A ledger on an empty database, which does not migrate by itself."""
-    settings = Settings.load(url=home.url, environ={}, store={"auto_migrate": "never"})
-    with Ledger(home.url, settings=settings) as ledger:
+    with never_migrating(home) as ledger:
         yield ledger
+
+
+def never_migrating(home: Home, *rooms: Room[None, None]) -> Ledger:
+    settings = Settings.load(url=home.url, environ={}, store={"auto_migrate": "never"})
+    return Ledger(home.url, settings=settings, rooms=rooms)
 
 
 def execute(ledger: Ledger, *statements: str) -> None:
@@ -200,6 +220,31 @@ def test_no_part_is_unknown(bare: Ledger) -> None:
 
     made = {(step.words, name) for name, step in created(bare).items()}
     assert made == everything(bare).keys()
+
+
+def test_a_migration_that_asks_the_database(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be printed: parts of its room are not missed, those of other rooms are."""
+    folder = tmp_path / "asking" / "migrations"
+    folder.mkdir(parents=True)
+    for place in (folder.parent, folder):
+        (place / "__init__.py").touch()
+    (folder / "0001_asked.py").write_text(MIGRATION, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    for package in ("asking", "asking.migrations"):
+        # That of a test before lay elsewhere.
+        monkeypatch.delitem(sys.modules, package, raising=False)
+    with never_migrating(home) as without:
+        step = created(without)["tg_job__moves"]
+    with never_migrating(home, ASKING) as ledger:
+        ledger.migrate()
+
+        drop(ledger, "tg_job__moves", step)
+        again = ledger.migrate()
+
+        assert again.missing == ("tg_job__moves",)
+        assert looked_at(ledger).up_to_date
 
 
 def test_types_that_were_left(bare: Ledger) -> None:

@@ -47,8 +47,7 @@ revision = "{following}"
 down_revision = "{newest}"
 
 def upgrade():
-    if not sa.inspect(op.get_bind()).has_table("later"):
-        op.create_table("later", sa.Column("id", sa.Integer, primary_key=True))
+    op.execute("CREATE TABLE IF NOT EXISTS later (id INTEGER PRIMARY KEY)")
 
 def downgrade():
     op.drop_table("later")
