@@ -118,6 +118,7 @@ def test_it_handles_nothing_by_itself(program: Program, home: Home, ledger: Ledg
         code = running.ended()
 
     assert code == 0
+    assert "nothing was done" in running.said
     assert job_of(ledger, job_id).status is JobStatus.QUEUED
     assert standing(ledger, chore_id).status is Status.QUEUED
 

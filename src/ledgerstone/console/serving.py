@@ -281,7 +281,8 @@ class _Lines:
     @staticmethod
     def _say_state(facts: UpFacts) -> None:
         if facts.state is UpState.STOPPED:
-            _log.info("stopped after %s: %s", output.lasting(facts.up_ms), _counts(facts))
+            done = _counts(facts) or "nothing was done"
+            _log.info("stopped after %s: %s", output.lasting(facts.up_ms), done)
         else:
             _log.info(
                 "stopping: %d running, for at most %g s; a second signal returns them at once",
