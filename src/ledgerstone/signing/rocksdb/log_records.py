@@ -9,8 +9,8 @@ header for the end of a log that a crash has torn, and drops the rows behind it 
 
 - the payload is longer than what is left of a last block that is shorter than 32 KiB;
 - type and length are zero, as in space that was allocated and never written;
-- the type is one of a log file that is used again for another log, and the number of the log,
-  which such a record holds, is another one.
+- the type is that of a record in a reused log file, and the log number in the record differs from
+  the number of this log.
 
 A flipped bit in the header of a good record makes each of them. So these headers, and only these,
 are looked at here: RocksDB reports any other damage, and the walk over a large log stays cheap.
